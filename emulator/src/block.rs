@@ -1,0 +1,355 @@
+//! A block: its threads are coroutines, its shared memory a piece of the heap, its barrier the point
+//! where all of them have yielded.
+
+use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
+use crate::launch::Launch;
+use crate::memory::{self, Nearest, Range};
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use cuda_std::host::{self, Access, Machine, Place};
+use cuda_std::warp::WARP_SIZE;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{self, AssertUnwindSafe};
+
+/// Enough for a kernel, and for the panic hook's backtrace in one.
+const STACK_BYTES: usize = 64 * 1024;
+
+thread_local! {
+    /// Stacks that are not in use, of this CPU thread.
+    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Why a thread does not run.
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    /// It has not started, or may go on.
+    No,
+    /// For the block.
+    Barrier(Place),
+    /// For its warp.
+    Shuffle { value: u32, lane_mask: u32, place: Place },
+    /// It has returned.
+    Done,
+}
+
+/// What the threads of a block share.
+struct Block<'a> {
+    launch: &'a Launch,
+    index: u32,
+    /// Shared arrays by key. Boxed slices: an array does not move when another is added.
+    shared: RefCell<Vec<(usize, Box<[u64]>)>>,
+}
+
+/// One GPU thread, as the kernel's functions see it.
+struct Thread<'a> {
+    block: &'a Block<'a>,
+    index: u32,
+    yielder: Cell<*const Yielder<(), ()>>,
+    waiting: Cell<Waiting>,
+    /// What the last shuffle brought.
+    received: Cell<u32>,
+    /// The allocations of the last accesses, looked at first: a kernel's accesses alternate
+    /// between few.
+    recent: [Cell<Range>; 4],
+    oldest: Cell<usize>,
+}
+
+/// What the threads of one block run on: coroutines that borrow nothing that outlives the block.
+type Runner = Coroutine<(), (), (), DefaultStack>;
+
+impl Thread<'_> {
+    fn wait(&self, waiting: Waiting) {
+        self.waiting.set(waiting);
+        // SAFETY: set when the coroutine started; a machine is called on its own coroutine alone.
+        unsafe { &*self.yielder.get() }.suspend(());
+    }
+
+    fn fault(&self, code: u32, what: String, place: Place) -> ! {
+        let report = format!(
+            "kernel {}, block {}, thread {}: {what} (at {}:{})",
+            self.block.launch.entry.name,
+            self.block.index,
+            self.index,
+            place.file(),
+            place.line()
+        );
+        // Not a panic of the program's: the hook has nothing to print.
+        panic::resume_unwind(Box::new(Fault { code, report }))
+    }
+
+    fn find(&self, address: usize, bytes: usize) -> bool {
+        if self.recent.iter().any(|range| range.get().contains(address, bytes)) {
+            return true;
+        }
+        let Some(range) = memory::find(address, bytes) else {
+            return false;
+        };
+        self.recent[self.oldest.get()].set(range);
+        self.oldest.set((self.oldest.get() + 1) % self.recent.len());
+        true
+    }
+}
+
+impl Machine for Thread<'_> {
+    fn thread_idx(&self) -> u32 {
+        self.index
+    }
+
+    fn block_idx(&self) -> u32 {
+        self.block.index
+    }
+
+    fn block_dim(&self) -> u32 {
+        self.block.launch.block
+    }
+
+    fn grid_dim(&self) -> u32 {
+        self.block.launch.grid
+    }
+
+    fn sync_threads(&self, place: Place) {
+        self.wait(Waiting::Barrier(place));
+    }
+
+    fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32 {
+        self.wait(Waiting::Shuffle { value, lane_mask, place });
+        self.received.get()
+    }
+
+    fn shared_array(&self, key: usize, bytes: usize) -> usize {
+        let mut shared = self.block.shared.borrow_mut();
+        let at = shared.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            shared.push((key, vec![0; bytes.div_ceil(8)].into_boxed_slice()));
+            shared.len() - 1
+        });
+        shared[at].1.as_mut_ptr() as usize
+    }
+
+    fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place) {
+        let verb = verb(access);
+        if !self.find(address, bytes) {
+            let near = match memory::nearest(address) {
+                Nearest::Freed(range) => {
+                    format!("byte {} of {} freed bytes", address - range.start, range.len)
+                }
+                Nearest::Above(range) => format!(
+                    "outside any allocation; {} bytes from the start of one of {} bytes",
+                    address - range.start,
+                    range.len
+                ),
+                Nearest::Nothing => "outside any allocation".to_owned(),
+            };
+            let what = format!("{verb} {bytes} bytes of global memory at {address:#x}, {near}");
+            self.fault(ILLEGAL_ADDRESS, what, place);
+        }
+        if !address.is_multiple_of(bytes) {
+            let what =
+                format!("{verb} {bytes} bytes of global memory at {address:#x}, not aligned");
+            self.fault(MISALIGNED_ADDRESS, what, place);
+        }
+    }
+
+    fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place) {
+        let inside = self.block.shared.borrow().iter().any(|(_, array)| {
+            let range = Range { start: array.as_ptr() as usize, len: size_of_val::<[u64]>(array) };
+            range.contains(address, bytes)
+        });
+        if !inside {
+            let what = format!("{} {bytes} bytes outside the block's shared arrays", verb(access));
+            self.fault(ILLEGAL_ADDRESS, what, place);
+        }
+    }
+}
+
+fn verb(access: Access) -> &'static str {
+    match access {
+        Access::Load => "reads",
+        Access::Store => "writes",
+    }
+}
+
+/// Runs block `index` of a launch to its end, or to its first fault.
+pub(crate) fn run(launch: &Launch, index: u32) -> Result<(), Fault> {
+    let block = Block { launch, index, shared: RefCell::default() };
+    let threads: Vec<Thread<'_>> = (0..launch.block)
+        .map(|index| Thread {
+            block: &block,
+            index,
+            yielder: Cell::new(std::ptr::null()),
+            waiting: Cell::new(Waiting::No),
+            received: Cell::new(0),
+            recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
+            oldest: Cell::new(0),
+        })
+        .collect();
+    let mut runners: Vec<Option<Runner>> =
+        threads.iter().map(|thread| Some(runner(thread))).collect();
+
+    let result = (|| loop {
+        for (warp, runners) in runners.chunks_mut(WARP_SIZE as usize).enumerate() {
+            let first = warp * WARP_SIZE as usize;
+            run_warp(&threads[first..first + runners.len()], runners)?;
+        }
+        if threads.iter().all(|thread| matches!(thread.waiting.get(), Waiting::Done)) {
+            return Ok(());
+        }
+        release_barrier(&threads)?;
+    })();
+    // Coroutines that were left waiting unwind here, while what they borrow is still there.
+    drop(runners);
+    result
+}
+
+/// A coroutine that runs the kernel as `thread`.
+fn runner(thread: &Thread<'_>) -> Runner {
+    let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
+        DefaultStack::new(STACK_BYTES).expect("no memory for a GPU thread's stack")
+    });
+    let thread = std::ptr::from_ref(thread).cast::<Thread<'static>>();
+    Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
+        // SAFETY: `run` drops the coroutines before the threads they run as.
+        let thread = unsafe { &*thread };
+        thread.yielder.set(yielder);
+        let launch = thread.block.launch;
+        // SAFETY: `launch.args` are the entry's `args_size` bytes; the machine was set before the
+        // coroutine was resumed.
+        unsafe { (launch.entry.run)(launch.args.as_ptr()) };
+    })
+}
+
+/// Runs a warp until each of its threads waits for the block or has returned.
+fn run_warp(threads: &[Thread<'_>], runners: &mut [Option<Runner>]) -> Result<(), Fault> {
+    loop {
+        for (thread, runner) in threads.iter().zip(&mut *runners) {
+            if matches!(thread.waiting.get(), Waiting::No) {
+                resume(thread, runner)?;
+            }
+        }
+        if !threads.iter().any(|thread| matches!(thread.waiting.get(), Waiting::Shuffle { .. })) {
+            return Ok(());
+        }
+        shuffle(threads)?;
+    }
+}
+
+/// Runs one thread until it waits or returns.
+fn resume(thread: &Thread<'_>, slot: &mut Option<Runner>) -> Result<(), Fault> {
+    let machine: *const dyn Machine = std::ptr::from_ref::<dyn Machine + '_>(thread);
+    // SAFETY: only the lifetime changes; the machine is taken back below, before `thread` ends.
+    let machine: *const (dyn Machine + 'static) = unsafe { std::mem::transmute(machine) };
+    // SAFETY: as above.
+    unsafe { host::set_machine(Some(machine)) };
+    let runner = slot.as_mut().expect("a thread that has returned does not run");
+    let result = panic::catch_unwind(AssertUnwindSafe(|| runner.resume(())));
+    // SAFETY: no machine.
+    unsafe { host::set_machine(None) };
+    match result {
+        Ok(CoroutineResult::Yield(())) => Ok(()),
+        Ok(CoroutineResult::Return(())) => {
+            thread.waiting.set(Waiting::Done);
+            let stack = slot.take().expect("just resumed").into_stack();
+            STACKS.with_borrow_mut(|stacks| stacks.push(stack));
+            Ok(())
+        }
+        Err(payload) => Err(as_fault(thread, payload)),
+    }
+}
+
+/// The fault in a panic's payload, or the panic of a kernel's own assertion as a fault.
+fn as_fault(thread: &Thread<'_>, payload: Box<dyn Any + Send>) -> Fault {
+    match payload.downcast::<Fault>() {
+        Ok(fault) => *fault,
+        Err(payload) => {
+            let message = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied())
+                .unwrap_or("panicked");
+            let report = format!(
+                "kernel {}, block {}, thread {}: {message}",
+                thread.block.launch.entry.name, thread.block.index, thread.index
+            );
+            Fault { code: LAUNCH_FAILED, report }
+        }
+    }
+}
+
+/// Exchanges the values of a warp whose threads all wait at the same shuffle.
+fn shuffle(threads: &[Thread<'_>]) -> Result<(), Fault> {
+    let (Waiting::Shuffle { lane_mask, place, .. }, leader) = threads
+        .iter()
+        .map(|thread| (thread.waiting.get(), thread))
+        .find(|(waiting, _)| matches!(waiting, Waiting::Shuffle { .. }))
+        .expect("called where a thread waits at a shuffle")
+    else {
+        unreachable!("found by its variant");
+    };
+    let mut values = [0; WARP_SIZE as usize];
+    for (lane, value) in values.iter_mut().enumerate() {
+        match threads.get(lane).map(|thread| thread.waiting.get()) {
+            Some(Waiting::Shuffle { value: sent, lane_mask: mask, place: other })
+                if mask == lane_mask && other == place =>
+            {
+                *value = sent;
+            }
+            other => return Err(divergence("shuffle", leader, place, lane, threads, other)),
+        }
+    }
+    for (lane, thread) in threads.iter().enumerate() {
+        thread.received.set(values[lane ^ lane_mask as usize]);
+        thread.waiting.set(Waiting::No);
+    }
+    Ok(())
+}
+
+/// Lets the threads of a block go on that all wait at the same barrier.
+fn release_barrier(threads: &[Thread<'_>]) -> Result<(), Fault> {
+    let (leader, place) = threads
+        .iter()
+        .find_map(|thread| match thread.waiting.get() {
+            Waiting::Barrier(place) => Some((thread, place)),
+            _ => None,
+        })
+        .expect("a block with threads that have not returned waits at a barrier");
+    for (index, thread) in threads.iter().enumerate() {
+        let waiting = thread.waiting.get();
+        if !matches!(waiting, Waiting::Barrier(other) if other == place) {
+            return Err(divergence("barrier", leader, place, index, threads, Some(waiting)));
+        }
+    }
+    for thread in threads {
+        thread.waiting.set(Waiting::No);
+    }
+    Ok(())
+}
+
+/// The fault of a barrier or shuffle that `leader` waits at and thread `index` of `threads` does not.
+fn divergence(
+    what: &str,
+    leader: &Thread<'_>,
+    place: Place,
+    index: usize,
+    threads: &[Thread<'_>],
+    other: Option<Waiting>,
+) -> Fault {
+    let name = |place: Place| format!("{}:{}", place.file(), place.line());
+    let other = match other {
+        Some(Waiting::Barrier(place)) => format!("waits at the barrier at {}", name(place)),
+        Some(Waiting::Shuffle { place, lane_mask, .. }) => {
+            format!("waits at the shuffle by {lane_mask} at {}", name(place))
+        }
+        Some(Waiting::Done) => "has returned".to_owned(),
+        Some(Waiting::No) => "runs".to_owned(),
+        None => "does not exist".to_owned(),
+    };
+    let index = threads.first().map_or(0, |first| first.index) + index as u32;
+    let report = format!(
+        "kernel {}, block {}, thread {}: waits at the {what} at {} that not all threads reach: thread {index} {other}",
+        leader.block.launch.entry.name,
+        leader.block.index,
+        leader.index,
+        name(place),
+    );
+    Fault { code: LAUNCH_FAILED, report }
+}

@@ -1,0 +1,452 @@
+//! The driver's calls, by the names and signatures of `cuda.h`.
+//!
+//! A call that is missing here is one that nothing has needed yet: [`symbol`] does not find it, as
+//! `dlsym` would not.
+
+use crate::launch::Launch;
+use crate::memory;
+use crate::objects::{
+    EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, STREAMS, Stream,
+};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Two devices, so that mixing them can be tested.
+const DEVICES: i32 = 2;
+/// Compute capability 9.0, as PTX for every supported architecture runs here.
+const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
+const MULTIPROCESSORS: i32 = 132;
+const MEMORY: usize = 1 << 40;
+/// CUDA 13.0.
+const VERSION: c_int = 13000;
+/// Handles of the primary contexts are this plus the device.
+const CONTEXTS: usize = 0x100;
+
+const INVALID_VALUE: u32 = 1;
+const OUT_OF_MEMORY: u32 = 2;
+const INVALID_DEVICE: u32 = 101;
+const INVALID_CONTEXT: u32 = 201;
+const INVALID_PTX: u32 = 218;
+const INVALID_HANDLE: u32 = 400;
+const NOT_FOUND: u32 = 500;
+const CAPTURE_UNSUPPORTED: u32 = 900;
+
+type Result = std::result::Result<(), u32>;
+
+/// Codes that calls return here, with the driver's names and texts.
+const ERRORS: &[(u32, &CStr, &CStr)] = &[
+    (0, c"CUDA_SUCCESS", c"no error"),
+    (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+    (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+    (INVALID_DEVICE, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (INVALID_CONTEXT, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (INVALID_PTX, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+    (INVALID_HANDLE, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (NOT_FOUND, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+    (
+        crate::fault::ILLEGAL_ADDRESS,
+        c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        c"an illegal memory access was encountered",
+    ),
+    (crate::fault::MISALIGNED_ADDRESS, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
+    (crate::fault::LAUNCH_FAILED, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+    (
+        CAPTURE_UNSUPPORTED,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        c"operation not permitted when stream is capturing",
+    ),
+];
+
+thread_local! {
+    /// The current context of this CPU thread; 0 is none.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Runs a call, keeping a panic from crossing into the caller.
+fn call(body: impl FnOnce() -> Result) -> u32 {
+    match panic::catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) => code,
+        Err(_) => crate::fault::LAUNCH_FAILED,
+    }
+}
+
+/// Writes a result through a caller's pointer.
+///
+/// # Safety
+/// `to` is null or valid for a write.
+unsafe fn put<T>(to: *mut T, value: T) -> Result {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's condition.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// The device of the current context.
+fn current_device() -> std::result::Result<i32, u32> {
+    match CURRENT.get() {
+        0 => Err(INVALID_CONTEXT),
+        context => Ok((context - CONTEXTS) as i32),
+    }
+}
+
+/// The stream of a handle; the small handles are the default stream of the current context.
+fn stream(handle: usize) -> std::result::Result<Arc<Stream>, u32> {
+    static DEFAULT: Mutex<Vec<(i32, Arc<Stream>)>> = Mutex::new(Vec::new());
+    if handle > 2 {
+        return STREAMS.get(handle).ok_or(INVALID_HANDLE);
+    }
+    let device = current_device()?;
+    let mut streams = DEFAULT.lock().unwrap();
+    if let Some((_, stream)) = streams.iter().find(|(of, _)| *of == device) {
+        return Ok(Arc::clone(stream));
+    }
+    let stream = Arc::new(Stream::default());
+    streams.push((device, Arc::clone(&stream)));
+    Ok(stream)
+}
+
+/// Whether these bytes lie in one allocation.
+fn allocated(start: u64, bytes: usize) -> Result {
+    if bytes == 0 || memory::find(start as usize, bytes).is_some() {
+        Ok(())
+    } else {
+        Err(INVALID_VALUE)
+    }
+}
+
+/// A copy between the host and the device, which waits for the stream's turn.
+///
+/// # Safety
+/// `from` and `to` are valid for `bytes`.
+unsafe fn copy_now(stream: &Stream, from: usize, to: usize, bytes: usize) -> Result {
+    if stream.is_capturing() {
+        return Err(CAPTURE_UNSUPPORTED);
+    }
+    // SAFETY: the caller's condition.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    Ok(())
+}
+
+macro_rules! driver {
+    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)+) => {
+        $(
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
+                call(|| $body)
+            }
+        )+
+
+        /// The address of a driver function, by its exported name.
+        pub fn symbol(name: &str) -> Option<*const c_void> {
+            match name {
+                $(stringify!($name) => {
+                    let function: unsafe extern "C" fn($($type),*) -> u32 = $name;
+                    Some(function as *const c_void)
+                })+
+                _ => None,
+            }
+        }
+    };
+}
+
+// Every pointer that a call gets is the caller's to answer for, as with the real driver.
+#[allow(clippy::undocumented_unsafe_blocks)]
+mod calls {
+    use super::*;
+
+    driver! {
+        fn cuInit(flags: c_uint) {
+            if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
+        }
+
+        fn cuDriverGetVersion(version: *mut c_int) {
+            unsafe { put(version, VERSION) }
+        }
+
+        fn cuGetErrorString(code: u32, text: *mut *const c_char) {
+            let known = ERRORS.iter().find(|(known, ..)| *known == code).ok_or(INVALID_VALUE)?;
+            unsafe { put(text, known.2.as_ptr()) }
+        }
+
+        fn cuGetErrorName(code: u32, text: *mut *const c_char) {
+            let known = ERRORS.iter().find(|(known, ..)| *known == code).ok_or(INVALID_VALUE)?;
+            unsafe { put(text, known.1.as_ptr()) }
+        }
+
+        fn cuDeviceGetCount(count: *mut c_int) {
+            unsafe { put(count, DEVICES) }
+        }
+
+        fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
+            if !(0..DEVICES).contains(&ordinal) {
+                return Err(INVALID_DEVICE);
+            }
+            unsafe { put(device, ordinal) }
+        }
+
+        fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) {
+            if !(0..DEVICES).contains(&device) {
+                return Err(INVALID_DEVICE);
+            }
+            let text = crate::DEVICE_NAME.as_bytes();
+            if name.is_null() || (len as usize) <= text.len() {
+                return Err(INVALID_VALUE);
+            }
+            unsafe {
+                std::ptr::copy_nonoverlapping(text.as_ptr(), name.cast::<u8>(), text.len());
+                name.add(text.len()).write(0);
+            }
+            Ok(())
+        }
+
+        fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) {
+            unsafe { put(bytes, MEMORY) }
+        }
+
+        fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
+            if !(0..DEVICES).contains(&device) {
+                return Err(INVALID_DEVICE);
+            }
+            // The numbers of CUdevice_attribute.
+            let number = match attribute {
+                1 => 1024,                  // MAX_THREADS_PER_BLOCK
+                5 => i32::MAX,              // MAX_GRID_DIM_X
+                10 => 32,                   // WARP_SIZE
+                16 => MULTIPROCESSORS,
+                75 => COMPUTE_CAPABILITY.0,
+                76 => COMPUTE_CAPABILITY.1,
+                115 => 0,                   // MEMORY_POOLS_SUPPORTED
+                _ => return Err(INVALID_VALUE),
+            };
+            unsafe { put(value, number) }
+        }
+
+        fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) {
+            if !(0..DEVICES).contains(&device) {
+                return Err(INVALID_DEVICE);
+            }
+            unsafe { put(context, CONTEXTS + device as usize) }
+        }
+
+        fn cuDevicePrimaryCtxRelease_v2(_device: c_int) {
+            Ok(())
+        }
+
+        fn cuCtxSetCurrent(context: usize) {
+            CURRENT.set(context);
+            Ok(())
+        }
+
+        fn cuCtxGetCurrent(context: *mut usize) {
+            unsafe { put(context, CURRENT.get()) }
+        }
+
+        fn cuCtxGetDevice(device: *mut c_int) {
+            unsafe { put(device, current_device()?) }
+        }
+
+        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+            unsafe {
+                put(free, MEMORY.saturating_sub(memory::in_use()))?;
+                put(total, MEMORY)
+            }
+        }
+
+        fn cuMemAlloc_v2(address: *mut u64, bytes: usize) {
+            current_device()?;
+            if bytes == 0 {
+                return Err(INVALID_VALUE);
+            }
+            let start = memory::allocate(bytes).ok_or(OUT_OF_MEMORY)?;
+            unsafe { put(address, start as u64) }
+        }
+
+        fn cuMemFree_v2(address: u64) {
+            if address == 0 || memory::free(address as usize) { Ok(()) } else { Err(INVALID_VALUE) }
+        }
+
+        fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, handle: usize) {
+            allocated(to, bytes)?;
+            unsafe { copy_now(&*stream(handle)?, from, to as usize, bytes) }
+        }
+
+        fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, handle: usize) {
+            allocated(from, bytes)?;
+            unsafe { copy_now(&*stream(handle)?, from as usize, to, bytes) }
+        }
+
+        fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) {
+            allocated(to, bytes)?;
+            allocated(from, bytes)?;
+            stream(handle)?.queue(Operation::Copy { from: from as usize, to: to as usize, bytes });
+            Ok(())
+        }
+
+        fn cuMemsetD8Async(start: u64, value: u8, bytes: usize, handle: usize) {
+            allocated(start, bytes)?;
+            stream(handle)?.queue(Operation::Fill { start: start as usize, value, bytes });
+            Ok(())
+        }
+
+        fn cuStreamCreate(handle: *mut usize, _flags: c_uint) {
+            current_device()?;
+            unsafe { put(handle, STREAMS.add(Stream::default())) }
+        }
+
+        fn cuStreamCreateWithPriority(handle: *mut usize, _flags: c_uint, _priority: c_int) {
+            current_device()?;
+            unsafe { put(handle, STREAMS.add(Stream::default())) }
+        }
+
+        fn cuStreamDestroy_v2(handle: usize) {
+            STREAMS.remove(handle).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuStreamSynchronize(handle: usize) {
+            let stream = stream(handle)?;
+            if stream.is_capturing() {
+                return Err(CAPTURE_UNSUPPORTED);
+            }
+            stream.synchronize()
+        }
+
+        // An event is recorded when its stream has done all before it: there is nothing to wait for.
+        fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) {
+            stream(handle)?;
+            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuStreamIsCapturing(handle: usize, status: *mut c_int) {
+            unsafe { put(status, c_int::from(stream(handle)?.is_capturing())) }
+        }
+
+        fn cuStreamBeginCapture_v2(handle: usize, _mode: c_int) {
+            if stream(handle)?.begin_capture() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
+        }
+
+        fn cuStreamEndCapture(handle: usize, graph: *mut usize) {
+            let recorded = stream(handle)?.end_capture().ok_or(INVALID_VALUE)?;
+            unsafe { put(graph, GRAPHS.add(recorded)) }
+        }
+
+        fn cuGraphInstantiateWithFlags(executable: *mut usize, graph: usize, _flags: u64) {
+            let graph = GRAPHS.get(graph).ok_or(INVALID_HANDLE)?;
+            unsafe { put(executable, GRAPHS.add(graph.as_ref().clone())) }
+        }
+
+        fn cuGraphLaunch(executable: usize, handle: usize) {
+            let (graph, stream) = (GRAPHS.get(executable).ok_or(INVALID_HANDLE)?, stream(handle)?);
+            for operation in graph.iter() {
+                stream.queue(operation.clone());
+            }
+            Ok(())
+        }
+
+        fn cuGraphExecDestroy(executable: usize) {
+            GRAPHS.remove(executable).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuGraphDestroy(graph: usize) {
+            GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuEventCreate(event: *mut usize, _flags: c_uint) {
+            unsafe { put(event, EVENTS.add(Mutex::new(None))) }
+        }
+
+        fn cuEventRecord(event: usize, handle: usize) {
+            stream(handle)?;
+            *EVENTS.get(event).ok_or(INVALID_HANDLE)?.lock().unwrap() = Some(Instant::now());
+            Ok(())
+        }
+
+        fn cuEventSynchronize(event: usize) {
+            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuEventQuery(event: usize) {
+            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) {
+            let time = |event| EVENTS.get(event).and_then(|at| *at.lock().unwrap()).ok_or(INVALID_HANDLE);
+            let elapsed = time(end)?.saturating_duration_since(time(start)?);
+            unsafe { put(milliseconds, elapsed.as_secs_f32() * 1e3) }
+        }
+
+        fn cuEventDestroy_v2(event: usize) {
+            EVENTS.remove(event).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuModuleLoadDataEx(
+            module: *mut usize,
+            image: *const c_char,
+            _options: c_uint,
+            _names: *mut c_uint,
+            _values: *mut *mut c_void,
+        ) {
+            if image.is_null() {
+                return Err(INVALID_VALUE);
+            }
+            let text = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| INVALID_PTX)?;
+            let entries = text
+                .lines()
+                .filter_map(|line| line.strip_prefix(".visible .entry "))
+                .map(|rest| rest.trim_end_matches('('))
+                .map(|name| kernels_gpu::find(name).ok_or(INVALID_PTX))
+                .collect::<std::result::Result<Vec<_>, u32>>()?;
+            if entries.is_empty() {
+                return Err(INVALID_PTX);
+            }
+            unsafe { put(module, MODULES.add(Module { entries })) }
+        }
+
+        fn cuModuleUnload(module: usize) {
+            MODULES.remove(module).map(drop).ok_or(INVALID_HANDLE)
+        }
+
+        fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
+            let module = MODULES.get(module).ok_or(INVALID_HANDLE)?;
+            let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+            let entry = module.entries.iter().find(|entry| entry.name == name).ok_or(NOT_FOUND)?;
+            unsafe { put(function, FUNCTIONS.add(Function { entry })) }
+        }
+
+        fn cuLaunchKernel(
+            function: usize,
+            grid_x: c_uint,
+            grid_y: c_uint,
+            grid_z: c_uint,
+            block_x: c_uint,
+            block_y: c_uint,
+            block_z: c_uint,
+            shared_bytes: c_uint,
+            handle: usize,
+            params: *mut *mut c_void,
+            _extra: *mut *mut c_void,
+        ) {
+            let entry = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?.entry;
+            let one_dimensional = (grid_y, grid_z, block_y, block_z) == (1, 1, 1, 1);
+            if grid_x == 0 || block_x != entry.block || !one_dimensional || shared_bytes != 0 {
+                return Err(INVALID_VALUE);
+            }
+            if params.is_null() {
+                return Err(INVALID_VALUE);
+            }
+            let args = unsafe {
+                std::slice::from_raw_parts((*params).cast::<u8>(), entry.args_size).to_vec()
+            };
+            let launch = Launch { entry, grid: grid_x, block: block_x, args };
+            stream(handle)?.queue(Operation::Launch(launch));
+            Ok(())
+        }
+    }
+}
+
+pub use calls::symbol;

@@ -1,0 +1,33 @@
+//! What a kernel did that it may not.
+
+use std::cell::RefCell;
+
+/// A launch's first fault.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    /// The code that the driver's calls return for it.
+    pub(crate) code: u32,
+    /// What happened: kernel, block, thread, place.
+    pub(crate) report: String,
+}
+
+/// `CUDA_ERROR_ILLEGAL_ADDRESS`.
+pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
+/// `CUDA_ERROR_MISALIGNED_ADDRESS`.
+pub(crate) const MISALIGNED_ADDRESS: u32 = 716;
+/// `CUDA_ERROR_LAUNCH_FAILED`.
+pub(crate) const LAUNCH_FAILED: u32 = 719;
+
+thread_local! {
+    static REPORT: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// The report that belongs to the last failed call of this CPU thread, once.
+pub fn take_report() -> Option<String> {
+    REPORT.take()
+}
+
+/// Leaves a report for [`take_report`].
+pub(crate) fn leave_report(report: String) {
+    REPORT.set(Some(report));
+}

@@ -1,0 +1,28 @@
+//! The CUDA driver on the CPU: the same driver calls, and behind a launch the same kernel source.
+//!
+//! [`symbol`] is to this driver what `dlsym` is to `libcuda.so.1`. Modules are the same PTX texts: a
+//! module holds the entries its text names, and a launch runs the function of
+//! [`kernels_gpu::KERNELS`] with that name, one coroutine a GPU thread, blocks in parallel.
+//!
+//! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access
+//! to global memory outside every allocation, to freed memory or off its alignment, and an
+//! access outside the block's shared arrays end the launch; the next synchronisation of its stream
+//! then fails, and [`take_report`] names kernel, block, thread and place.
+//!
+//! It does not show what depends on the PTX or on real concurrency: wrong code generation, races
+//! in the order of memory, speed.
+
+mod block;
+mod driver;
+mod fault;
+mod launch;
+mod memory;
+mod objects;
+#[cfg(test)]
+mod tests;
+
+pub use driver::symbol;
+pub use fault::take_report;
+
+/// The name of the emulated device.
+pub const DEVICE_NAME: &str = "fused-loss emulator (CPU)";

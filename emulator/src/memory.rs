@@ -1,0 +1,143 @@
+//! Device memory: address space reserved once, backed by pages as they are touched, never reused.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock};
+
+/// Allocations start on this boundary, as the real driver's do.
+const ALIGNMENT: usize = 512;
+/// Address space of all allocations that a process makes.
+const ADDRESS_SPACE: usize = 1 << 45;
+
+/// A range of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Range {
+    pub(crate) fn contains(self, address: usize, bytes: usize) -> bool {
+        address >= self.start && bytes <= self.len && address - self.start <= self.len - bytes
+    }
+}
+
+/// What lies at an address where nothing may be accessed.
+#[derive(Debug)]
+pub(crate) enum Nearest {
+    /// Memory that was freed.
+    Freed(Range),
+    /// The nearest allocation below.
+    Above(Range),
+    /// Nothing.
+    Nothing,
+}
+
+struct Space {
+    base: usize,
+    next: usize,
+    live: BTreeMap<usize, usize>,
+    freed: BTreeMap<usize, usize>,
+}
+
+fn space() -> &'static Mutex<Space> {
+    static SPACE: OnceLock<Mutex<Space>> = OnceLock::new();
+    SPACE.get_or_init(|| {
+        // SAFETY: a new mapping at an address of the system's choice, without access and without
+        // backing, disturbs nothing.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                ADDRESS_SPACE,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(base, libc::MAP_FAILED, "no address space for the emulator");
+        Mutex::new(Space {
+            base: base as usize,
+            next: base as usize,
+            live: BTreeMap::new(),
+            freed: BTreeMap::new(),
+        })
+    })
+}
+
+fn page() -> usize {
+    // SAFETY: asks for a constant.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// Memory of `len` bytes, or nothing where the address space is used up. Pages are zero until
+/// written, and cost memory only when touched.
+pub(crate) fn allocate(len: usize) -> Option<usize> {
+    let mut space = space().lock().unwrap();
+    let page = page();
+    let start = space.next;
+    // A page without access follows every allocation.
+    let pages = len.checked_next_multiple_of(page)?;
+    let next = start.checked_add(pages)?.checked_add(page)?;
+    if next > space.base + ADDRESS_SPACE {
+        return None;
+    }
+    debug_assert_eq!(start % ALIGNMENT, 0);
+    // SAFETY: the pages lie in the reserved range, and nobody has been given them before.
+    let failed = unsafe {
+        libc::mprotect(start as *mut libc::c_void, pages, libc::PROT_READ | libc::PROT_WRITE)
+    };
+    if failed != 0 {
+        return None;
+    }
+    space.next = next;
+    space.live.insert(start, len);
+    Some(start)
+}
+
+/// Frees what [`allocate`] gave; false for any other address.
+pub(crate) fn free(start: usize) -> bool {
+    let mut space = space().lock().unwrap();
+    let Some(len) = space.live.remove(&start) else {
+        return false;
+    };
+    space.freed.insert(start, len);
+    // SAFETY: the pages were this allocation's alone; mapping them anew gives them back and leaves
+    // the addresses reserved, without access.
+    unsafe {
+        libc::mmap(
+            start as *mut libc::c_void,
+            len.next_multiple_of(page()),
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+    }
+    true
+}
+
+/// The allocation that holds all of these bytes.
+pub(crate) fn find(address: usize, bytes: usize) -> Option<Range> {
+    let space = space().lock().unwrap();
+    let (&start, &len) = space.live.range(..=address).next_back()?;
+    let range = Range { start, len };
+    range.contains(address, bytes).then_some(range)
+}
+
+/// What is nearest to an address that [`find`] does not find.
+pub(crate) fn nearest(address: usize) -> Nearest {
+    let space = space().lock().unwrap();
+    let below = |map: &BTreeMap<usize, usize>| {
+        map.range(..=address).next_back().map(|(&start, &len)| Range { start, len })
+    };
+    match (below(&space.freed), below(&space.live)) {
+        (Some(freed), _) if freed.contains(address, 1) => Nearest::Freed(freed),
+        (_, Some(live)) => Nearest::Above(live),
+        _ => Nearest::Nothing,
+    }
+}
+
+/// Bytes in all allocations.
+pub(crate) fn in_use() -> usize {
+    space().lock().unwrap().live.values().sum()
+}

@@ -1,0 +1,134 @@
+//! What the driver's handles stand for.
+
+use crate::fault::{Fault, leave_report};
+use crate::launch::Launch;
+use kernels_gpu::Entry;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Objects by handle. A handle is a number that is never given out twice, so that a stale one is
+/// found out.
+pub(crate) struct Registry<T> {
+    objects: Mutex<Option<HashMap<usize, Arc<T>>>>,
+}
+
+impl<T> Registry<T> {
+    pub(crate) const fn new() -> Self {
+        Self { objects: Mutex::new(None) }
+    }
+
+    pub(crate) fn add(&self, object: T) -> usize {
+        static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
+        let handle = NEXT.fetch_add(16, Ordering::Relaxed);
+        let mut objects = self.objects.lock().unwrap();
+        objects.get_or_insert_default().insert(handle, Arc::new(object));
+        handle
+    }
+
+    pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
+        self.objects.lock().unwrap().as_ref()?.get(&handle).cloned()
+    }
+
+    pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
+        self.objects.lock().unwrap().as_mut()?.remove(&handle)
+    }
+}
+
+pub(crate) static STREAMS: Registry<Stream> = Registry::new();
+pub(crate) static EVENTS: Registry<Mutex<Option<Instant>>> = Registry::new();
+pub(crate) static MODULES: Registry<Module> = Registry::new();
+pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
+pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
+
+/// A loaded PTX text.
+pub(crate) struct Module {
+    pub(crate) entries: Vec<&'static Entry>,
+}
+
+/// An entry of a loaded module.
+pub(crate) struct Function {
+    pub(crate) entry: &'static Entry,
+}
+
+/// What can be queued on a stream, or recorded into a graph.
+#[derive(Clone)]
+pub(crate) enum Operation {
+    /// A kernel.
+    Launch(Launch),
+    /// Bytes to one value.
+    Fill { start: usize, value: u8, bytes: usize },
+    /// Bytes to other bytes, within device memory.
+    Copy { from: usize, to: usize, bytes: usize },
+}
+
+impl Operation {
+    fn run(&self) -> Result<(), Fault> {
+        match self {
+            Operation::Launch(launch) => launch.run(),
+            Operation::Fill { start, value, bytes } => {
+                // SAFETY: the range was checked when the operation was made.
+                unsafe { std::ptr::write_bytes(*start as *mut u8, *value, *bytes) };
+                Ok(())
+            }
+            Operation::Copy { from, to, bytes } => {
+                // SAFETY: both ranges were checked when the operation was made.
+                unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A stream. Operations run at once, so that order between streams is the order of the calls.
+#[derive(Default)]
+pub(crate) struct Stream {
+    /// The first fault since the last synchronisation.
+    fault: Mutex<Option<Fault>>,
+    /// What has been recorded, while a graph is captured.
+    recorded: Mutex<Option<Vec<Operation>>>,
+    /// One operation at a time.
+    queue: Mutex<()>,
+}
+
+impl Stream {
+    /// Runs the operation, or records it.
+    pub(crate) fn queue(&self, operation: Operation) {
+        if let Some(recorded) = self.recorded.lock().unwrap().as_mut() {
+            recorded.push(operation);
+            return;
+        }
+        let _turn = self.queue.lock().unwrap();
+        if let Err(fault) = operation.run() {
+            self.fault.lock().unwrap().get_or_insert(fault);
+        }
+    }
+
+    /// The code of the first fault since the last call, whose report is left for this CPU thread.
+    pub(crate) fn synchronize(&self) -> Result<(), u32> {
+        let _turn = self.queue.lock().unwrap();
+        match self.fault.lock().unwrap().take() {
+            None => Ok(()),
+            Some(fault) => {
+                leave_report(fault.report);
+                Err(fault.code)
+            }
+        }
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.recorded.lock().unwrap().is_some()
+    }
+
+    pub(crate) fn begin_capture(&self) -> bool {
+        let mut recorded = self.recorded.lock().unwrap();
+        let begins = recorded.is_none();
+        recorded.get_or_insert_default();
+        begins
+    }
+
+    pub(crate) fn end_capture(&self) -> Option<Vec<Operation>> {
+        self.recorded.lock().unwrap().take()
+    }
+}

@@ -1,0 +1,211 @@
+//! Planted faults: each check must fire, and name kernel, block, thread and place.
+
+use crate::fault::Fault;
+use crate::launch::Launch;
+use crate::memory;
+use cuda_std::memory::{load, store};
+use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
+use cuda_std::warp::WarpShuffleValue;
+use kernels_gpu::Entry;
+use kernels_gpu::abi::Dtype;
+
+cuda_std::shared_array! {
+    fn scratch() -> [u64; 64];
+}
+
+/// Runs a kernel of one argument, an address.
+fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fault> {
+    let entry = Box::leak(Box::new(Entry {
+        name: "planted",
+        module: "planted",
+        dtype: Dtype::F32,
+        block: 64,
+        barriers: 0,
+        args_size: 8,
+        run: kernel,
+    }));
+    Launch { entry, grid, block: 64, args: address.to_ne_bytes().to_vec() }.run()
+}
+
+/// The kernel's argument.
+unsafe fn address(args: *const u8) -> u64 {
+    // SAFETY: `run` passes an address.
+    unsafe { args.cast::<u64>().read_unaligned() }
+}
+
+#[track_caller]
+fn assert_report(result: Result<(), Fault>, code: u32, parts: &[&str]) {
+    let fault = result.expect_err("the planted fault was not found");
+    assert_eq!(fault.code, code, "{}", fault.report);
+    for part in parts {
+        assert!(fault.report.contains(part), "expected '{part}' in: {}", fault.report);
+    }
+}
+
+#[test]
+fn a_kernel_without_fault_runs_to_its_end() {
+    unsafe fn kernel(args: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: as the machine allows.
+        unsafe {
+            scratch().set(own, u64::from(own));
+            sync_threads();
+            let other = scratch().get(63 - own) as u32;
+            let sum = other + other.shuffle_xor(1);
+            let at = (address(args) as *mut u32).add((64 * block_idx_x() + own) as usize);
+            store(at, load(at) + sum);
+        }
+    }
+    let memory = memory::allocate(4 * 64 * 10).unwrap();
+    run(kernel, 10, memory).unwrap();
+    for block in 0..10 {
+        for thread in 0..64_u32 {
+            // SAFETY: within the allocation.
+            let got = unsafe { (memory as *const u32).add(block * 64 + thread as usize).read() };
+            assert_eq!(got, (63 - thread) + (63 - (thread ^ 1)));
+        }
+    }
+    assert!(memory::free(memory));
+}
+
+#[test]
+fn a_barrier_that_some_threads_do_not_reach() {
+    unsafe fn kernel(_: *const u8) {
+        if thread_idx_x() != 40 {
+            sync_threads();
+        }
+    }
+    let parts = [
+        "kernel planted, block 0, thread 0: waits at the barrier at",
+        "tests.rs",
+        "thread 40 has returned",
+    ];
+    assert_report(run(kernel, 1, 0), 719, &parts);
+}
+
+#[test]
+#[allow(clippy::if_same_then_else)]
+fn two_barriers_in_divergent_code() {
+    unsafe fn kernel(_: *const u8) {
+        if thread_idx_x() < 32 {
+            sync_threads();
+        } else {
+            sync_threads();
+        }
+    }
+    assert_report(run(kernel, 1, 0), 719, &["thread 32 waits at the barrier at"]);
+}
+
+#[test]
+fn a_shuffle_that_some_lanes_do_not_reach() {
+    unsafe fn kernel(_: *const u8) {
+        if thread_idx_x() % 32 != 7 {
+            1_u32.shuffle_xor(1);
+        }
+    }
+    assert_report(run(kernel, 1, 0), 719, &["waits at the shuffle", "thread 7 has returned"]);
+}
+
+#[test]
+fn a_read_and_a_write_behind_an_allocation() {
+    unsafe fn reads(args: *const u8) {
+        // SAFETY: the machine refuses it.
+        unsafe { load((address(args) as *const f32).add(thread_idx_x() as usize)) };
+    }
+    unsafe fn writes(args: *const u8) {
+        // SAFETY: the machine refuses it.
+        unsafe { store((address(args) as *mut f32).add(thread_idx_x() as usize), 1.0) };
+    }
+    let memory = memory::allocate(50 * 4).unwrap();
+    let place = "200 bytes from the start of one of 200 bytes";
+    assert_report(run(reads, 1, memory), 700, &["block 0, thread 50: reads 4 bytes", place]);
+    assert_report(run(writes, 1, memory), 700, &["thread 50: writes 4 bytes", place, "tests.rs"]);
+}
+
+#[test]
+fn a_word_that_only_begins_inside_an_allocation() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: the machine refuses it.
+        unsafe { load((address(args)) as *const f64) };
+    }
+    let memory = memory::allocate(12).unwrap();
+    assert_report(
+        run(kernel, 1, memory + 8),
+        700,
+        &["reads 8 bytes", "8 bytes from the start of one of 12"],
+    );
+}
+
+#[test]
+fn freed_memory() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: the machine refuses it.
+        unsafe { load(address(args) as *const f32) };
+    }
+    let memory = memory::allocate(64).unwrap();
+    assert!(memory::free(memory));
+    assert!(!memory::free(memory), "freed twice");
+    assert_report(run(kernel, 1, memory + 16), 700, &["byte 16 of 64 freed bytes"]);
+}
+
+#[test]
+fn an_address_off_its_alignment() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: the machine refuses it.
+        unsafe { load((address(args) + 2) as *const f32) };
+    }
+    let memory = memory::allocate(64).unwrap();
+    assert_report(run(kernel, 1, memory), 716, &["not aligned"]);
+}
+
+#[test]
+fn an_index_behind_a_shared_array() {
+    unsafe fn kernel(_: *const u8) {
+        // SAFETY: the machine refuses it; past the array's own assertion.
+        unsafe { scratch().set(64 + thread_idx_x(), 1) };
+    }
+    assert_report(
+        run(kernel, 1, 0),
+        700,
+        &["thread 0: writes 8 bytes outside the block's shared arrays"],
+    );
+}
+
+#[test]
+fn a_failed_assertion_of_a_kernel() {
+    unsafe fn kernel(_: *const u8) {
+        assert!(block_idx_x() != 3, "planted");
+    }
+    assert_report(run(kernel, 5, 0), 719, &["kernel planted, block 3, thread 0: planted"]);
+}
+
+/// A block that ends in a fault leaves its other threads where they wait; they must unwind.
+#[test]
+fn blocks_run_after_a_fault() {
+    unsafe fn faults(_: *const u8) {
+        if thread_idx_x() == 63 {
+            return;
+        }
+        sync_threads();
+    }
+    unsafe fn works(_: *const u8) {
+        sync_threads();
+    }
+    for _ in 0..100 {
+        assert!(run(faults, 8, 0).is_err());
+        run(works, 8, 0).unwrap();
+    }
+}
+
+#[test]
+fn memory_is_mapped_when_touched() {
+    let memory = memory::allocate(1 << 36).expect("64 GiB of address space");
+    let last = (memory + (1 << 36) - 4) as *mut u32;
+    // SAFETY: within the allocation.
+    unsafe {
+        assert_eq!(last.read(), 0);
+        last.write(7);
+        assert_eq!(last.read(), 7);
+    }
+    assert!(memory::free(memory));
+}

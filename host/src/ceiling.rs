@@ -1,0 +1,29 @@
+//! Launches the kernels that do nothing but read and write, for the benchmarks.
+
+use crate::error::{Error, Result};
+use crate::launch::launch_entry;
+use crate::stream::Stream;
+use kernels_gpu::abi::CeilingArgs;
+
+/// Queues the kernel called `name`, e.g. `ceiling_read2_by4_f32`.
+///
+/// # Errors
+/// [`Error::MissingKernel`]; [`Error::Driver`].
+///
+/// # Safety
+/// 1. The arrays that the kernel reads and writes are each `args.groups` times 16 bytes of the stream's
+///    device, on a 16-byte boundary, until the work is done; those it writes overlap nothing.
+/// 2. `args.sink` is 4 bytes there.
+/// 3. `block` is at most 1024.
+pub unsafe fn launch(
+    stream: &Stream,
+    name: &'static str,
+    grid: u32,
+    block: u32,
+    args: &CeilingArgs,
+) -> Result<()> {
+    let entry =
+        kernels_gpu::find(name).ok_or(Error::MissingKernel { name, module: "ceiling_f32" })?;
+    // SAFETY: the caller's conditions; no kernel of the family needs more than a block of 1024.
+    unsafe { launch_entry(stream, entry, grid, block, args) }
+}

@@ -1,0 +1,164 @@
+//! What can go wrong, in one enum. An error that is the caller's names the argument, what was
+//! expected and what came, and is found before anything is queued.
+
+/// The result of this library's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call was refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no usable NVIDIA driver on this machine.
+    #[error("no NVIDIA driver: {reason}")]
+    NoDriver {
+        /// What was tried and how it failed.
+        reason: String,
+    },
+
+    /// A process runs on the real driver or on the emulated one, not on both.
+    #[error("this process already runs on the {chosen}; the {asked} cannot be had beside it")]
+    OtherDriver {
+        /// The driver that an earlier call chose.
+        chosen: &'static str,
+        /// The driver that this call asked for.
+        asked: &'static str,
+    },
+
+    /// The machine has no device with this number.
+    #[error("ordinal: expected a device below {count}, got {ordinal}")]
+    NoDevice {
+        /// The device asked for.
+        ordinal: u32,
+        /// Devices in the machine.
+        count: u32,
+    },
+
+    /// The device is older than the oldest that the kernels are compiled for.
+    #[error("{device}: expected compute capability {expected} or later, got {got}")]
+    UnsupportedDevice {
+        /// The device's name.
+        device: String,
+        /// The oldest compute capability that will do.
+        expected: String,
+        /// The device's.
+        got: String,
+    },
+
+    /// The driver cannot compile the kernels.
+    #[error(
+        "kernels {module}: the driver (CUDA {driver}) refuses their PTX ({ptx}); {advice}\n{log}"
+    )]
+    UnsupportedPtx {
+        /// The module of kernels.
+        module: &'static str,
+        /// The CUDA version that the driver supports.
+        driver: String,
+        /// Version and target of the PTX.
+        ptx: String,
+        /// What to do about it.
+        advice: &'static str,
+        /// What the driver's compiler said.
+        log: String,
+    },
+
+    /// The library has no such kernel.
+    #[error("no kernel {name}; the library holds {module} without it")]
+    MissingKernel {
+        /// The kernel.
+        name: &'static str,
+        /// The module where it should be.
+        module: &'static str,
+    },
+
+    /// A shape does not fit.
+    #[error("{argument}: expected shape {expected}, got {got}")]
+    Shape {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The shape that fits.
+        expected: String,
+        /// The shape that came.
+        got: String,
+    },
+
+    /// A number of elements does not fit.
+    #[error("{argument}: expected {expected} elements, got {got}")]
+    Length {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Elements that fit.
+        expected: usize,
+        /// Elements that came.
+        got: usize,
+    },
+
+    /// A shape has more elements than memory has addresses, or more dimensions than a [`Shape`](crate::Shape) holds.
+    #[error("{argument}: {problem}")]
+    InvalidShape {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// Memory is on another device than the stream.
+    #[error("{argument}: expected memory on device {expected}, got memory on device {got}")]
+    Device {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The stream's device.
+        expected: u32,
+        /// The argument's device.
+        got: u32,
+    },
+
+    /// A null pointer stands for elements.
+    #[error("{argument}: expected a device address for {len} elements, got a null pointer")]
+    NullPointer {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Elements that it should hold.
+        len: usize,
+    },
+
+    /// An address is not on its element type's boundary.
+    #[error("{argument}: expected an address that is a multiple of {expected}, got {got:#x}")]
+    Misaligned {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Bytes of an element.
+        expected: usize,
+        /// The address.
+        got: u64,
+    },
+
+    /// Memory that a call writes overlaps other memory that it uses.
+    #[error("{argument}: expected memory of its own, got memory that overlaps {other}")]
+    Overlap {
+        /// The argument that would be written.
+        argument: &'static str,
+        /// The argument that it overlaps.
+        other: &'static str,
+    },
+
+    /// A call of the driver failed, or a kernel did; the latter is found at the next wait.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// A call of the driver that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{call}: {name} ({code}): {text}{}", report.as_ref().map_or(String::new(), |report| format!("\n{report}")))]
+#[non_exhaustive]
+pub struct DriverError {
+    /// The driver's function.
+    pub call: &'static str,
+    /// The code it returned.
+    pub code: u32,
+    /// The driver's name of the code.
+    pub name: String,
+    /// The driver's text for the code.
+    pub text: String,
+    /// What the emulator says of it.
+    pub report: Option<String>,
+}

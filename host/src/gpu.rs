@@ -1,0 +1,269 @@
+//! A device: its primary context, its name, and the kernels loaded on it.
+
+use crate::driver::{self, Source, check, check_cust};
+use crate::error::{Error, Result};
+use crate::ptx;
+use crate::stream::{Stream, StreamInner};
+use cust::context::{Context, CurrentContext};
+use cust::device::{Device, DeviceAttribute};
+use cust::sys;
+use kernels_gpu::Entry;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+/// A GPU. The library works in the device's primary context, the one that PyTorch, cudarc and
+/// candle use too.
+///
+/// A clone is the same GPU. `Send` and `Sync`: any thread may use it, whatever context is current
+/// there; the thread's own is put back after each call.
+#[derive(Clone)]
+pub struct Gpu {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Context,
+    ordinal: u32,
+    name: String,
+    capability: u32,
+    driver_version: i32,
+    emulated: bool,
+    /// Loaded modules, for the time they are loaded in.
+    modules: Mutex<HashMap<&'static str, Module>>,
+    /// Kernels by the address of their line in the table.
+    functions: RwLock<HashMap<usize, Function>>,
+    /// The stream of synchronous copies, while anything is using it.
+    transfers: Mutex<Weak<StreamInner>>,
+}
+
+/// A loaded module; never unloaded while its device is in use.
+struct Module(sys::CUmodule);
+
+/// A kernel of a loaded module.
+#[derive(Clone, Copy)]
+pub(crate) struct Function(pub(crate) sys::CUfunction);
+
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Gpu {
+    /// The GPU with this number, by the machine's NVIDIA driver.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`]; [`Error::OtherDriver`] after
+    /// [`Gpu::emulated`].
+    pub fn new(ordinal: u32) -> Result<Self> {
+        driver::choose(Source::Library)?;
+        Self::open(ordinal, false)
+    }
+
+    /// The emulated GPU with this number, 0 or 1: the same kernels on the CPU, each access to memory
+    /// and each barrier checked, some thousand times slower. Its name says what it is.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver.
+    #[cfg(feature = "emulator")]
+    pub fn emulated(ordinal: u32) -> Result<Self> {
+        driver::choose(Source::Emulator)?;
+        Self::open(ordinal, true)
+    }
+
+    fn open(ordinal: u32, emulated: bool) -> Result<Self> {
+        let count = check_cust("cuDeviceGetCount", Device::num_devices())?;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let device = check_cust("cuDeviceGet", Device::get_device(ordinal))?;
+        let name = check_cust("cuDeviceGetName", device.name())?;
+        let attribute =
+            |attribute| check_cust("cuDeviceGetAttribute", device.get_attribute(attribute));
+        let capability = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
+            + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+        let capability = capability as u32;
+        let oldest = ptx::oldest();
+        if capability < oldest {
+            let version = |capability| format!("{}.{}", capability / 10, capability % 10);
+            let (expected, got) = (version(oldest), version(capability));
+            return Err(Error::UnsupportedDevice { device: name, expected, got });
+        }
+        let mut driver_version = 0;
+        // SAFETY: writes the version to the pointer it is given.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
+        let _restored = Restore::current()?;
+        let context = check_cust("cuDevicePrimaryCtxRetain", Context::new(device))?;
+        Ok(Gpu {
+            inner: Arc::new(Inner {
+                context,
+                ordinal,
+                name,
+                capability,
+                driver_version,
+                emulated,
+                modules: Mutex::default(),
+                functions: RwLock::default(),
+                transfers: Mutex::default(),
+            }),
+        })
+    }
+
+    /// The device's number.
+    pub fn ordinal(&self) -> u32 {
+        self.inner.ordinal
+    }
+
+    /// The device's name; the emulator's says that it is one.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Whether this is [`Gpu::emulated`].
+    pub fn is_emulated(&self) -> bool {
+        self.inner.emulated
+    }
+
+    /// Major and minor compute capability, e.g. (9, 0).
+    pub fn compute_capability(&self) -> (u32, u32) {
+        (self.inner.capability / 10, self.inner.capability % 10)
+    }
+
+    /// A new stream on this device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where memory is short.
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+
+    /// The stream of synchronous copies.
+    pub(crate) fn transfers(&self) -> Result<Stream> {
+        let mut transfers = self.inner.transfers.lock().unwrap_or_else(PoisonError::into_inner);
+        match transfers.upgrade() {
+            Some(stream) => Ok(Stream::of(stream)),
+            None => {
+                let stream = Stream::for_transfers(self)?;
+                *transfers = stream.downgrade();
+                Ok(stream)
+            }
+        }
+    }
+
+    /// Makes the device's context current on this thread, until what it returns is dropped.
+    pub(crate) fn bind(&self) -> Result<Restore> {
+        let mut restore = Restore::current()?;
+        let own = self.inner.context.as_raw();
+        if restore.context == own {
+            restore.context = std::ptr::null_mut();
+        } else {
+            check_cust("cuCtxSetCurrent", CurrentContext::set_current(&self.inner.context))?;
+        }
+        Ok(restore)
+    }
+
+    /// The kernel of this line of the table, loading its module if this is its first use. The
+    /// device's context is current.
+    pub(crate) fn function(&self, entry: &'static Entry) -> Result<Function> {
+        let key = std::ptr::from_ref(entry) as usize;
+        let known = self.inner.functions.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&function) = known.get(&key) {
+            return Ok(function);
+        }
+        drop(known);
+        let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(entry.module) {
+            Some(module) => module,
+            None => modules.entry(entry.module).or_insert(self.load(entry)?),
+        };
+        let name = CString::new(entry.name).expect("entry names have no zero bytes");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the driver writes the kernel to the pointer it is given.
+        let result = unsafe { sys::cuModuleGetFunction(&mut function, module.0, name.as_ptr()) };
+        if result == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(Error::MissingKernel { name: entry.name, module: entry.module });
+        }
+        check("cuModuleGetFunction", result)?;
+        let function = Function(function);
+        self.inner.functions.write().unwrap_or_else(PoisonError::into_inner).insert(key, function);
+        Ok(function)
+    }
+
+    /// Has the driver compile the module of `entry`. cust's own call keeps neither the driver's log nor
+    /// the code of PTX that is too new for it.
+    fn load(&self, entry: &'static Entry) -> Result<Module> {
+        let missing = Error::MissingKernel { name: entry.name, module: entry.module };
+        let ptx = ptx::find(entry.module, self.inner.capability).ok_or(missing)?;
+        let mut log = vec![0_u8; 8192];
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the text ends in a zero byte; the options are a buffer and its size; the driver
+        // writes the module to the pointer it is given.
+        let result = unsafe {
+            sys::cuModuleLoadDataEx(
+                &mut module,
+                ptx.text.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        let advice = match result {
+            sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                "install a driver for CUDA 12.0 or later"
+            }
+            sys::CUresult::CUDA_ERROR_INVALID_PTX | sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+                "this is a fault of the library"
+            }
+            _ => {
+                check("cuModuleLoadDataEx", result)?;
+                return Ok(Module(module));
+            }
+        };
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+        let version = self.inner.driver_version;
+        Err(Error::UnsupportedPtx {
+            module: entry.module,
+            driver: format!("{}.{}", version / 1000, version % 1000 / 10),
+            ptx: ptx.describe(),
+            advice,
+            log: String::from_utf8_lossy(&log[..end]).into_owned(),
+        })
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.inner.name, self.inner.ordinal)
+    }
+}
+
+/// Puts a thread's own context back when it is dropped. A thread that had none keeps the library's.
+pub(crate) struct Restore {
+    context: sys::CUcontext,
+}
+
+impl Restore {
+    fn current() -> Result<Self> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes the context to the pointer it is given.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        Ok(Restore { context })
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        if !self.context.is_null() {
+            // SAFETY: it was current on this thread.
+            let _ = unsafe { sys::cuCtxSetCurrent(self.context) };
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Queues a kernel.
+
+use crate::driver::check;
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::view::Memory;
+use cust::sys;
+use kernels_gpu::abi::Dtype;
+use kernels_gpu::{Entry, Family};
+use std::ffi::c_void;
+
+/// One argument of a call: its name in errors, and its memory.
+pub(crate) type Argument<'a> = (&'static str, Memory<'a>);
+
+/// Refuses arguments on another device than the stream, and memory to be written that overlaps
+/// other memory of the call.
+pub(crate) fn check_memory(
+    stream: &Stream,
+    reads: &[Argument<'_>],
+    writes: &[Argument<'_>],
+) -> Result<()> {
+    let expected = stream.gpu().ordinal();
+    for &(argument, memory) in reads.iter().chain(writes) {
+        if memory.device != expected {
+            return Err(Error::Device { argument, expected, got: memory.device });
+        }
+    }
+    for (index, &(argument, memory)) in writes.iter().enumerate() {
+        for &(other, others) in reads.iter().chain(&writes[..index]) {
+            if memory.overlaps(&others) {
+                return Err(Error::Overlap { argument, other });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Queues the family's kernel for `dtype` on `stream`, behind whatever else uses the memory.
+///
+/// # Safety
+/// `args` meets the conditions of the kernel, for `grid` blocks, once what was queued before is done;
+/// the memory it names is `reads` and `writes`.
+pub(crate) unsafe fn launch<A: Copy>(
+    stream: &Stream,
+    family: &'static Family<A>,
+    dtype: Dtype,
+    grid: u32,
+    args: &A,
+    reads: &[Argument<'_>],
+    writes: &[Argument<'_>],
+) -> Result<()> {
+    let entry = family
+        .entry(dtype)
+        .ok_or(Error::MissingKernel { name: family.name, module: dtype.name() })?;
+    for (_, memory) in reads {
+        memory.usage.map_or(Ok(()), |usage| usage.before_read(stream))?;
+    }
+    for (_, memory) in writes {
+        memory.usage.map_or(Ok(()), |usage| usage.before_write(stream))?;
+    }
+    // SAFETY: the caller's condition.
+    unsafe { launch_entry(stream, entry, grid, entry.block, args) }
+}
+
+/// Queues a kernel on `stream`.
+///
+/// # Safety
+/// `args` are the entry's, and meet the conditions of its kernel for a grid of `grid` blocks of `block`
+/// threads, once what was queued before is done.
+pub(crate) unsafe fn launch_entry<A: Copy>(
+    stream: &Stream,
+    entry: &'static Entry,
+    grid: u32,
+    block: u32,
+    args: &A,
+) -> Result<()> {
+    debug_assert_eq!(entry.args_size, size_of::<A>());
+    let _current = stream.gpu().bind()?;
+    let function = stream.gpu().function(entry)?;
+    let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
+    // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns;
+    // the rest is the caller's condition.
+    check("cuLaunchKernel", unsafe {
+        sys::cuLaunchKernel(
+            function.0,
+            grid,
+            1,
+            1,
+            block,
+            1,
+            1,
+            0,
+            stream.handle(),
+            params.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    })
+}

@@ -1,0 +1,59 @@
+//! Loss functions of a training step on NVIDIA GPUs, forward and backward in one pass over memory.
+//!
+//! ```no_run
+//! use fused_loss::{Gpu, Mse, Tensor};
+//!
+//! # fn main() -> Result<(), fused_loss::Error> {
+//! let gpu = Gpu::new(0)?;
+//! let stream = gpu.stream()?;
+//! let input = Tensor::from_slice(&gpu, [2, 3], &[0.5_f32, 1.0, 1.5, 2.0, 2.5, 3.0])?;
+//! let target = Tensor::from_slice(&gpu, [2, 3], &[1.0_f32; 6])?;
+//!
+//! let (loss, gradient) = Mse::mean().forward_backward(&input, &target, &stream)?;
+//! println!("{} on {}", loss.item()?, gpu.name());
+//! println!("{:?}", gradient.to_vec()?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | layer | what it is for |
+//! |---|---|
+//! | [`Mse`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
+//! | [`Tensor`], [`View`], [`ViewMut`] | memory on the GPU: owned, or borrowed from whoever owns it |
+//! | [`Gpu`], [`Stream`], [`Workspace`] | a device, a queue of work on it, scratch memory |
+//!
+//! Calls check their arguments, queue one kernel on the stream and return: nothing waits for the
+//! GPU but [`Loss::item`] and [`Tensor::to_vec`]. A call that is refused has queued nothing.
+//!
+//! The kernels are PTX inside the library, compiled by the driver at the first use of a loss and
+//! element type. The driver is found at run time: a program that uses this crate builds and starts
+//! without one, and then gets [`Error::NoDriver`]. With the feature `emulator`,
+//! [`Gpu::emulated`] runs the same kernels on the CPU.
+#![deny(missing_docs)]
+
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod ceiling;
+mod driver;
+mod error;
+mod gpu;
+mod launch;
+mod mse;
+mod pairwise;
+mod plan;
+mod ptx;
+pub mod reduction;
+mod stream;
+mod tensor;
+mod view;
+
+pub use error::{DriverError, Error, Result};
+pub use gpu::Gpu;
+pub use mse::Mse;
+pub use reduction::{Mean, Reduction, Sum};
+pub use stream::{Stream, Workspace};
+pub use tensor::{Loss, Tensor};
+pub use view::{Element, Shape, View, ViewMut};
+
+/// A number type of tensors, as [`Element::DTYPE`] names it.
+pub use kernels_gpu::abi::Dtype;

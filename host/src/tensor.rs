@@ -1,0 +1,342 @@
+//! Memory on the GPU that the library owns.
+
+use crate::driver::check;
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::stream::{Event, Stream};
+use crate::view::{Element, IntoShape, Memory, Shape, View, ViewMut, check_shape};
+use cust::sys;
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Mutex, MutexGuard};
+
+/// A dense tensor on a GPU, row-major, owned.
+///
+/// A tensor knows which streams use it: a call on another stream is made to wait for what was queued
+/// before, and dropping the tensor waits for all of it before the memory is freed.
+///
+/// `Send` and `Sync`: any thread may use it.
+pub struct Tensor<T> {
+    buffer: Buffer,
+    shape: Shape,
+    element: PhantomData<T>,
+}
+
+/// Bytes on a GPU, and who uses them.
+pub(crate) struct Buffer {
+    gpu: Gpu,
+    address: u64,
+    usage: Usage,
+}
+
+/// Which streams have work queued that uses some memory.
+#[derive(Default)]
+pub(crate) struct Usage(Mutex<Users>);
+
+#[derive(Default)]
+struct Users {
+    /// The stream that wrote last.
+    writer: Option<Stream>,
+    /// Streams that have read since, or were made to wait for the writer.
+    readers: Vec<Stream>,
+}
+
+impl Usage {
+    fn users(&self) -> MutexGuard<'_, Users> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Orders what `stream` gets next, a read, behind the last write.
+    pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
+        let mut users = self.users();
+        if users.readers.contains(stream) || users.writer.as_ref() == Some(stream) {
+            return Ok(());
+        }
+        if let Some(writer) = &users.writer {
+            stream.wait_for(writer)?;
+        }
+        users.readers.push(stream.clone());
+        Ok(())
+    }
+
+    /// Orders what `stream` gets next, a write, behind everything before.
+    pub(crate) fn before_write(&self, stream: &Stream) -> Result<()> {
+        let mut users = self.users();
+        for other in users.readers.iter().chain(&users.writer) {
+            if other != stream {
+                stream.wait_for(other)?;
+            }
+        }
+        users.readers.clear();
+        users.writer = Some(stream.clone());
+        Ok(())
+    }
+
+    /// Waits for everything, and forgets it.
+    fn wait(&self) -> Result<()> {
+        let mut users = self.users();
+        let Users { writer, readers } = &mut *users;
+        let mut result = Ok(());
+        for stream in readers.drain(..).chain(writer.take()) {
+            result = result.and(Event::record(&stream).and_then(|event| event.synchronize()));
+        }
+        result
+    }
+}
+
+impl Buffer {
+    pub(crate) fn new(gpu: &Gpu, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        if bytes > 0 {
+            let _current = gpu.bind()?;
+            // SAFETY: writes the address to the pointer it is given.
+            check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes) })?;
+        }
+        Ok(Buffer { gpu: gpu.clone(), address, usage: Usage::default() })
+    }
+
+    /// The buffer as an argument of a call, for `bytes` of it.
+    pub(crate) fn memory(&self, shape: Shape, bytes: usize) -> Memory<'_> {
+        let (device, usage) = (self.gpu.ordinal(), Some(&self.usage));
+        Memory { address: self.address, shape, bytes, device, usage }
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Sets the first `bytes` bytes to zero, behind all work that uses them, and waits until it is done.
+    pub(crate) fn clear(&mut self, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.usage.wait()?;
+        let stream = self.gpu.transfers()?;
+        let _current = self.gpu.bind()?;
+        // SAFETY: the buffer has these bytes.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(self.address, 0, bytes, stream.handle())
+        })?;
+        stream.synchronize()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.address == 0 {
+            return;
+        }
+        // A fault of the work it waits for belongs to whoever waits for the work itself.
+        let _ = self.usage.wait();
+        if let Ok(_current) = self.gpu.bind() {
+            // SAFETY: allocated by `new`, and no queued work uses it any more.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+impl<T: Element> Tensor<T> {
+    /// Memory that is not initialised: whoever calls it writes every element before it is read.
+    pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
+        let buffer = Buffer::new(gpu, shape.len() * size_of::<T>())?;
+        Ok(Tensor { buffer, shape, element: PhantomData })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// [`Error::InvalidShape`]; [`Error::Driver`] where memory is short.
+    pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
+        let mut tensor = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
+        tensor.buffer.clear(tensor.bytes())?;
+        Ok(tensor)
+    }
+
+    /// A tensor with the elements of `data`, in row-major order. Returns when they are copied.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as `shape`; [`Error::InvalidShape`];
+    /// [`Error::Driver`] where memory is short.
+    pub fn from_slice(gpu: &Gpu, shape: impl IntoShape, data: &[T]) -> Result<Self> {
+        let shape = shape.into_shape("shape")?;
+        if data.len() != shape.len() {
+            return Err(Error::Length { argument: "data", expected: shape.len(), got: data.len() });
+        }
+        let mut tensor = Self::uninitialised(gpu, shape)?;
+        tensor.copy_from_slice(data)?;
+        Ok(tensor)
+    }
+
+    /// Overwrites the elements with those of `data`, behind all work that uses them. Returns when they
+    /// are copied.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as the tensor; [`Error::Driver`].
+    pub fn copy_from_slice(&mut self, data: &[T]) -> Result<()> {
+        if data.len() != self.shape.len() {
+            let (expected, got) = (self.shape.len(), data.len());
+            return Err(Error::Length { argument: "data", expected, got });
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.buffer.usage.wait()?;
+        let stream = self.buffer.gpu.transfers()?;
+        let _current = self.buffer.gpu.bind()?;
+        // SAFETY: both sides have these bytes, and the copy is done before this returns.
+        check("cuMemcpyHtoDAsync", unsafe {
+            let from = data.as_ptr().cast::<c_void>();
+            sys::cuMemcpyHtoDAsync_v2(self.buffer.address, from, self.bytes(), stream.handle())
+        })?;
+        stream.synchronize()
+    }
+
+    /// The elements, in row-major order. Waits for the work that writes them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where that work failed.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut data = vec![T::default(); self.shape.len()];
+        self.copy_to_slice(&mut data)?;
+        Ok(data)
+    }
+
+    /// Copies the elements to `data`, in row-major order. Waits for the work that writes them.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as the tensor; [`Error::Driver`] where
+    /// that work failed.
+    pub fn copy_to_slice(&self, data: &mut [T]) -> Result<()> {
+        if data.len() != self.shape.len() {
+            let (expected, got) = (self.shape.len(), data.len());
+            return Err(Error::Length { argument: "data", expected, got });
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        // On the stream that wrote, so that a fault there is reported here.
+        let writer = self.buffer.usage.users().writer.clone();
+        let stream = writer.map_or_else(|| self.buffer.gpu.transfers(), Ok)?;
+        stream.synchronize()?;
+        let _current = self.buffer.gpu.bind()?;
+        // SAFETY: both sides have these bytes, and the copy is done before this returns.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let to = data.as_mut_ptr().cast::<c_void>();
+            sys::cuMemcpyDtoHAsync_v2(to, self.buffer.address, self.bytes(), stream.handle())
+        })?;
+        stream.synchronize()
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The device it is on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.buffer.gpu
+    }
+
+    /// The address of its first element on the device, for libraries that share the device's primary
+    /// context. Null where it has no elements. Work that this library does not queue is not waited for
+    /// when the tensor is dropped.
+    pub fn as_raw(&self) -> u64 {
+        self.buffer.address
+    }
+
+    /// The tensor as a call reads it.
+    pub fn view(&self) -> View<'_, T> {
+        View::of(self.memory())
+    }
+
+    /// The tensor as a call writes it.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut::of(self.memory())
+    }
+
+    fn memory(&self) -> Memory<'_> {
+        self.buffer.memory(self.shape, self.bytes())
+    }
+
+    fn bytes(&self) -> usize {
+        self.shape.len() * size_of::<T>()
+    }
+}
+
+impl<'a, T: Element> From<&'a Tensor<T>> for View<'a, T> {
+    fn from(tensor: &'a Tensor<T>) -> Self {
+        tensor.view()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Tensor<T>> for ViewMut<'a, T> {
+    fn from(tensor: &'a mut Tensor<T>) -> Self {
+        tensor.view_mut()
+    }
+}
+
+impl<T: Element> fmt::Debug for Tensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor<{}>{:?} on {:?}", T::DTYPE.name(), self.shape, self.buffer.gpu)
+    }
+}
+
+/// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
+pub struct Loss<V> {
+    values: Tensor<V>,
+}
+
+impl<V: Element> Loss<V> {
+    /// Memory for a loss, which the launch that gets it writes.
+    pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
+        Ok(Loss { values: Tensor::uninitialised(gpu, shape)? })
+    }
+
+    /// A loss of zeros, for the `_into` methods to write.
+    ///
+    /// # Errors
+    /// As [`Tensor::zeros`].
+    pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
+        Ok(Loss { values: Tensor::zeros(gpu, shape)? })
+    }
+
+    /// Waits for the work that computes the loss, and returns its one value.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where that work failed; [`Error::Shape`] where the loss is not a scalar.
+    pub fn item(&self) -> Result<V> {
+        check_shape("loss", Shape::SCALAR, self.values.shape)?;
+        let mut value = [V::default()];
+        self.values.copy_to_slice(&mut value)?;
+        Ok(value[0])
+    }
+
+    /// The values.
+    pub fn values(&self) -> &Tensor<V> {
+        &self.values
+    }
+
+    /// The values, to write.
+    pub fn values_mut(&mut self) -> &mut Tensor<V> {
+        &mut self.values
+    }
+}
+
+impl<V: Element> fmt::Debug for Loss<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loss({:?})", self.values)
+    }
+}
+
+impl<'a, V: Element> From<&'a mut Loss<V>> for ViewMut<'a, V> {
+    fn from(loss: &'a mut Loss<V>) -> Self {
+        loss.values.view_mut()
+    }
+}
+
+impl<'a, V: Element> From<&'a Loss<V>> for View<'a, V> {
+    fn from(loss: &'a Loss<V>) -> Self {
+        loss.values.view()
+    }
+}

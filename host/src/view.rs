@@ -1,0 +1,274 @@
+//! Shapes and element types, and memory on the GPU that a call borrows.
+
+use crate::error::{Error, Result};
+use crate::tensor::Usage;
+use kernels_gpu::abi::Dtype;
+use std::fmt;
+use std::marker::PhantomData;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A number type that tensors hold.
+///
+/// # Safety
+/// Sealed: the library implements it for the types that its kernels are compiled for, which are
+/// valid for every bit pattern and laid out as on the device.
+pub unsafe trait Element:
+    Copy + fmt::Debug + fmt::Display + Default + PartialEq + Send + Sync + 'static + sealed::Sealed
+{
+    /// The type by the name that kernels carry.
+    const DTYPE: Dtype;
+    /// The type of a reduced loss of this type's tensors, and of its upstream gradient.
+    type Loss: Element;
+}
+
+impl sealed::Sealed for f32 {}
+// SAFETY: every bit pattern is an f32; host and device are both little-endian IEEE 754.
+unsafe impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+    type Loss = f32;
+}
+
+/// The dimensions of a tensor, outermost first; at most [`Shape::MAX_DIMS`], and none for a scalar.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    dims: [usize; Self::MAX_DIMS],
+    rank: usize,
+}
+
+impl Shape {
+    /// The most dimensions of a shape.
+    pub const MAX_DIMS: usize = 6;
+
+    /// No dimensions: one element.
+    pub const SCALAR: Self = Shape { dims: [0; Self::MAX_DIMS], rank: 0 };
+
+    /// A shape of these dimensions.
+    ///
+    /// # Errors
+    /// [`Error::InvalidShape`] names `argument` where there are more than [`Shape::MAX_DIMS`], or where
+    /// the number of elements is more than `isize::MAX` bytes could hold.
+    fn checked(argument: &'static str, dims: &[usize]) -> Result<Self> {
+        let invalid = |problem| Error::InvalidShape { argument, problem };
+        if dims.len() > Self::MAX_DIMS {
+            let max = Self::MAX_DIMS;
+            return Err(invalid(format!("expected at most {max} dimensions, got {}", dims.len())));
+        }
+        // Zeros aside, so that strides computed from the dimensions do not overflow either.
+        let product = dims
+            .iter()
+            .filter(|&&dim| dim != 0)
+            .try_fold(1_usize, |product, &dim| product.checked_mul(dim));
+        if product.is_none_or(|product| product > isize::MAX as usize / 8) {
+            return Err(invalid(format!("expected fewer elements than 2^60, got {dims:?}")));
+        }
+        let mut shape = Shape { dims: [0; Self::MAX_DIMS], rank: dims.len() };
+        shape.dims[..dims.len()].copy_from_slice(dims);
+        Ok(shape)
+    }
+
+    /// The dimensions.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.dims().fmt(f)
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Refuses any shape but `expected`.
+pub(crate) fn check_shape(argument: &'static str, expected: Shape, got: Shape) -> Result<()> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(Error::Shape { argument, expected: expected.to_string(), got: got.to_string() })
+}
+
+/// What can be a shape: an array or a slice of dimensions, or a [`Shape`].
+pub trait IntoShape {
+    /// The shape, or an error that names `argument`.
+    #[doc(hidden)]
+    fn into_shape(self, argument: &'static str) -> Result<Shape>;
+}
+
+impl IntoShape for Shape {
+    fn into_shape(self, _: &'static str) -> Result<Shape> {
+        Ok(self)
+    }
+}
+
+impl<const N: usize> IntoShape for [usize; N] {
+    fn into_shape(self, argument: &'static str) -> Result<Shape> {
+        Shape::checked(argument, &self)
+    }
+}
+
+impl IntoShape for &[usize] {
+    fn into_shape(self, argument: &'static str) -> Result<Shape> {
+        Shape::checked(argument, self)
+    }
+}
+
+/// Memory on a GPU that a call reads: a borrowed [`Tensor`](crate::Tensor), or memory of somebody
+/// else's.
+#[derive(Clone, Copy)]
+pub struct View<'a, T> {
+    pub(crate) memory: Memory<'a>,
+    element: PhantomData<&'a [T]>,
+}
+
+/// Memory on a GPU that a call writes.
+pub struct ViewMut<'a, T> {
+    pub(crate) memory: Memory<'a>,
+    element: PhantomData<&'a mut [T]>,
+}
+
+/// A view without its element type.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory<'a> {
+    pub(crate) address: u64,
+    pub(crate) shape: Shape,
+    pub(crate) bytes: usize,
+    pub(crate) device: u32,
+    /// Who else uses it, where the library keeps count.
+    pub(crate) usage: Option<&'a Usage>,
+}
+
+impl Memory<'_> {
+    /// Memory that the library keeps no count of.
+    fn raw<T: Element>(address: u64, shape: Shape, device: u32) -> Self {
+        Memory { address, shape, bytes: shape.len() * size_of::<T>(), device, usage: None }
+    }
+
+    /// Refuses what no kernel may get.
+    pub(crate) fn check<T>(&self, argument: &'static str) -> Result<()> {
+        let len = self.shape.len();
+        if self.address == 0 && len > 0 {
+            return Err(Error::NullPointer { argument, len });
+        }
+        if !self.address.is_multiple_of(size_of::<T>() as u64) {
+            return Err(Error::Misaligned {
+                argument,
+                expected: size_of::<T>(),
+                got: self.address,
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn overlaps(&self, other: &Memory<'_>) -> bool {
+        let end = |memory: &Memory<'_>| memory.address + memory.bytes as u64;
+        self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
+    }
+}
+
+impl<T: Element> View<'_, T> {
+    /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary context,
+    /// as this library does), dense, in row-major order. Nothing is checked until a call gets it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidShape`].
+    ///
+    /// # Safety
+    /// From the call that gets the view until the work it queued is done:
+    /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in memory of the
+    ///    device's primary context, or `shape` has no elements.
+    /// 2. Nothing writes them but work that is ordered before on the call's stream.
+    pub unsafe fn from_raw(address: u64, shape: impl IntoShape, ordinal: u32) -> Result<Self> {
+        let shape = shape.into_shape("shape")?;
+        Ok(View { memory: Memory::raw::<T>(address, shape, ordinal), element: PhantomData })
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> Shape {
+        self.memory.shape
+    }
+}
+
+impl<T: Element> ViewMut<'_, T> {
+    /// Memory of somebody else's, dense, in row-major order. Nothing is checked until a call gets it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidShape`].
+    ///
+    /// # Safety
+    /// From the call that gets the view until the work it queued is done:
+    /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in memory of the
+    ///    device's primary context, or `shape` has no elements.
+    /// 2. Nothing accesses them but work that is ordered before on the call's stream.
+    pub unsafe fn from_raw(address: u64, shape: impl IntoShape, ordinal: u32) -> Result<Self> {
+        let shape = shape.into_shape("shape")?;
+        Ok(ViewMut { memory: Memory::raw::<T>(address, shape, ordinal), element: PhantomData })
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> Shape {
+        self.memory.shape
+    }
+}
+
+impl<'a, T> View<'a, T> {
+    pub(crate) fn of(memory: Memory<'a>) -> Self {
+        View { memory, element: PhantomData }
+    }
+}
+
+impl<'a, T> ViewMut<'a, T> {
+    pub(crate) fn of(memory: Memory<'a>) -> Self {
+        ViewMut { memory, element: PhantomData }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_counts_its_elements() {
+        let shape = [2, 3, 4].into_shape("shape").unwrap();
+        assert_eq!(shape.len(), 24);
+        assert_eq!(shape.dims(), [2, 3, 4]);
+        assert_eq!(Shape::SCALAR.len(), 1);
+        assert_eq!([0, 5].into_shape("shape").unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_shape_that_no_memory_holds_is_refused() {
+        for dims in [[usize::MAX, 2], [1 << 40, 1 << 40], [0, usize::MAX]] {
+            let error = dims.into_shape("target").unwrap_err();
+            assert!(error.to_string().starts_with("target: expected fewer"), "{error}");
+        }
+        let error = [1; 7].into_shape("input").unwrap_err();
+        assert_eq!(error.to_string(), "input: expected at most 6 dimensions, got 7");
+    }
+
+    #[test]
+    fn memory_overlaps_where_it_shares_a_byte() {
+        let memory =
+            |address, len: usize| Memory::raw::<f32>(address, [len].into_shape("x").unwrap(), 0);
+        assert!(memory(0x100, 4).overlaps(&memory(0x10c, 1)));
+        assert!(!memory(0x100, 4).overlaps(&memory(0x110, 4)));
+        assert!(!memory(0x100, 4).overlaps(&memory(0x104, 0)));
+    }
+}

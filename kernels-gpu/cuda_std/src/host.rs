@@ -1,0 +1,162 @@
+//! The CPU's side: every name as a call to the [`Machine`] that runs the current thread.
+
+use crate::SharedArray;
+use crate::memory::{Vec16, Word};
+use std::cell::Cell;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A place in a kernel's source.
+pub type Place = &'static Location<'static>;
+
+/// What a thread does to memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Reads it.
+    Load,
+    /// Writes it.
+    Store,
+}
+
+/// Whoever runs GPU threads on a CPU. One machine stands for one GPU thread.
+pub trait Machine {
+    /// The thread's index in its block.
+    fn thread_idx(&self) -> u32;
+    /// The block's index in the grid.
+    fn block_idx(&self) -> u32;
+    /// Threads in a block.
+    fn block_dim(&self) -> u32;
+    /// Blocks in the grid.
+    fn grid_dim(&self) -> u32;
+    /// Waits for the threads of the block.
+    fn sync_threads(&self, place: Place);
+    /// Exchanges a value with a lane of the warp.
+    fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32;
+    /// The address of the block's shared array that `key` stands for.
+    fn shared_array(&self, key: usize, bytes: usize) -> usize;
+    /// Does not return if the access to global memory is not allowed.
+    fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place);
+    /// Does not return if the access to shared memory is not allowed.
+    fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place);
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<*const dyn Machine>> = const { Cell::new(None) };
+}
+
+/// Makes `machine` the one that [`crate`]'s names reach on this CPU thread, until the next call.
+///
+/// # Safety
+/// `machine` stays valid until the next call on this CPU thread.
+pub unsafe fn set_machine(machine: Option<*const dyn Machine>) {
+    CURRENT.set(machine);
+}
+
+#[inline]
+fn machine<'a>() -> &'a dyn Machine {
+    let machine = CURRENT.get().expect("a kernel function was called outside the emulator");
+    // SAFETY: `set_machine`'s condition.
+    unsafe { &*machine }
+}
+
+pub(crate) fn thread_idx() -> u32 {
+    machine().thread_idx()
+}
+
+pub(crate) fn block_idx() -> u32 {
+    machine().block_idx()
+}
+
+pub(crate) fn block_dim() -> u32 {
+    machine().block_dim()
+}
+
+pub(crate) fn grid_dim() -> u32 {
+    machine().grid_dim()
+}
+
+#[track_caller]
+pub(crate) fn sync_threads() {
+    machine().sync_threads(Location::caller());
+}
+
+#[track_caller]
+pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
+    machine().shuffle_xor(value, lane_mask, Location::caller())
+}
+
+#[doc(hidden)]
+pub fn shared_array<T: Word>(key: usize, len: u32) -> SharedArray<T> {
+    let start = machine().shared_array(key, len as usize * size_of::<T>());
+    SharedArray::new(start as *mut T)
+}
+
+#[track_caller]
+fn check_global<T>(at: *const T, access: Access) {
+    machine().global_access(at as usize, size_of::<T>(), access, Location::caller());
+}
+
+#[track_caller]
+pub(crate) unsafe fn load<T: Word>(at: *const T) -> T {
+    check_global(at, Access::Load);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_volatile<T: Word>(at: *const T) -> T {
+    check_global(at, Access::Load);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.read_volatile() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
+    check_global(at, Access::Load);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store<T: Word>(at: *mut T, value: T) {
+    check_global(at, Access::Store);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.write(value) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
+    check_global(at, Access::Store);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.write(value) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_shared<T: Word>(at: *const T) -> T {
+    machine().shared_access(at as usize, size_of::<T>(), Access::Load, Location::caller());
+    // SAFETY: the machine has checked the address.
+    unsafe { at.read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
+    machine().shared_access(at as usize, size_of::<T>(), Access::Store, Location::caller());
+    // SAFETY: the machine has checked the address.
+    unsafe { at.write(value) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn fetch_add_ordered(counter: *mut u32, value: u32) -> u32 {
+    check_global(counter, Access::Load);
+    check_global(counter, Access::Store);
+    // SAFETY: the machine has checked the address; the caller's condition.
+    unsafe { AtomicU32::from_ptr(counter) }.fetch_add(value, Ordering::AcqRel)
+}
+
+pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
+}
+
+pub(crate) fn fma_f64(a: f64, b: f64, c: f64) -> f64 {
+    a.mul_add(b, c)
+}

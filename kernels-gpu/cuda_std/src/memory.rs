@@ -1,0 +1,81 @@
+//! Global memory, as explicit instructions: the width and the caching of an access are visible
+//! where it is made, and the emulator sees every one of them.
+
+use crate::side;
+
+/// 16 bytes of memory: the widest access a thread makes in one instruction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C, align(16))]
+pub struct Vec16(pub [u32; 4]);
+
+/// A type that one instruction loads or stores.
+///
+/// # Safety
+/// The type has 1, 2, 4 or 8 bytes, no padding, and is valid for every bit pattern.
+pub unsafe trait Word: Copy + 'static {}
+
+macro_rules! words {
+    ($($word:ty)*) => {
+        // SAFETY: primitive numbers of at most 8 bytes.
+        $(unsafe impl Word for $word {})*
+    };
+}
+words!(u8 u16 u32 u64 i32 i64 f32 f64);
+
+/// Loads a word.
+///
+/// # Safety
+/// 1. `at` is aligned for `T` and points to an initialised `T` in global memory.
+/// 2. No thread of the grid writes it, except before a barrier or fence that orders the two.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn load<T: Word>(at: *const T) -> T {
+    // SAFETY: the caller's conditions.
+    unsafe { side::load(at) }
+}
+
+/// Loads a word that another block wrote in this launch, past the multiprocessor's own cache.
+///
+/// # Safety
+/// As [`load`]; the write is ordered before this by fences and an atomic.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn load_shared_by_grid<T: Word>(at: *const T) -> T {
+    // SAFETY: the caller's conditions.
+    unsafe { side::load_volatile(at) }
+}
+
+/// Loads 16 bytes that are read once: through the read-only path and without a place in L1.
+///
+/// # Safety
+/// 1. `at` is 16-byte aligned and points to 16 initialised bytes of global memory.
+/// 2. Nothing writes them while the kernel runs: the read-only path is not kept coherent.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
+    // SAFETY: the caller's conditions.
+    unsafe { side::load_streaming(at) }
+}
+
+/// Stores a word.
+///
+/// # Safety
+/// 1. `at` is aligned for `T` and points to global memory of at least its size.
+/// 2. No other thread accesses it, except beyond a barrier or fence that orders the two.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn store<T: Word>(at: *mut T, value: T) {
+    // SAFETY: the caller's conditions.
+    unsafe { side::store(at, value) }
+}
+
+/// Stores 16 bytes that the kernel does not read again (evicted first from L2).
+///
+/// # Safety
+/// As [`store`], and `at` is 16-byte aligned.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
+    // SAFETY: the caller's conditions.
+    unsafe { side::store_streaming(at, value) }
+}

@@ -1,0 +1,140 @@
+//! The device's side: every name as a PTX instruction.
+//!
+//! Barriers and shuffles are LLVM intrinsics and never `asm!`: an `asm!` block may be duplicated by
+//! an optimisation, and a barrier that stands twice in divergent code never completes.
+
+use crate::memory::{Vec16, Word};
+use core::arch::{asm, nvptx};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
+    safe fn barrier_sync(barrier: i32);
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+    safe fn shfl_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
+    #[link_name = "llvm.nvvm.membar.gl"]
+    safe fn membar_gl();
+    #[link_name = "llvm.fma.f32"]
+    safe fn llvm_fma_f32(a: f32, b: f32, c: f32) -> f32;
+    #[link_name = "llvm.fma.f64"]
+    safe fn llvm_fma_f64(a: f64, b: f64, c: f64) -> f64;
+}
+
+#[inline(always)]
+pub(crate) fn thread_idx() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_thread_idx_x() as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn block_idx() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_block_idx_x() as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn block_dim() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_block_dim_x() as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn grid_dim() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_grid_dim_x() as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn sync_threads() {
+    barrier_sync(0);
+}
+
+#[inline(always)]
+pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
+    shfl_bfly(-1, value as i32, lane_mask as i32, 31) as u32
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load<T: Word>(at: *const T) -> T {
+    // SAFETY: the caller's conditions.
+    unsafe { *at }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_volatile<T: Word>(at: *const T) -> T {
+    // SAFETY: the caller's conditions.
+    unsafe { at.read_volatile() }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_shared<T: Word>(at: *const T) -> T {
+    // SAFETY: the caller's conditions.
+    unsafe { *at }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
+    // SAFETY: the caller's conditions.
+    unsafe { *at = value }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
+    let (a, b, c, d);
+    // SAFETY: the caller's conditions; the memory does not change, so the load is pure.
+    unsafe {
+        asm!(
+            "ld.global.nc.L1::no_allocate.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a,
+            out(reg32) b,
+            out(reg32) c,
+            out(reg32) d,
+            in(reg64) at,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    Vec16([a, b, c, d])
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store<T: Word>(at: *mut T, value: T) {
+    // SAFETY: the caller's conditions.
+    unsafe { *at = value }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
+    let Vec16([a, b, c, d]) = value;
+    // SAFETY: the caller's conditions.
+    unsafe {
+        asm!(
+            "st.global.cs.v4.b32 [{4}], {{{0}, {1}, {2}, {3}}};",
+            in(reg32) a,
+            in(reg32) b,
+            in(reg32) c,
+            in(reg32) d,
+            in(reg64) at,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn fetch_add_ordered(counter: *mut u32, value: u32) -> u32 {
+    // SAFETY: the caller's conditions.
+    let counter = unsafe { AtomicU32::from_ptr(counter) };
+    membar_gl();
+    let before = counter.fetch_add(value, Ordering::Relaxed);
+    membar_gl();
+    before
+}
+
+#[inline(always)]
+pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
+    llvm_fma_f32(a, b, c)
+}
+
+#[inline(always)]
+pub(crate) fn fma_f64(a: f64, b: f64, c: f64) -> f64 {
+    llvm_fma_f64(a, b, c)
+}

@@ -1,0 +1,49 @@
+//! Warps of 32 threads. All 32 must take part in every call here.
+
+use crate::side;
+
+/// Threads in a warp.
+pub const WARP_SIZE: u32 = 32;
+
+/// This thread's index in its warp.
+#[inline(always)]
+pub fn lane_id() -> u32 {
+    crate::thread::thread_idx_x() % WARP_SIZE
+}
+
+/// This warp's index in its block.
+#[inline(always)]
+pub fn warp_id() -> u32 {
+    crate::thread::thread_idx_x() / WARP_SIZE
+}
+
+/// A value that can travel between the lanes of a warp.
+pub trait WarpShuffleValue: Copy {
+    /// The value of `self` in the lane whose index differs by `lane_mask` (exclusive or).
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn shuffle_xor(self, lane_mask: u32) -> Self;
+}
+
+impl WarpShuffleValue for u32 {
+    #[inline(always)]
+    fn shuffle_xor(self, lane_mask: u32) -> Self {
+        side::shuffle_xor(self, lane_mask)
+    }
+}
+
+impl WarpShuffleValue for f32 {
+    #[inline(always)]
+    fn shuffle_xor(self, lane_mask: u32) -> Self {
+        f32::from_bits(self.to_bits().shuffle_xor(lane_mask))
+    }
+}
+
+impl WarpShuffleValue for f64 {
+    #[inline(always)]
+    fn shuffle_xor(self, lane_mask: u32) -> Self {
+        let bits = self.to_bits();
+        let low = (bits as u32).shuffle_xor(lane_mask);
+        let high = ((bits >> 32) as u32).shuffle_xor(lane_mask);
+        f64::from_bits(u64::from(high) << 32 | u64::from(low))
+    }
+}

@@ -1,0 +1,57 @@
+//! The ceiling that losses are measured against: kernels that do nothing but the same reads and
+//! writes, 16 bytes at a time.
+
+use crate::abi::CeilingArgs;
+use cuda_std::memory::{Vec16, load_streaming, store, store_streaming};
+use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+
+/// Reads `READS` arrays and writes `WRITES`, `UNROLL` groups of 16 bytes of each in flight in a thread.
+///
+/// # Safety
+/// 1. Each of `args.arrays` in use points to `groups` groups of 16 bytes in global memory, on their
+///    boundary; reads first, then writes.
+/// 2. `sink` points to 4 bytes.
+/// 3. Nothing that is written overlaps anything else.
+#[inline(always)]
+pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL: usize>(
+    args: &CeilingArgs,
+) {
+    let threads = u64::from(block_dim_x());
+    let tile = threads * UNROLL as u64;
+    let mut seen = 0;
+    let mut start = u64::from(block_idx_x()) * tile;
+    while start + tile <= args.groups {
+        let first = start + u64::from(thread_idx_x());
+        let at = |array: usize, k: usize| {
+            (args.arrays[array] + (first + k as u64 * threads) * 16) as *mut Vec16
+        };
+        let mut values = [[Vec16::default(); UNROLL]; READS];
+        for k in 0..UNROLL {
+            for (read, values) in values.iter_mut().enumerate() {
+                // SAFETY: condition 1.
+                values[k] = unsafe { load_streaming(at(read, k)) };
+            }
+        }
+        for k in 0..UNROLL {
+            let mut mixed = [0; 4];
+            for values in &values {
+                for (word, mixed) in mixed.iter_mut().enumerate() {
+                    *mixed ^= values[k].0[word];
+                }
+            }
+            if WRITES == 0 {
+                seen ^= mixed[0] ^ mixed[1] ^ mixed[2] ^ mixed[3];
+            }
+            for write in 0..WRITES {
+                // SAFETY: conditions 1 and 3.
+                unsafe { store_streaming(at(READS + write, k), Vec16(mixed)) };
+            }
+        }
+        start += tile * u64::from(grid_dim_x());
+    }
+    // Hardly ever true, but nobody can know: the reads have to be made.
+    if WRITES == 0 && seen == 0x9E37_79B9 {
+        // SAFETY: condition 2.
+        unsafe { store(args.sink as *mut u32, seen) };
+    }
+}

@@ -1,0 +1,95 @@
+//! Threads, streams, and the life of memory beside work that still uses it.
+
+use fused_loss::{Gpu, Loss, Mse, Stream, Tensor, Workspace};
+use tests::random::uniforms;
+use tests::{gpu, tensor};
+
+#[test]
+fn handles_and_memory_may_go_to_any_thread() {
+    fn may<T: Send + Sync>() {}
+    may::<Gpu>();
+    may::<Stream>();
+    may::<Tensor<f32>>();
+    may::<Loss<f32>>();
+    may::<Workspace>();
+}
+
+#[test]
+fn eight_threads_get_what_one_gets() {
+    let (x, t) = (tensor(&uniforms(5, 200_000)), tensor(&uniforms(6, 200_000)));
+    let run = || {
+        let stream = gpu().stream().unwrap();
+        let (loss, gradient) = Mse::mean().forward_backward(&x, &t, &stream).unwrap();
+        (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
+    };
+    let alone = run();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
+        for thread in threads {
+            assert!(thread.join().unwrap() == alone, "a thread got other bits");
+        }
+    });
+}
+
+#[test]
+fn a_result_of_one_stream_is_an_input_of_another() {
+    let (x, t) = (tensor(&uniforms(7, 100_000)), tensor(&uniforms(8, 100_000)));
+    let zero = Tensor::zeros(gpu(), [100_000]).unwrap();
+    let (first, second) = (gpu().stream().unwrap(), gpu().stream().unwrap());
+    let (_, gradient) = Mse::sum().forward_backward(&x, &t, &first).unwrap();
+    let norm = Mse::sum().forward(&gradient, &zero, &second).unwrap().item().unwrap();
+    let same = Mse::sum().forward(&gradient, &zero, &first).unwrap().item().unwrap();
+    assert_eq!(norm.to_bits(), same.to_bits());
+    assert!(norm > 0.0);
+}
+
+#[test]
+fn memory_may_be_dropped_while_work_on_it_is_queued() {
+    let stream = gpu().stream().unwrap();
+    let losses: Vec<_> = (0..20)
+        .map(|seed| {
+            let (x, t) = (tensor(&uniforms(seed, 50_000)), tensor(&uniforms(seed + 1, 50_000)));
+            Mse::mean().forward(&x, &t, &stream).unwrap()
+        })
+        .collect();
+    for loss in losses {
+        let loss = loss.item().unwrap();
+        assert!((0.6..0.7).contains(&loss), "the mean of (u - v)² is 2/3, got {loss}");
+    }
+}
+
+#[test]
+fn one_workspace_serves_streams_in_turn() {
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let (x, t) = (tensor(&uniforms(9, 300_000)), tensor(&uniforms(10, 300_000)));
+    let streams: Vec<_> = (0..4).map(|_| gpu().stream().unwrap()).collect();
+    let mut losses: Vec<_> = (0..16).map(|_| Loss::<f32>::zeros(gpu(), []).unwrap()).collect();
+    for (index, loss) in losses.iter_mut().enumerate() {
+        Mse::mean().forward_into(&x, &t, loss, &mut workspace, &streams[index % 4]).unwrap();
+    }
+    let bits: Vec<_> = losses.iter().map(|loss| loss.item().unwrap().to_bits()).collect();
+    assert!(bits.iter().all(|&other| other == bits[0]), "{bits:x?}");
+}
+
+#[test]
+fn a_hundred_runs_have_the_same_bits() {
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (tensor(&uniforms(11, 150_001)), tensor(&uniforms(12, 150_001)));
+    let first = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
+    for _ in 1..100 {
+        let again = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
+        assert_eq!(again.to_bits(), first.to_bits());
+    }
+}
+
+#[test]
+fn the_threads_own_context_is_put_back() {
+    // Work on the second device between two calls on the first, where there are two.
+    let open = if gpu().is_emulated() { Gpu::emulated } else { Gpu::new };
+    let Ok(other) = open(1) else { return };
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (tensor(&[1.0; 100]), tensor(&[0.0; 100]));
+    let there = Tensor::from_slice(&other, [1], &[3.0_f32]).unwrap();
+    assert_eq!(Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap(), 1.0);
+    assert_eq!(there.to_vec().unwrap(), [3.0]);
+}

@@ -1,0 +1,156 @@
+//! What is refused: by an error that names the argument, what was expected and what came, with
+//! nothing queued.
+
+use fused_loss::{Error, Gpu, Loss, Mse, Stream, Tensor, View, ViewMut, Workspace};
+use tests::{gpu, tensor};
+
+fn stream() -> Stream {
+    gpu().stream().unwrap()
+}
+
+#[track_caller]
+fn assert_message<T>(result: Result<T, Error>, expected: &str) {
+    match result {
+        Ok(_) => panic!("expected the error: {expected}"),
+        Err(error) => assert_eq!(error.to_string(), expected),
+    }
+}
+
+#[test]
+fn a_target_of_another_shape() {
+    let (x, t) =
+        (Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap(), Tensor::zeros(gpu(), [3, 4]).unwrap());
+    let expected = "target: expected shape [4, 3], got [3, 4]";
+    assert_message(Mse::mean().forward(&x, &t, &stream()), expected);
+    assert_message(Mse::mean().forward_backward(&x, &t, &stream()), expected);
+}
+
+#[test]
+fn a_loss_or_gradient_of_another_shape() {
+    let (x, t) = (tensor(&[1.0; 6]), tensor(&[0.0; 6]));
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mut loss = Loss::zeros(gpu(), [6]).unwrap();
+    assert_message(
+        Mse::mean().forward_into(&x, &t, &mut loss, &mut workspace, &stream()),
+        "loss: expected shape [], got [6]",
+    );
+    let upstream = Tensor::from_slice(gpu(), [2], &[1.0, 1.0]).unwrap();
+    assert_message(
+        Mse::mean().backward(&x, &t, &upstream, &stream()),
+        "upstream: expected shape [], got [2]",
+    );
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0]).unwrap();
+    let mut gradient = Tensor::zeros(gpu(), [2, 3]).unwrap();
+    assert_message(
+        Mse::mean().backward_into(&x, &t, &upstream, &mut gradient, &stream()),
+        "grad_input: expected shape [6], got [2, 3]",
+    );
+}
+
+#[test]
+fn a_null_pointer_for_elements() {
+    let t = tensor(&[0.0_f32; 6]);
+    // SAFETY: refused before anything reads it.
+    let x = unsafe { View::<f32>::from_raw(0, [6], gpu().ordinal()) }.unwrap();
+    assert_message(
+        Mse::mean().forward(x, &t, &stream()),
+        "input: expected a device address for 6 elements, got a null pointer",
+    );
+}
+
+#[test]
+fn an_address_between_elements() {
+    let (x, memory) = (tensor(&[0.0_f32; 6]), tensor(&[0.0_f32; 8]));
+    let address = memory.as_raw() + 2;
+    // SAFETY: refused before anything reads it.
+    let t = unsafe { View::<f32>::from_raw(address, [6], gpu().ordinal()) }.unwrap();
+    assert_message(
+        Mse::mean().forward(&x, t, &stream()),
+        &format!("target: expected an address that is a multiple of 4, got {address:#x}"),
+    );
+}
+
+#[test]
+fn memory_on_another_device() {
+    let (x, other) = (tensor(&[0.0_f32; 6]), gpu().ordinal() + 1);
+    // SAFETY: refused before anything reads it.
+    let t = unsafe { View::<f32>::from_raw(x.as_raw(), [6], other) }.unwrap();
+    assert_message(
+        Mse::mean().forward(&x, t, &stream()),
+        "target: expected memory on device 0, got memory on device 1",
+    );
+}
+
+#[test]
+fn a_gradient_over_its_input() {
+    let (x, t) = (tensor(&[0.0_f32; 6]), tensor(&[0.0_f32; 6]));
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0]).unwrap();
+    // SAFETY: refused before anything writes it.
+    let over = unsafe { ViewMut::<f32>::from_raw(x.as_raw(), [6], gpu().ordinal()) }.unwrap();
+    assert_message(
+        Mse::mean().backward_into(&x, &t, &upstream, over, &stream()),
+        "grad_input: expected memory of its own, got memory that overlaps input",
+    );
+}
+
+#[test]
+fn data_of_another_length() {
+    assert_message(
+        Tensor::from_slice(gpu(), [2, 3], &[0.0_f32; 5]),
+        "data: expected 6 elements, got 5",
+    );
+    let t = tensor(&[0.0_f32; 6]);
+    assert_message(t.copy_to_slice(&mut [0.0; 7]), "data: expected 6 elements, got 7");
+}
+
+#[test]
+fn a_shape_that_no_memory_holds() {
+    assert_message(
+        Tensor::<f32>::zeros(gpu(), [usize::MAX, 2]),
+        &format!("shape: expected fewer elements than 2^60, got [{}, 2]", usize::MAX),
+    );
+}
+
+#[test]
+fn a_device_that_is_not_there() {
+    let open = if gpu().is_emulated() { Gpu::emulated } else { Gpu::new };
+    let error = open(999).unwrap_err().to_string();
+    assert!(error.starts_with("ordinal: expected a device below "), "{error}");
+    assert!(error.ends_with(", got 999"), "{error}");
+}
+
+#[test]
+fn the_other_driver_in_one_process() {
+    let (ask, expected) = if gpu().is_emulated() {
+        (
+            Gpu::new as fn(u32) -> _,
+            "this process already runs on the emulator; the NVIDIA driver cannot be had beside it",
+        )
+    } else {
+        (
+            Gpu::emulated as fn(u32) -> _,
+            "this process already runs on the NVIDIA driver; the emulator cannot be had beside it",
+        )
+    };
+    assert_message(ask(0), expected);
+}
+
+#[test]
+fn the_name_says_what_the_device_is() {
+    assert_eq!(gpu().name().contains("emulator"), gpu().is_emulated());
+    assert!(gpu().compute_capability() >= (8, 0));
+}
+
+/// A refused call leaves what it was given as it was, and the stream usable.
+#[test]
+fn nothing_is_queued_by_a_refused_call() {
+    let (x, t) = (tensor(&[1.0; 6]), tensor(&[0.0; 5]));
+    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    let (stream, mut workspace) = (stream(), Workspace::new(gpu()).unwrap());
+    Mse::mean().forward_into(&x, &t, &mut loss, &mut workspace, &stream).unwrap_err();
+    stream.synchronize().unwrap();
+    assert_eq!(loss.item().unwrap(), 0.0);
+    let t = tensor(&[0.0; 6]);
+    Mse::mean().forward_into(&x, &t, &mut loss, &mut workspace, &stream).unwrap();
+    assert_eq!(loss.item().unwrap(), 1.0);
+}

@@ -1,0 +1,162 @@
+//! Mean squared error: what it computes, for every length, alignment and value.
+
+use approx::assert_relative_eq;
+use fused_loss::{Loss, Mse, Tensor, Workspace};
+use proptest::prelude::*;
+use tests::random::uniforms;
+use tests::reference::mse;
+use tests::{Placed, gpu, tensor};
+
+/// Relative error that a loss in f32 may have.
+const LOSS: f64 = 1e-6;
+/// Error that a gradient in f32 may have, relative to the largest of it.
+const GRADIENT: f64 = 2e-6;
+
+#[track_caller]
+fn assert_gradient(got: &[f32], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len());
+    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(got) - expected).abs();
+        assert!(error <= GRADIENT * largest, "element {index}: expected {expected}, got {got}");
+    }
+}
+
+#[test]
+fn mean_is_the_sum_over_the_number_of_elements() {
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (tensor(&[1.0, 2.0, 3.0]), tensor(&[0.0, 4.0, 3.0]));
+    assert_eq!(Mse::sum().forward(&x, &t, &stream).unwrap().item().unwrap(), 5.0);
+    assert_eq!(Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap(), 5.0 / 3.0);
+}
+
+#[test]
+fn the_gradient_is_twice_the_difference_times_the_upstream_over_the_divisor() {
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (tensor(&[1.0, 2.0]), tensor(&[0.0, 4.0]));
+    let upstream = Tensor::from_slice(gpu(), [], &[8.0]).unwrap();
+    let gradient = Mse::mean().backward(&x, &t, &upstream, &stream).unwrap();
+    assert_eq!(gradient.to_vec().unwrap(), [8.0, -16.0]);
+    let gradient = Mse::sum().backward(&x, &t, &upstream, &stream).unwrap();
+    assert_eq!(gradient.to_vec().unwrap(), [16.0, -32.0]);
+}
+
+#[test]
+fn both_in_one_pass_are_the_two_for_an_upstream_of_one() {
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (tensor(&uniforms(1, 100_003)), tensor(&uniforms(2, 100_003)));
+    let one = Tensor::from_slice(gpu(), [], &[1.0]).unwrap();
+    let (loss, gradient) = Mse::mean().forward_backward(&x, &t, &stream).unwrap();
+    let alone = Mse::mean().forward(&x, &t, &stream).unwrap();
+    assert_eq!(loss.item().unwrap().to_bits(), alone.item().unwrap().to_bits());
+    let alone = Mse::mean().backward(&x, &t, &one, &stream).unwrap();
+    assert_eq!(gradient.to_vec().unwrap(), alone.to_vec().unwrap());
+}
+
+#[test]
+fn a_tensor_of_any_rank_is_its_elements() {
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (uniforms(3, 24), uniforms(4, 24));
+    let loss_of = |dims: &[usize]| {
+        let x = Tensor::from_slice(gpu(), dims, &x).unwrap();
+        let t = Tensor::from_slice(gpu(), dims, &t).unwrap();
+        Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap()
+    };
+    assert_eq!(loss_of(&[2, 3, 4]), loss_of(&[24]));
+    assert_eq!(loss_of(&[1, 24, 1, 1]), loss_of(&[24]));
+}
+
+#[test]
+fn nothing_has_no_mean_and_a_sum_of_zero() {
+    let stream = gpu().stream().unwrap();
+    let nothing = Tensor::<f32>::zeros(gpu(), [0, 7]).unwrap();
+    let (loss, gradient) = Mse::mean().forward_backward(&nothing, &nothing, &stream).unwrap();
+    assert!(loss.item().unwrap().is_nan());
+    assert_eq!(gradient.to_vec().unwrap(), []);
+    assert_eq!(Mse::sum().forward(&nothing, &nothing, &stream).unwrap().item().unwrap(), 0.0);
+}
+
+#[test]
+fn what_is_not_finite_stays_so() {
+    let stream = gpu().stream().unwrap();
+    let loss = |x: f32, t: f32| {
+        let (x, t) = (tensor(&[0.0, x, 1.0]), tensor(&[0.5, t, 1.0]));
+        let (loss, gradient) = Mse::sum().forward_backward(&x, &t, &stream).unwrap();
+        (loss.item().unwrap(), gradient.to_vec().unwrap()[1])
+    };
+    let (value, gradient) = loss(f32::NAN, 0.0);
+    assert!(value.is_nan() && gradient.is_nan());
+    let (value, gradient) = loss(f32::INFINITY, f32::INFINITY);
+    assert!(value.is_nan() && gradient.is_nan(), "inf - inf is NaN");
+    assert_eq!(loss(f32::NEG_INFINITY, 0.0), (f32::INFINITY, f32::NEG_INFINITY));
+    assert_eq!(loss(1e30, 0.0), (f32::INFINITY, 2e30), "overflows, with a finite gradient");
+}
+
+#[test]
+fn a_mean_of_squares_beyond_the_largest_sum_is_finite() {
+    let stream = gpu().stream().unwrap();
+    let (x, t) = (tensor(&[1e18; 4096]), tensor(&[0.0; 4096]));
+    let loss = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
+    assert_relative_eq!(f64::from(loss), f64::from(1e18_f32).powi(2), max_relative = LOSS);
+}
+
+#[test]
+fn a_long_sum_of_small_squares_does_not_stall() {
+    let stream = gpu().stream().unwrap();
+    let len = 1_000_000;
+    let (x, t) = (tensor(&vec![1e-3; len]), tensor(&vec![0.0; len]));
+    let loss = Mse::sum().forward(&x, &t, &stream).unwrap().item().unwrap();
+    assert_relative_eq!(
+        f64::from(loss),
+        f64::from(1e-3_f32).powi(2) * len as f64,
+        max_relative = LOSS
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_length_alignment_and_scale(
+        len in prop_oneof![0_usize..70, 2_000_usize..20_000, 60_000_usize..140_000],
+        offsets in prop::array::uniform3(0_usize..4),
+        alike in any::<bool>(),
+        exponent in -12_i32..12,
+        mean in any::<bool>(),
+        seed in any::<u64>(),
+        upstream in -4.0_f32..4.0,
+    ) {
+        let offsets = if alike { [offsets[0]; 3] } else { offsets };
+        let scale = 10_f32.powi(exponent);
+        let x: Vec<f32> = uniforms(seed, len).iter().map(|x| x * scale).collect();
+        let t: Vec<f32> = uniforms(!seed, len).iter().map(|t| t * scale).collect();
+        let (on_x, on_t) = (Placed::new(&x, offsets[0], f32::NAN), Placed::new(&t, offsets[1], f32::NAN));
+        let guard = 7.0;
+        let mut on_grad = Placed::new(&vec![f32::NAN; len], offsets[2], guard);
+        let mut on_loss = Loss::<f32>::zeros(gpu(), []).unwrap();
+        let on_upstream = Tensor::from_slice(gpu(), [], &[upstream]).unwrap();
+        let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
+        let divisor = if mean { len as f64 } else { 1.0 };
+
+        let (input, target, workspace) = (on_x.view(), on_t.view(), &mut workspace);
+        if mean {
+            Mse::mean().forward_backward_into(input, target, &mut on_loss, on_grad.view_mut(), workspace, &stream).unwrap();
+        } else {
+            Mse::sum().forward_backward_into(input, target, &mut on_loss, on_grad.view_mut(), workspace, &stream).unwrap();
+        }
+        stream.synchronize().unwrap();
+        let loss = f64::from(on_loss.item().unwrap());
+        if len > 0 {
+            assert_relative_eq!(loss, mse::sum(&x, &t) / divisor, max_relative = LOSS);
+        }
+        assert_gradient(&on_grad.to_vec(), &mse::gradient(&x, &t, 1.0 / divisor));
+
+        if mean {
+            Mse::mean().backward_into(input, target, &on_upstream, on_grad.view_mut(), &stream).unwrap();
+        } else {
+            Mse::sum().backward_into(input, target, &on_upstream, on_grad.view_mut(), &stream).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert_gradient(&on_grad.to_vec(), &mse::gradient(&x, &t, f64::from(upstream) / divisor));
+    }
+}

@@ -1,0 +1,14 @@
+//! `cargo xtask demo`: the example that fits a linear model.
+
+use crate::flags;
+use xshell::{Shell, cmd};
+
+pub(crate) fn run(sh: &Shell, flags: &flags::Demo) -> anyhow::Result<()> {
+    let args = &flags.args;
+    cmd!(
+        sh,
+        "cargo run --release -p fused-loss --features emulator --example 03_fit_linear_model -- {args...}"
+    )
+    .run()?;
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! The command line.
+
+// The macro's items are `pub`, whatever module it stands in.
+#![allow(unreachable_pub)]
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+xflags::xflags! {
+    /// The project's tasks.
+    cmd xtask {
+        /// Compiles the kernels to PTX, into host/ptx.
+        cmd build-ptx {
+            /// The compiler: 1.96.0 or newer, with its own source of `core`. Searched for by default.
+            optional --rustc path: PathBuf
+            /// The assembler that reports registers and spills. By default that of PATH, if there is one.
+            optional --ptxas path: PathBuf
+            /// Writes nothing; fails if host/ptx is not what the kernels compile to.
+            optional --check
+        }
+        /// Everything that must pass before a commit: formatting, clippy, docs, PTX, tests.
+        cmd test {
+            /// Fails where the tests would run on the emulator.
+            optional --require-gpu
+            /// Runs the slow tests too.
+            optional --full
+            /// Installs no compiler for the PTX check.
+            optional --no-install
+        }
+        /// Fits a linear model: the example `03_fit_linear_model`, on the GPU or the emulator.
+        cmd demo {
+            /// Arguments of the example; after a `--` those that begin with a dash.
+            repeated args: OsString
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! NVIDIA's assembler, where it is at hand: it knows what static text does not show, how many
+//! registers an entry takes and whether they suffice.
+
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use xshell::{Shell, cmd};
+
+/// The GPUs to assemble for: the oldest that is supported and those that the kernels are tuned on.
+const GPUS: &[&str] = &["sm_80", "sm_90"];
+
+/// Those of them that run PTX for `arch`.
+pub(crate) fn gpus(arch: &str) -> impl Iterator<Item = &'static str> {
+    let number = |arch: &str| arch.trim_start_matches("sm_").parse::<u32>().unwrap_or(0);
+    let oldest = number(arch);
+    GPUS.iter().copied().filter(move |gpu| number(gpu) >= oldest)
+}
+
+/// What `ptxas -v` says of one function.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Usage {
+    pub(crate) function: String,
+    pub(crate) registers: u32,
+    pub(crate) stack: u32,
+    pub(crate) spill_stores: u32,
+    pub(crate) spill_loads: u32,
+    pub(crate) shared: u32,
+    pub(crate) barriers: u32,
+}
+
+impl Usage {
+    pub(crate) const HEADINGS: [&str; 9] = [
+        "entry",
+        "PTX for",
+        "GPU",
+        "registers",
+        "spill stores",
+        "spill loads",
+        "stack",
+        "shared",
+        "barriers",
+    ];
+
+    pub(crate) fn row(&self, arch: &str, gpu: &str) -> [String; 9] {
+        [
+            self.function.clone(),
+            arch.to_owned(),
+            gpu.to_owned(),
+            self.registers.to_string(),
+            self.spill_stores.to_string(),
+            self.spill_loads.to_string(),
+            self.stack.to_string(),
+            self.shared.to_string(),
+            self.barriers.to_string(),
+        ]
+    }
+
+    /// Registers that do not suffice are a performance fault that no test sees.
+    pub(crate) fn problem(&self, gpu: &str) -> Option<String> {
+        (self.stack + self.spill_stores + self.spill_loads > 0).then(|| {
+            format!(
+                "{}: on {gpu} a stack of {} bytes, {} of spill stores, {} of spill loads, expected none",
+                self.function, self.stack, self.spill_stores, self.spill_loads
+            )
+        })
+    }
+}
+
+/// Assembles a file and returns what each function takes.
+pub(crate) fn assemble(
+    sh: &Shell,
+    ptxas: &Path,
+    file: &Path,
+    gpu: &str,
+    output: &Path,
+) -> Result<Vec<Usage>> {
+    let result = cmd!(sh, "{ptxas} -v --gpu-name {gpu} {file} -o {output}")
+        .quiet()
+        .ignore_status()
+        .output()
+        .with_context(|| format!("cannot run {}", ptxas.display()))?;
+    let report = format!(
+        "{}{}",
+        String::from_utf8_lossy(&result.stdout),
+        String::from_utf8_lossy(&result.stderr)
+    );
+    ensure!(result.status.success(), "{} does not assemble for {gpu}:\n{report}", file.display());
+    parse(&report)
+}
+
+fn parse(report: &str) -> Result<Vec<Usage>> {
+    let mut usages: Vec<Usage> = Vec::new();
+    for line in report.lines() {
+        if let Some((_, function)) = line.split_once("Function properties for ") {
+            usages.push(Usage { function: function.trim().to_owned(), ..Usage::default() });
+        }
+        let Some(usage) = usages.last_mut() else {
+            continue;
+        };
+        let line = line.rsplit("Used ").next().unwrap_or(line);
+        for item in line.split(',') {
+            let Some((number, what)) = item.trim().trim_start_matches("used ").split_once(' ')
+            else {
+                continue;
+            };
+            let field = match what {
+                "registers" => &mut usage.registers,
+                "bytes stack frame" => &mut usage.stack,
+                "bytes spill stores" => &mut usage.spill_stores,
+                "bytes spill loads" => &mut usage.spill_loads,
+                "bytes smem" => &mut usage.shared,
+                "barriers" | "barrier" => &mut usage.barriers,
+                _ => continue,
+            };
+            *field = number.parse().with_context(|| format!("ptxas says `{}`", item.trim()))?;
+        }
+    }
+    Ok(usages)
+}
+
+/// The assembler that was asked for, or that of `PATH`.
+pub(crate) fn find(asked: Option<&Path>) -> Result<Option<PathBuf>> {
+    match asked {
+        Some(path) => {
+            ensure!(path.is_file(), "--ptxas {}: no such file", path.display());
+            // Commands run in the workspace's directory.
+            Ok(Some(std::path::absolute(path)?))
+        }
+        None => Ok(crate::in_path("ptxas")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'mse_forward_f32' for 'sm_80'
+ptxas info    : Function properties for mse_forward_f32
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 272 bytes smem, 424 bytes cmem[0]
+ptxas info    : Compile time = 11.123 ms
+ptxas info    : Compiling entry function 'mse_backward_f32' for 'sm_80'
+ptxas info    : Function properties for mse_backward_f32
+    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers, 16 bytes cumulative stack size, 424 bytes cmem[0]
+";
+
+    #[test]
+    fn a_report_is_read() {
+        let usages = parse(REPORT).unwrap();
+        assert_eq!(
+            usages,
+            [
+                Usage {
+                    function: "mse_forward_f32".to_owned(),
+                    registers: 40,
+                    shared: 272,
+                    barriers: 1,
+                    ..Usage::default()
+                },
+                Usage {
+                    function: "mse_backward_f32".to_owned(),
+                    registers: 32,
+                    stack: 16,
+                    spill_stores: 8,
+                    spill_loads: 4,
+                    ..Usage::default()
+                },
+            ]
+        );
+        assert_eq!(usages[0].problem("sm_80"), None);
+        assert_eq!(
+            usages[1].problem("sm_80").unwrap(),
+            "mse_backward_f32: on sm_80 a stack of 16 bytes, 8 of spill stores, 4 of spill loads, \
+             expected none"
+        );
+    }
+
+    #[test]
+    fn any_stack_or_spill_is_a_problem() {
+        let plants: [fn(&mut Usage) -> &mut u32; 3] = [
+            |usage| &mut usage.stack,
+            |usage| &mut usage.spill_stores,
+            |usage| &mut usage.spill_loads,
+        ];
+        for plant in plants {
+            let mut usage = Usage::default();
+            *plant(&mut usage) = 4;
+            assert!(usage.problem("sm_80").is_some(), "{usage:?}");
+        }
+    }
+
+    #[test]
+    fn ptx_is_assembled_for_its_own_gpu_and_newer_ones() {
+        assert_eq!(gpus("sm_80").collect::<Vec<_>>(), ["sm_80", "sm_90"]);
+        assert_eq!(gpus("sm_90").collect::<Vec<_>>(), ["sm_90"]);
+    }
+}

@@ -1,0 +1,62 @@
+//! `cargo xtask test`: everything that must pass before a commit.
+
+use crate::{build_ptx, flags};
+use anyhow::{Context, Result, bail};
+use std::time::Instant;
+use xshell::{Shell, cmd};
+
+pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
+    let start = Instant::now();
+
+    step("format", || Ok(cmd!(sh, "cargo fmt --all --check").run()?))?;
+    step("clippy", || {
+        Ok(cmd!(sh, "cargo clippy --workspace --all-targets --all-features -- -D warnings")
+            .run()?)
+    })?;
+    step("doc", || {
+        Ok(cmd!(sh, "cargo doc --workspace --no-deps --all-features")
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .run()?)
+    })?;
+    let ptx = step("build-ptx --check", || build_ptx::check(sh, None, None, !flags.no_install))?;
+    let device = step("device", || {
+        let device = device(sh)?;
+        if flags.require_gpu && device.contains("emulator") {
+            bail!("--require-gpu: this machine has no NVIDIA driver");
+        }
+        println!("the tests run on {device}");
+        Ok(device)
+    })?;
+    step("test", || {
+        let full: &[&str] = if flags.full { &["--", "--include-ignored"] } else { &[] };
+        let mut test = cmd!(sh, "cargo test --workspace --all-features {full...}");
+        if flags.require_gpu {
+            // The tests themselves refuse the emulator then.
+            test = test.env("FUSED_LOSS_REQUIRE_GPU", "1");
+        }
+        Ok(test.run()?)
+    })?;
+
+    println!(
+        "\nall passed in {} s: format, clippy, doc, PTX ({ptx}), {} on {device}",
+        start.elapsed().as_secs(),
+        if flags.full { "all tests" } else { "tests" },
+    );
+    Ok(())
+}
+
+fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    println!("\n== {name}");
+    run().with_context(|| format!("step `{name}` failed"))
+}
+
+/// The device that the tests will run on, as the library names it: the first example says it in its
+/// first line. A process of its own, since the library includes the PTX: if this crate depended on it,
+/// nothing could build PTX that does not compile into it yet.
+fn device(sh: &Shell) -> Result<String> {
+    let example = "01_loss_and_gradient";
+    let said = cmd!(sh, "cargo run --quiet -p fused-loss --features emulator --example {example}")
+        .read()?;
+    let device = said.lines().find_map(|line| line.strip_prefix("device: "));
+    Ok(device.with_context(|| format!("the example says no device: {said}"))?.to_owned())
+}

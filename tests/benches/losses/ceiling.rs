@@ -1,0 +1,70 @@
+//! The ceiling: the best of several launches of kernels that only read and write.
+
+use crate::timing::{Graph, interleaved};
+use fused_loss::{Stream, ceiling};
+use kernels_gpu::abi::CeilingArgs;
+use std::error::Error;
+
+/// What a loss does to memory, in arrays of one length.
+#[derive(Clone, Copy)]
+pub(crate) struct Pattern {
+    pub(crate) reads: usize,
+    pub(crate) writes: usize,
+}
+
+/// Kernels of a pattern, with the groups of 16 bytes that a thread has in flight of each array.
+fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
+    match (pattern.reads, pattern.writes) {
+        (1, 0) => &[
+            ("ceiling_read1_by1_f32", 1),
+            ("ceiling_read1_by4_f32", 4),
+            ("ceiling_read1_by8_f32", 8),
+        ],
+        (2, 0) => &[
+            ("ceiling_read2_by1_f32", 1),
+            ("ceiling_read2_by2_f32", 2),
+            ("ceiling_read2_by4_f32", 4),
+        ],
+        (1, 1) => &[("ceiling_read1_write1_by1_f32", 1), ("ceiling_read1_write1_by4_f32", 4)],
+        (2, 1) => &[("ceiling_read2_write1_by1_f32", 1), ("ceiling_read2_write1_by4_f32", 4)],
+        other => panic!("no ceiling for {other:?}"),
+    }
+}
+
+/// The three fastest launches over `bytes` of each array, with names, as graphs of `calls` calls.
+pub(crate) fn best(
+    stream: &Stream,
+    pattern: Pattern,
+    arrays: &[u64],
+    bytes: usize,
+    calls: usize,
+) -> Result<Vec<(String, Graph)>, Box<dyn Error>> {
+    let mut candidates = Vec::new();
+    let mut addresses = [0; 4];
+    addresses[..arrays.len()].copy_from_slice(arrays);
+    for &(kernel, flight) in kernels(pattern) {
+        for block in [256, 512, 1024] {
+            let tiles = bytes / 16 / (block * flight);
+            let most = 132 * 2048 / block;
+            for grid in [most, 2 * most, 4 * most, 8 * most, tiles] {
+                let grid = grid.min(tiles) as u32;
+                let args = CeilingArgs {
+                    arrays: addresses,
+                    groups: (tiles * block * flight) as u64,
+                    sink: arrays[arrays.len() - 1],
+                };
+                let graph = Graph::capture(stream, calls, |_| {
+                    // SAFETY: the arrays have `bytes` bytes each and are the caller's for the run;
+                    // the sink may be overwritten by 4 bytes.
+                    unsafe { ceiling::launch(stream, kernel, grid, block as u32, &args) }
+                })?;
+                candidates.push((format!("{kernel} {grid} × {block}"), graph));
+            }
+        }
+    }
+    let graphs: Vec<_> = candidates.iter().map(|(_, graph)| graph).collect();
+    let times = interleaved(stream, &graphs, 3)?;
+    let mut ranked: Vec<_> = times.into_iter().zip(candidates).collect();
+    ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(ranked.into_iter().take(3).map(|(_, candidate)| candidate).collect())
+}

@@ -433,7 +433,8 @@ mod calls {
         ) {
             let entry = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?.entry;
             let one_dimensional = (grid_y, grid_z, block_y, block_z) == (1, 1, 1, 1);
-            if grid_x == 0 || block_x != entry.block || !one_dimensional || shared_bytes != 0 {
+            let fits = block_x <= entry.block && block_x.is_multiple_of(32);
+            if grid_x == 0 || !fits || !one_dimensional || shared_bytes != 0 {
                 return Err(INVALID_VALUE);
             }
             if params.is_null() {

@@ -2,7 +2,7 @@
 //!
 //! [`symbol`] is to this driver what `dlsym` is to `libcuda.so.1`. Modules are the same PTX texts: a
 //! module holds the entries its text names, and a launch runs the function of
-//! [`kernels_gpu::KERNELS`] with that name, one coroutine a GPU thread, blocks in parallel.
+//! [`kernels_gpu::all()`] with that name, one coroutine a GPU thread, blocks in parallel.
 //!
 //! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access
 //! to global memory outside every allocation, to freed memory or off its alignment, and an

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::launch::launch_entry;
+use crate::plan::Launch;
 use crate::stream::Stream;
 use kernels_gpu::abi::CeilingArgs;
 
@@ -25,5 +26,5 @@ pub unsafe fn launch(
     let entry =
         kernels_gpu::find(name).ok_or(Error::MissingKernel { name, module: "ceiling_f32" })?;
     // SAFETY: the caller's conditions; no kernel of the family needs more than a block of 1024.
-    unsafe { launch_entry(stream, entry, grid, block, args) }
+    unsafe { launch_entry(stream, entry, Launch { blocks: grid, threads: block }, args) }
 }

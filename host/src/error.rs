@@ -81,6 +81,35 @@ pub enum Error {
         got: String,
     },
 
+    /// A stride does not fit.
+    #[error("{argument}: expected a stride of {expected}, got {got}")]
+    Stride {
+        /// The argument at fault.
+        argument: &'static str,
+        /// Strides that fit.
+        expected: String,
+        /// The stride that came, in elements.
+        got: usize,
+    },
+
+    /// An option of a loss has no meaning.
+    #[error("{option}: expected {expected}, got {got}")]
+    InvalidOption {
+        /// The option at fault.
+        option: &'static str,
+        /// What would do.
+        expected: &'static str,
+        /// What came.
+        got: f64,
+    },
+
+    /// A call would compute no gradient.
+    #[error("{argument}: expected a gradient of input or target to write, got neither")]
+    NoGradient {
+        /// The argument at fault.
+        argument: &'static str,
+    },
+
     /// A number of elements does not fit.
     #[error("{argument}: expected {expected} elements, got {got}")]
     Length {

@@ -2,6 +2,7 @@
 
 use crate::driver::check;
 use crate::error::{Error, Result};
+use crate::plan::Launch;
 use crate::stream::Stream;
 use crate::view::Memory;
 use cust::sys;
@@ -38,13 +39,13 @@ pub(crate) fn check_memory(
 /// Queues the family's kernel for `dtype` on `stream`, behind whatever else uses the memory.
 ///
 /// # Safety
-/// `args` meets the conditions of the kernel, for `grid` blocks, once what was queued before is done;
+/// `args` meets the conditions of the kernel, for a launch of that shape, once what was queued before is done;
 /// the memory it names is `reads` and `writes`.
 pub(crate) unsafe fn launch<A: Copy>(
     stream: &Stream,
     family: &'static Family<A>,
     dtype: Dtype,
-    grid: u32,
+    shape: Launch,
     args: &A,
     reads: &[Argument<'_>],
     writes: &[Argument<'_>],
@@ -59,22 +60,22 @@ pub(crate) unsafe fn launch<A: Copy>(
         memory.usage.map_or(Ok(()), |usage| usage.before_write(stream))?;
     }
     // SAFETY: the caller's condition.
-    unsafe { launch_entry(stream, entry, grid, entry.block, args) }
+    unsafe { launch_entry(stream, entry, shape, args) }
 }
 
 /// Queues a kernel on `stream`.
 ///
 /// # Safety
-/// `args` are the entry's, and meet the conditions of its kernel for a grid of `grid` blocks of `block`
-/// threads, once what was queued before is done.
+/// `args` are the entry's, and meet the conditions of its kernel for a launch of that shape, once what was
+/// queued before is done.
 pub(crate) unsafe fn launch_entry<A: Copy>(
     stream: &Stream,
     entry: &'static Entry,
-    grid: u32,
-    block: u32,
+    shape: Launch,
     args: &A,
 ) -> Result<()> {
     debug_assert_eq!(entry.args_size, size_of::<A>());
+    debug_assert!(shape.threads <= entry.block && shape.threads.is_multiple_of(32));
     let _current = stream.gpu().bind()?;
     let function = stream.gpu().function(entry)?;
     let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
@@ -83,10 +84,10 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
             function.0,
-            grid,
+            shape.blocks,
             1,
             1,
-            block,
+            shape.threads,
             1,
             1,
             0,

@@ -18,7 +18,7 @@
 //!
 //! | layer | what it is for |
 //! |---|---|
-//! | [`Mse`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
+//! | [`Mse`], [`Huber`], [`SmoothL1`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
 //! | [`Tensor`], [`View`], [`ViewMut`] | memory on the GPU: owned, or borrowed from whoever owns it |
 //! | [`Gpu`], [`Stream`], [`Workspace`] | a device, a queue of work on it, scratch memory |
 //!
@@ -37,20 +37,25 @@ pub mod ceiling;
 mod driver;
 mod error;
 mod gpu;
+mod huber;
 mod launch;
 mod mse;
 mod pairwise;
 mod plan;
 mod ptx;
 pub mod reduction;
+mod smooth_l1;
 mod stream;
 mod tensor;
 mod view;
 
 pub use error::{DriverError, Error, Result};
 pub use gpu::Gpu;
+pub use huber::Huber;
 pub use mse::Mse;
-pub use reduction::{Mean, Reduction, Sum};
+pub use pairwise::Grads;
+pub use reduction::{Mean, RowMean, RowSum, Sum};
+pub use smooth_l1::SmoothL1;
 pub use stream::{Stream, Workspace};
 pub use tensor::{Loss, Tensor};
 pub use view::{Element, Shape, View, ViewMut};

@@ -1,193 +1,436 @@
-//! What losses that compare input and target element by element share: their checks, their plan and
-//! their three launches.
+//! What losses that compare input and target element by element share: their methods, checks, plan and
+//! launch.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
-use crate::plan::elementwise_grid;
+use crate::plan::{self, Pass};
 use crate::reduction::Reduction;
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
 use crate::view::{Element, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
-use kernels_gpu::abi::PairwiseArgs;
+use kernels_gpu::abi::{Matrix, PairwiseArgs, reduction};
+use std::num::NonZeroU32;
+
+/// The gradients that a call writes: of the input, of the target, or of both. A `&mut Tensor` or a
+/// [`ViewMut`] alone is the input's.
+///
+/// `V` is the element type of the loss, and so of the upstream gradient.
+pub struct Grads<'a, T, V> {
+    input: Option<ViewMut<'a, T>>,
+    target: Option<ViewMut<'a, T>>,
+    upstream: Option<View<'a, V>>,
+}
+
+impl<'a, T: Element, V: Element> Grads<'a, T, V> {
+    /// The gradient of the input, of its shape.
+    pub fn input(input: impl Into<ViewMut<'a, T>>) -> Self {
+        Grads { input: Some(input.into()), target: None, upstream: None }
+    }
+
+    /// The gradient of the target, of its shape.
+    pub fn target(target: impl Into<ViewMut<'a, T>>) -> Self {
+        Grads { input: None, target: Some(target.into()), upstream: None }
+    }
+
+    /// Both gradients, of the input's shape.
+    pub fn both(input: impl Into<ViewMut<'a, T>>, target: impl Into<ViewMut<'a, T>>) -> Self {
+        Grads { input: Some(input.into()), target: Some(target.into()), upstream: None }
+    }
+
+    /// None but the one that a call writes over its input.
+    pub(crate) fn none() -> Self {
+        Grads { input: None, target: None, upstream: None }
+    }
+
+    /// The gradients times `upstream`, which has the loss's shape and is on the device: the factor comes
+    /// before the gradients are rounded to their type.
+    pub fn scaled_by(self, upstream: impl Into<View<'a, V>>) -> Self {
+        Grads { upstream: Some(upstream.into()), ..self }
+    }
+}
+
+impl<'a, T: Element, V: Element> From<ViewMut<'a, T>> for Grads<'a, T, V> {
+    fn from(input: ViewMut<'a, T>) -> Self {
+        Grads::input(input)
+    }
+}
+
+impl<'a, T: Element, V: Element> From<&'a mut Tensor<T>> for Grads<'a, T, V> {
+    fn from(input: &'a mut Tensor<T>) -> Self {
+        Grads::input(input)
+    }
+}
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
-    pub(crate) forward: &'static Family<PairwiseArgs>,
-    pub(crate) backward: &'static Family<PairwiseArgs>,
-    pub(crate) forward_backward: &'static Family<PairwiseArgs>,
+    pub(crate) forward: Forms,
+    pub(crate) backward: Forms,
+    pub(crate) forward_backward: Forms,
 }
 
-/// A loss's kernels with its reduction.
+/// A kernel for dense tensors, and one for rows.
+pub(crate) struct Forms {
+    pub(crate) dense: &'static Family<PairwiseArgs>,
+    pub(crate) rows: &'static Family<PairwiseArgs>,
+}
+
+/// The [`Kernels`] of a loss, by its name in the table.
+macro_rules! kernels {
+    ($loss:ident) => {
+        $crate::pairwise::Kernels {
+            forward: $crate::pairwise::Forms {
+                dense: &kernels_gpu::kernels::$loss::FORWARD,
+                rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
+            },
+            backward: $crate::pairwise::Forms {
+                dense: &kernels_gpu::kernels::$loss::BACKWARD,
+                rows: &kernels_gpu::kernels::$loss::BACKWARD_ROWS,
+            },
+            forward_backward: $crate::pairwise::Forms {
+                dense: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
+                rows: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_ROWS,
+            },
+        }
+    };
+}
+pub(crate) use kernels;
+
+/// A loss as its launch needs it.
 pub(crate) struct Pairwise<R> {
     pub(crate) kernels: &'static Kernels,
+    pub(crate) parameter: f64,
     pub(crate) reduction: R,
 }
 
-/// Input and target of a call, checked against each other.
-struct Pair<'a> {
-    input: Memory<'a>,
-    target: Memory<'a>,
-}
-
-impl<'a> Pair<'a> {
-    fn new<T: Element>(input: View<'a, T>, target: View<'a, T>) -> Result<Self> {
-        let Pair { input, target } = Pair { input: input.memory, target: target.memory };
-        input.check::<T>("input")?;
-        check_shape("target", input.shape, target.shape)?;
-        target.check::<T>("target")?;
-        Ok(Pair { input, target })
-    }
-
-    fn shape(&self) -> Shape {
-        self.input.shape
-    }
+/// The tensors of a call.
+pub(crate) struct Call<'a, T, V> {
+    pub(crate) input: Memory<'a>,
+    pub(crate) target: Memory<'a>,
+    pub(crate) loss: Option<ViewMut<'a, V>>,
+    pub(crate) grads: Option<Grads<'a, T, V>>,
+    /// Whether the gradient of the input is to lie over it.
+    pub(crate) in_place: bool,
 }
 
 impl<R: Reduction> Pairwise<R> {
-    pub(crate) fn forward<T: Element>(
+    /// Memory for a loss of `input`.
+    pub(crate) fn new_loss<T: Element>(
         &self,
-        input: View<'_, T>,
-        target: View<'_, T>,
+        input: Shape,
         stream: &Stream,
     ) -> Result<Loss<R::Value<T>>> {
-        let pair = Pair::new(input, target)?;
-        check_memory(stream, &[("input", pair.input), ("target", pair.target)], &[])?;
-        let mut loss = self.new_loss::<T>(&pair, stream)?;
-        self.queue(&pair, Some((&mut loss).into()), None, None, stream.workspace(), stream)?;
-        Ok(loss)
+        Loss::uninitialised(stream.gpu(), self.reduction.shape(input))
     }
 
-    pub(crate) fn forward_into<T: Element>(
+    /// Refuses inputs that do not fit, before memory for results is allocated.
+    pub(crate) fn check_inputs<T: Element>(
         &self,
-        input: View<'_, T>,
-        target: View<'_, T>,
-        loss: ViewMut<'_, R::Value<T>>,
-        workspace: &mut Workspace,
+        input: &View<'_, T>,
+        target: &View<'_, T>,
         stream: &Stream,
     ) -> Result<()> {
-        let pair = Pair::new(input, target)?;
-        self.queue(&pair, Some(loss), None, None, workspace, stream)
+        let (input, target) = (input.memory, target.memory);
+        input.check::<T>("input")?;
+        input.check_elements("input")?;
+        check_shape("target", input.shape, target.shape)?;
+        target.check::<T>("target")?;
+        target.check_elements("target")?;
+        check_memory(stream, &[("input", input), ("target", target)], &[])
     }
 
-    pub(crate) fn backward<T: Element>(
+    /// Checks all of a call and queues its one launch: forward where a loss is to be written, backward
+    /// where gradients are.
+    pub(crate) fn queue<T: Element>(
         &self,
-        input: View<'_, T>,
-        target: View<'_, T>,
-        upstream: View<'_, R::Value<T>>,
-        stream: &Stream,
-    ) -> Result<Tensor<T>> {
-        let pair = Pair::new(input, target)?;
-        let reads = [("input", pair.input), ("target", pair.target), ("upstream", upstream.memory)];
-        check_memory(stream, &reads, &[])?;
-        let mut grad = Tensor::uninitialised(stream.gpu(), pair.shape())?;
-        let (upstream, grad_input) = (Some(upstream), Some((&mut grad).into()));
-        self.queue(&pair, None, upstream, grad_input, stream.workspace(), stream)?;
-        Ok(grad)
-    }
-
-    pub(crate) fn backward_into<T: Element>(
-        &self,
-        input: View<'_, T>,
-        target: View<'_, T>,
-        upstream: View<'_, R::Value<T>>,
-        grad_input: ViewMut<'_, T>,
-        stream: &Stream,
-    ) -> Result<()> {
-        let pair = Pair::new(input, target)?;
-        self.queue(&pair, None, Some(upstream), Some(grad_input), stream.workspace(), stream)
-    }
-
-    pub(crate) fn forward_backward<T: Element>(
-        &self,
-        input: View<'_, T>,
-        target: View<'_, T>,
-        stream: &Stream,
-    ) -> Result<(Loss<R::Value<T>>, Tensor<T>)> {
-        let pair = Pair::new(input, target)?;
-        check_memory(stream, &[("input", pair.input), ("target", pair.target)], &[])?;
-        let mut loss = self.new_loss::<T>(&pair, stream)?;
-        let mut grad = Tensor::uninitialised(stream.gpu(), pair.shape())?;
-        let (to_loss, grad_input) = (Some((&mut loss).into()), Some((&mut grad).into()));
-        self.queue(&pair, to_loss, None, grad_input, stream.workspace(), stream)?;
-        Ok((loss, grad))
-    }
-
-    pub(crate) fn forward_backward_into<T: Element>(
-        &self,
-        input: View<'_, T>,
-        target: View<'_, T>,
-        loss: ViewMut<'_, R::Value<T>>,
-        grad_input: ViewMut<'_, T>,
-        workspace: &mut Workspace,
-        stream: &Stream,
-    ) -> Result<()> {
-        let pair = Pair::new(input, target)?;
-        self.queue(&pair, Some(loss), None, Some(grad_input), workspace, stream)
-    }
-
-    fn new_loss<T: Element>(&self, pair: &Pair<'_>, stream: &Stream) -> Result<Loss<R::Value<T>>> {
-        Loss::uninitialised(stream.gpu(), self.reduction.shape(pair.shape()))
-    }
-
-    /// Checks what is left to check and queues the one launch: forward where a loss is to be written,
-    /// backward where a gradient is.
-    fn queue<T: Element>(
-        &self,
-        pair: &Pair<'_>,
-        loss: Option<ViewMut<'_, R::Value<T>>>,
-        upstream: Option<View<'_, R::Value<T>>>,
-        grad_input: Option<ViewMut<'_, T>>,
+        call: Call<'_, T, R::Value<T>>,
         workspace: &Workspace,
         stream: &Stream,
     ) -> Result<()> {
-        let shape = pair.shape();
+        let Call { input, target, loss, grads, in_place } = call;
+        let shape = input.shape;
+        self.check_inputs::<T>(&View::of(input), &View::of(target), stream)?;
         let of_loss = self.reduction.shape(shape);
-        let mut reads = vec![("input", pair.input), ("target", pair.target)];
+        let scratch = workspace.memory();
+        let mut reads = vec![("target", target)];
         let mut writes: Vec<Argument<'_>> = Vec::new();
+        if !in_place {
+            reads.push(("input", input));
+        }
         let mut args = PairwiseArgs {
-            input: pair.input.address,
-            target: pair.target.address,
-            len: shape.len() as u64,
+            input: input.matrix(),
+            target: target.matrix(),
+            rows: shape.rows() as u64,
+            cols: shape.cols() as u64,
             divisor: self.reduction.divisor(shape),
-            loss: 0,
-            workspace: 0,
-            upstream: 0,
-            grad_input: 0,
-            grad_target: 0,
+            parameter: self.parameter,
+            reduction: R::KIND,
+            team: NonZeroU32::MIN,
+            splits: NonZeroU32::MIN,
+            upstream_col_stride: 0,
+            loss: Matrix::default(),
+            workspace: scratch.address,
+            upstream: Matrix::default(),
+            grad_input: Matrix::default(),
+            grad_target: Matrix::default(),
+        };
+        let mut dense = R::KIND != reduction::ROWS && input.is_dense() && target.is_dense();
+
+        let (forms, pass) = match (&loss, &grads) {
+            (Some(_), Some(_)) => (&self.kernels.forward_backward, Pass::ForwardBackward),
+            (Some(_), None) => (&self.kernels.forward, Pass::Forward),
+            (None, _) => (&self.kernels.backward, Pass::Backward),
         };
         if let Some(ViewMut { memory, .. }) = loss {
             check_shape("loss", of_loss, memory.shape)?;
             memory.check::<R::Value<T>>("loss")?;
-            args.loss = memory.address;
+            if R::KIND != reduction::ELEMENTS {
+                memory.check_dense("loss")?;
+            }
+            dense &= memory.is_dense();
+            args.loss = memory.matrix();
             writes.push(("loss", memory));
-            args.workspace = workspace.memory().address;
-            writes.push(("workspace", workspace.memory()));
+            writes.push(("workspace", scratch));
         }
-        if let Some(View { memory, .. }) = upstream {
-            check_shape("upstream", of_loss, memory.shape)?;
-            memory.check::<R::Value<T>>("upstream")?;
-            args.upstream = memory.address;
-            reads.push(("upstream", memory));
-        }
-        let with_gradient = grad_input.is_some();
-        if let Some(ViewMut { memory, .. }) = grad_input {
-            check_shape("grad_input", shape, memory.shape)?;
-            memory.check::<T>("grad_input")?;
-            args.grad_input = memory.address;
-            writes.push(("grad_input", memory));
+        if let Some(Grads { input: by_input, target: by_target, upstream }) = grads {
+            if by_input.is_none() && by_target.is_none() && !in_place {
+                return Err(Error::NoGradient { argument: "grads" });
+            }
+            if let Some(View { memory, .. }) = upstream {
+                check_shape("upstream", of_loss, memory.shape)?;
+                memory.check::<R::Value<T>>("upstream")?;
+                args.upstream = memory.matrix();
+                match R::KIND {
+                    reduction::ELEMENTS => {
+                        args.upstream_col_stride = memory.element_stride as u32;
+                        let one_for_all = memory.row_stride == 0;
+                        dense &= memory.is_dense() || one_for_all;
+                    }
+                    reduction::ROWS => {
+                        if memory.element_stride == 1 {
+                            memory.check_dense("upstream")?;
+                        }
+                        args.upstream.row_stride = memory.element_stride as u64;
+                    }
+                    _ => args.upstream.row_stride = 0,
+                }
+                reads.push(("upstream", memory));
+            }
+            for (argument, to, wanted) in [
+                ("grad_input", &mut args.grad_input, by_input.map(|view| view.memory)),
+                ("grad_target", &mut args.grad_target, by_target.map(|view| view.memory)),
+            ] {
+                let Some(memory) = wanted else { continue };
+                check_shape(argument, shape, memory.shape)?;
+                memory.check::<T>(argument)?;
+                dense &= memory.is_dense();
+                *to = memory.matrix();
+                writes.push((argument, memory));
+            }
+            if in_place {
+                args.grad_input = args.input;
+                writes.push(("input", input));
+            }
         }
         check_memory(stream, &reads, &writes)?;
 
-        let family = match (args.loss != 0, with_gradient) {
-            (true, true) => self.kernels.forward_backward,
-            (true, false) => self.kernels.forward,
-            (false, _) => self.kernels.backward,
+        let mut plan = plan::rows(R::KIND, shape.rows(), shape.cols(), size_of::<T>());
+        if dense {
+            // Elements without gaps are one row.
+            (args.rows, args.cols) = (1, shape.len() as u64);
+            plan = plan::rows(R::KIND, 1, shape.len(), size_of::<T>());
+        }
+        (args.team, args.splits) = (plan.team, plan.splits);
+        let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
+            (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>()))
+        } else {
+            (forms.rows, plan.launch)
         };
-        let grid = elementwise_grid(shape.len(), size_of::<T>());
-        // SAFETY: every address was checked to be of its tensor's shape, not null and aligned; what is
-        // written overlaps nothing; the plan has no more blocks than the workspace has room for; that
-        // the memory is there until the work is done is the views' condition, or the tensors' doing.
-        unsafe { launch(stream, family, T::DTYPE, grid, &args, &reads, &writes) }
+        // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
+        // what is written overlaps nothing else but, in place, the input that it is the gradient of; the
+        // plans have no more partial sums than the workspace has room for; that the memory is there until
+        // the work is done is the views' condition, or the tensors' doing.
+        unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes) }
     }
 }
+
+/// The methods of a loss `$loss<R>` that has a method `pairwise(&self) -> Result<Pairwise<R>>`.
+macro_rules! methods {
+    ($loss:ident, $name:literal) => {
+        impl<R: $crate::reduction::ElementwiseReduction> $loss<R> {
+            #[doc = concat!("The ", $name, " of `input` and `target`, of one shape.")]
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the loss is short.")]
+            pub fn forward<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<$crate::Loss<R::Value<T>>> {
+                let (this, input, target) = (self.pairwise()?, input.into(), target.into());
+                this.check_inputs(&input, &target, stream)?;
+                let mut loss = this.new_loss::<T>(input.shape(), stream)?;
+                let (input, target) = (input.memory, target.memory);
+                let call = $crate::pairwise::Call {
+                    input,
+                    target,
+                    loss: Some((&mut loss).into()),
+                    grads: None,
+                    in_place: false,
+                };
+                this.queue(call, stream.workspace(), stream)?;
+                Ok(loss)
+            }
+
+            /// As [`forward`](Self::forward), written to `loss`, which has the reduction's shape. Allocates
+            /// nothing.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`].")]
+            pub fn forward_into<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                workspace: &mut $crate::Workspace,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                let (input, target) = (input.into().memory, target.into().memory);
+                let (loss, grads) = (Some(loss.into()), None);
+                let call = $crate::pairwise::Call { input, target, loss, grads, in_place: false };
+                self.pairwise()?.queue::<T>(call, workspace, stream)
+            }
+
+            /// The gradient of `input`, of its shape, from `upstream`, the gradient of the loss, which has
+            /// the loss's shape.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient is short.")]
+            pub fn backward<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                upstream: impl Into<$crate::View<'a, R::Value<T>>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<$crate::Tensor<T>> {
+                let (this, input, target) = (self.pairwise()?, input.into(), target.into());
+                this.check_inputs(&input, &target, stream)?;
+                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape())?;
+                let upstream = upstream.into();
+                let grads = $crate::Grads::input(&mut gradient).scaled_by(upstream);
+                let call = $crate::pairwise::Call {
+                    input: input.memory,
+                    target: target.memory,
+                    loss: None,
+                    grads: Some(grads),
+                    in_place: false,
+                };
+                this.queue(call, stream.workspace(), stream)?;
+                Ok(gradient)
+            }
+
+            /// The gradients that `grads` asks for, from `upstream`, which has the loss's shape. Allocates
+            /// nothing.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`].")]
+            pub fn backward_into<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                upstream: impl Into<$crate::View<'a, R::Value<T>>>,
+                grads: impl Into<$crate::Grads<'a, T, R::Value<T>>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                let (input, target) = (input.into().memory, target.into().memory);
+                let grads = Some(grads.into().scaled_by(upstream));
+                let call = $crate::pairwise::Call { input, target, loss: None, grads, in_place: false };
+                self.pairwise()?.queue::<T>(call, stream.workspace(), stream)
+            }
+
+            /// As [`backward`](Self::backward), written over `input`. Allocates nothing.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`].")]
+            pub fn backward_in_place<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::ViewMut<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                upstream: impl Into<$crate::View<'a, R::Value<T>>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                let (input, target) = (input.into().memory, target.into().memory);
+                let grads = Some($crate::Grads::none().scaled_by(upstream));
+                let call = $crate::pairwise::Call { input, target, loss: None, grads, in_place: true };
+                self.pairwise()?.queue::<T>(call, stream.workspace(), stream)
+            }
+
+            /// The loss, and the gradient of `input` for an upstream gradient of ones, in one pass over
+            /// memory.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the results is short.")]
+            pub fn forward_backward<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<($crate::Loss<R::Value<T>>, $crate::Tensor<T>)> {
+                let (this, input, target) = (self.pairwise()?, input.into(), target.into());
+                this.check_inputs(&input, &target, stream)?;
+                let mut loss = this.new_loss::<T>(input.shape(), stream)?;
+                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape())?;
+                let call = $crate::pairwise::Call {
+                    input: input.memory,
+                    target: target.memory,
+                    loss: Some((&mut loss).into()),
+                    grads: Some($crate::Grads::input(&mut gradient)),
+                    in_place: false,
+                };
+                this.queue(call, stream.workspace(), stream)?;
+                Ok((loss, gradient))
+            }
+
+            /// The loss and the gradients that `grads` asks for, times its upstream gradient if it has one,
+            /// in one pass over memory. Allocates nothing.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`].")]
+            pub fn forward_backward_into<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                grads: impl Into<$crate::Grads<'a, T, R::Value<T>>>,
+                workspace: &mut $crate::Workspace,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                let (input, target) = (input.into().memory, target.into().memory);
+                let (loss, grads) = (Some(loss.into()), Some(grads.into()));
+                let call = $crate::pairwise::Call { input, target, loss, grads, in_place: false };
+                self.pairwise()?.queue::<T>(call, workspace, stream)
+            }
+
+            /// The loss, and the gradient of `input` for an upstream gradient of ones written over it, in
+            /// one pass over memory. Allocates nothing.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`].")]
+            pub fn forward_backward_in_place<'a, T: $crate::Element>(
+                &self,
+                input: impl Into<$crate::ViewMut<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                workspace: &mut $crate::Workspace,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                let (input, target) = (input.into().memory, target.into().memory);
+                let (loss, grads) = (Some(loss.into()), Some($crate::Grads::none()));
+                let call = $crate::pairwise::Call { input, target, loss, grads, in_place: true };
+                self.pairwise()?.queue::<T>(call, workspace, stream)
+            }
+        }
+    };
+}
+pub(crate) use methods;

@@ -1,37 +1,172 @@
 //! How work is cut into blocks. Pure functions of sizes: no device is asked, so that the same inputs
 //! are summed in the same order on every device.
 
-use kernels_gpu::abi::{BLOCK, MAX_PARTIALS, UNROLL};
+use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, reduction};
+use std::num::NonZeroU32;
 
-/// Blocks for one pass over `len` elements of `element_bytes` each: as many as have a whole tile of
-/// 16-byte loads, at least one, at most [`MAX_PARTIALS`].
-pub(crate) fn elementwise_grid(len: usize, element_bytes: usize) -> u32 {
-    let lanes = 16 / element_bytes;
-    let tile = BLOCK as usize * UNROLL as usize * lanes;
-    len.div_ceil(tile).clamp(1, MAX_PARTIALS as usize) as u32
+/// The shape of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Launch {
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+}
+
+/// How the kernels for rows share the work; see [`PairwiseArgs`](kernels_gpu::abi::PairwiseArgs).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RowsLaunch {
+    pub(crate) launch: Launch,
+    pub(crate) team: NonZeroU32,
+    pub(crate) splits: NonZeroU32,
+}
+
+/// What a kernel does in its one pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pass {
+    /// Reads, and sums.
+    Forward,
+    /// Reads and writes.
+    Backward,
+    /// All of it.
+    ForwardBackward,
+}
+
+/// The launch shapes of the elementwise kernels, by pass and by groups of 16 bytes in the input: the
+/// first line with as many groups or more. Measured on an H200 (`cargo xtask bench`).
+#[rustfmt::skip]
+const ELEMENTWISE: &[(Pass, usize, u32, u32)] = &[
+    // pass                  groups up to   threads  blocks at most
+    // Few: a block for each multiprocessor before a long one for any.
+    (Pass::Forward,          256 << 10,     256,     1056),
+    (Pass::Backward,         256 << 10,     256,     1056),
+    (Pass::ForwardBackward,  256 << 10,     256,     1056),
+    // A sum wants blocks that live long enough to pay for its end, ...
+    (Pass::Forward,          usize::MAX,    1024,    132 * 64),
+    // ... writes want blocks that begin in the order of memory, as the hardware starts them.
+    (Pass::Backward,         usize::MAX,    1024,    u32::MAX),
+    // Half the threads where four groups of each tensor need the registers.
+    (Pass::ForwardBackward,  usize::MAX,    512,     MAX_PARTIALS),
+];
+
+/// The launch of an elementwise kernel over `len` elements of `element_bytes` each. At least one block, even for nothing: it writes the loss.
+pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize) -> Launch {
+    let groups = (len / (16 / element_bytes)).max(1);
+    let &(.., threads, most) = ELEMENTWISE
+        .iter()
+        .find(|&&(of, up_to, ..)| of == pass && groups <= up_to)
+        .expect("the table ends with usize::MAX for each pass");
+    // Groups that the kernel has in flight in a thread; one is enough where a thread gets no more.
+    let unroll = match (threads, pass) {
+        (256, _) => 1,
+        (_, Pass::ForwardBackward) => 4,
+        _ => 2,
+    };
+    let tiles = groups.div_ceil(threads as usize * unroll);
+    Launch { blocks: tiles.min(most as usize) as u32, threads }
+}
+
+/// Blocks that keep every multiprocessor busy: fewer rows than that are split.
+const BUSY: usize = 132 * 8;
+/// Groups of 16 bytes that a part of a row has at least.
+const LEAST_PART: usize = 4 * ROWS_BLOCK as usize;
+
+/// The launch of a kernel for `rows` rows of `cols` elements of `element_bytes` each. Short rows get a few
+/// threads each, longer ones a warp, long ones a block, and long ones that are few several blocks.
+pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) -> RowsLaunch {
+    let groups = cols.div_ceil(16 / element_bytes).max(1);
+    let threads = ROWS_BLOCK as usize;
+    let team = match groups {
+        0..=32 => groups.next_power_of_two(),
+        33..=256 => 32,
+        _ => threads,
+    };
+    let mut splits = 1;
+    if team == threads && rows < BUSY {
+        splits = BUSY.div_ceil(rows.max(1)).min(groups / LEAST_PART).max(1);
+        if kind == reduction::ROWS {
+            splits = splits.min(MAX_PARTIALS as usize / rows.max(1));
+        }
+    }
+    let blocks = (rows * splits).div_ceil(threads / team).max(1);
+    let most = if kind == reduction::SCALAR { 132 * 64 } else { i32::MAX as usize };
+    let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
+    RowsLaunch {
+        launch: Launch { blocks: blocks.min(most) as u32, threads: ROWS_BLOCK },
+        team: number(team),
+        splits: number(splits),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];
+
     #[test]
     fn a_launch_has_a_block_even_for_nothing() {
-        assert_eq!(elementwise_grid(0, 4), 1);
-        assert_eq!(elementwise_grid(1, 4), 1);
+        for pass in PASSES {
+            assert_eq!(elementwise(pass, 0, 4).blocks, 1);
+            assert_eq!(elementwise(pass, 1, 4).blocks, 1);
+        }
     }
 
     #[test]
-    fn a_block_for_each_tile_up_to_the_partial_sums_there_is_room_for() {
-        let tile = (BLOCK * UNROLL * 4) as usize;
-        assert_eq!(elementwise_grid(tile, 4), 1);
-        assert_eq!(elementwise_grid(tile + 1, 4), 2);
-        assert_eq!(elementwise_grid(100 * tile, 4), 100);
-        assert_eq!(elementwise_grid(1 << 40, 4), MAX_PARTIALS);
+    fn a_launch_that_sums_has_room_for_its_partial_sums() {
+        for len in (0..45).map(|power| 1 << power) {
+            for element_bytes in [2, 4, 8] {
+                assert!(elementwise(Pass::Forward, len, element_bytes).blocks <= MAX_PARTIALS);
+                assert!(
+                    elementwise(Pass::ForwardBackward, len, element_bytes).blocks <= MAX_PARTIALS
+                );
+            }
+        }
     }
 
     #[test]
-    fn halves_have_twice_the_elements_in_a_tile() {
-        assert_eq!(elementwise_grid(1 << 20, 2) * 2, elementwise_grid(1 << 20, 4));
+    fn few_elements_go_to_many_multiprocessors() {
+        let launch = elementwise(Pass::Forward, 128 * 1000, 4);
+        assert_eq!(launch, Launch { blocks: 125, threads: 256 });
+    }
+
+    #[test]
+    fn many_elements_go_to_long_blocks() {
+        let launch = elementwise(Pass::Forward, 1 << 30, 4);
+        assert_eq!(launch, Launch { blocks: 8448, threads: 1024 });
+        let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4);
+        assert_eq!(launch, Launch { blocks: 33792, threads: 512 });
+        let launch = elementwise(Pass::Backward, 1 << 30, 4);
+        assert_eq!(launch, Launch { blocks: 131_072, threads: 1024 });
+    }
+
+    #[test]
+    fn short_rows_share_a_warp() {
+        let plan = rows(reduction::ROWS, 1000, 10, 4);
+        assert_eq!((plan.team.get(), plan.splits.get()), (4, 1));
+        assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
+    }
+
+    #[test]
+    fn long_rows_get_a_block_each() {
+        let plan = rows(reduction::ROWS, 16384, 16384, 4);
+        assert_eq!((plan.team.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 16384));
+    }
+
+    #[test]
+    fn few_long_rows_are_split() {
+        let plan = rows(reduction::ROWS, 3, 1 << 24, 2);
+        assert_eq!((plan.team.get(), plan.splits.get(), plan.launch.blocks), (256, 352, 1056));
+    }
+
+    #[test]
+    fn parts_of_rows_have_room_for_their_sums() {
+        for count in (0..30).map(|power| (1 << power) + 1) {
+            for cols in (0..40).map(|power| 1 << power) {
+                let plan = rows(reduction::ROWS, count, cols, 8);
+                let parts = count * plan.splits.get() as usize;
+                assert!(plan.splits.get() == 1 || parts <= MAX_PARTIALS as usize);
+                let plan = rows(reduction::SCALAR, count, cols, 8);
+                assert!(plan.launch.blocks <= MAX_PARTIALS);
+            }
+        }
     }
 }

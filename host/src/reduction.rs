@@ -1,7 +1,10 @@
 //! What becomes of a loss's terms. A reduction is a type, so that a loss accepts its own alone and
-//! the type of the result follows from it.
+//! the type and shape of the result follow from it.
+//!
+//! Rows are the last dimension: a tensor of shape `[2, 3, 8]` has six rows of eight elements.
 
 use crate::view::{Element, Shape};
+use kernels_gpu::abi::reduction;
 use std::fmt::Debug;
 
 mod sealed {
@@ -13,6 +16,10 @@ pub trait Reduction: Copy + Debug + sealed::Sealed {
     /// The element type of the loss, for inputs of `T`.
     type Value<T: Element>: Element;
 
+    /// What the kernels know it by.
+    #[doc(hidden)]
+    const KIND: u32;
+
     /// The shape of the loss, for inputs of `input`.
     fn shape(self, input: Shape) -> Shape;
 
@@ -21,42 +28,50 @@ pub trait Reduction: Copy + Debug + sealed::Sealed {
     fn divisor(self, input: Shape) -> f64;
 }
 
-/// The reductions of losses that compare input and target element by element ([`Mse`](crate::Mse)).
+/// The reductions of losses that compare input and target element by element: [`Mse`](crate::Mse),
+/// [`Huber`](crate::Huber), [`SmoothL1`](crate::SmoothL1).
 pub trait ElementwiseReduction: Reduction {}
 
-/// The sum of all terms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum;
+macro_rules! reductions {
+    ($($(#[$doc:meta])* $name:ident: $value:ty, $kind:ident, $shape:expr, $divisor:expr;)+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name;
 
-/// The sum of all terms divided by their number; NaN where there are none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mean;
+        impl sealed::Sealed for $name {}
 
-impl sealed::Sealed for Sum {}
-impl sealed::Sealed for Mean {}
+        impl Reduction for $name {
+            type Value<T: Element> = $value;
+            const KIND: u32 = reduction::$kind;
+
+            fn shape(self, input: Shape) -> Shape {
+                let of: fn(Shape) -> Shape = $shape;
+                of(input)
+            }
+
+            fn divisor(self, input: Shape) -> f64 {
+                let of: fn(Shape) -> f64 = $divisor;
+                of(input)
+            }
+        }
+    )+};
+}
+
+reductions! {
+    /// The terms as they are: a loss of the input's shape and element type.
+    None: T, ELEMENTS, |input| input, |_| 1.0;
+    /// The sum of all terms.
+    Sum: T::Loss, SCALAR, |_| Shape::SCALAR, |_| 1.0;
+    /// The sum of all terms divided by their number; NaN where there are none.
+    Mean: T::Loss, SCALAR, |_| Shape::SCALAR, |input| input.len() as f64;
+    /// The sum of each row: a loss for each, of the input's shape without its last dimension.
+    RowSum: T::Loss, ROWS, Shape::of_rows, |_| 1.0;
+    /// The mean of each row; NaN where rows have no elements.
+    RowMean: T::Loss, ROWS, Shape::of_rows, |input| input.cols() as f64;
+}
+
+impl ElementwiseReduction for None {}
 impl ElementwiseReduction for Sum {}
 impl ElementwiseReduction for Mean {}
-
-impl Reduction for Sum {
-    type Value<T: Element> = T::Loss;
-
-    fn shape(self, _: Shape) -> Shape {
-        Shape::SCALAR
-    }
-
-    fn divisor(self, _: Shape) -> f64 {
-        1.0
-    }
-}
-
-impl Reduction for Mean {
-    type Value<T: Element> = T::Loss;
-
-    fn shape(self, _: Shape) -> Shape {
-        Shape::SCALAR
-    }
-
-    fn divisor(self, input: Shape) -> f64 {
-        input.len() as f64
-    }
-}
+impl ElementwiseReduction for RowSum {}
+impl ElementwiseReduction for RowMean {}

@@ -96,10 +96,9 @@ impl Buffer {
         Ok(Buffer { gpu: gpu.clone(), address, usage: Usage::default() })
     }
 
-    /// The buffer as an argument of a call, for `bytes` of it.
-    pub(crate) fn memory(&self, shape: Shape, bytes: usize) -> Memory<'_> {
-        let (device, usage) = (self.gpu.ordinal(), Some(&self.usage));
-        Memory { address: self.address, shape, bytes, device, usage }
+    /// The buffer as an argument of a call: elements of `T`.
+    pub(crate) fn memory<T>(&self, shape: Shape) -> Memory<'_> {
+        Memory::dense::<T>(self.address, shape, self.gpu.ordinal(), Some(&self.usage))
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
@@ -256,7 +255,7 @@ impl<T: Element> Tensor<T> {
     }
 
     fn memory(&self) -> Memory<'_> {
-        self.buffer.memory(self.shape, self.bytes())
+        self.buffer.memory::<T>(self.shape)
     }
 
     fn bytes(&self) -> usize {

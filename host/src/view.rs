@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::Usage;
-use kernels_gpu::abi::Dtype;
+use kernels_gpu::abi::{Dtype, Matrix};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -24,11 +24,21 @@ pub unsafe trait Element:
     type Loss: Element;
 }
 
-impl sealed::Sealed for f32 {}
-// SAFETY: every bit pattern is an f32; host and device are both little-endian IEEE 754.
-unsafe impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-    type Loss = f32;
+macro_rules! elements {
+    ($($name:ty, $dtype:ident, $loss:ty;)+) => {$(
+        impl sealed::Sealed for $name {}
+        // SAFETY: every bit pattern is a number of the type; host and device are both little-endian IEEE 754.
+        unsafe impl Element for $name {
+            const DTYPE: Dtype = Dtype::$dtype;
+            type Loss = $loss;
+        }
+    )+};
+}
+elements! {
+    f32, F32, f32;
+    f64, F64, f64;
+    half::f16, F16, f32;
+    half::bf16, Bf16, f32;
 }
 
 /// The dimensions of a tensor, outermost first; at most [`Shape::MAX_DIMS`], and none for a scalar.
@@ -77,6 +87,24 @@ impl Shape {
     /// The number of elements.
     pub fn len(&self) -> usize {
         self.dims().iter().product()
+    }
+
+    /// Elements of a row: the last dimension, 1 for a scalar.
+    pub fn cols(&self) -> usize {
+        self.dims().last().copied().unwrap_or(1)
+    }
+
+    /// Rows: the product of all dimensions but the last, 1 for a scalar.
+    pub fn rows(&self) -> usize {
+        self.dims().iter().rev().skip(1).product()
+    }
+
+    /// The shape of a value for each row.
+    pub(crate) fn of_rows(self) -> Self {
+        let rank = self.rank.saturating_sub(1);
+        let mut shape = Shape { dims: [0; Self::MAX_DIMS], rank };
+        shape.dims[..rank].copy_from_slice(&self.dims[..rank]);
+        shape
     }
 
     /// Whether there are no elements.
@@ -149,16 +177,52 @@ pub struct ViewMut<'a, T> {
 pub(crate) struct Memory<'a> {
     pub(crate) address: u64,
     pub(crate) shape: Shape,
+    /// Elements from the start of a row to the start of the next.
+    pub(crate) row_stride: usize,
+    /// Elements from one of a row to the next: 1, or 0 where one stands for all.
+    pub(crate) element_stride: usize,
+    /// Bytes from the first element to behind the last.
     pub(crate) bytes: usize,
     pub(crate) device: u32,
     /// Who else uses it, where the library keeps count.
     pub(crate) usage: Option<&'a Usage>,
 }
 
-impl Memory<'_> {
-    /// Memory that the library keeps no count of.
-    fn raw<T: Element>(address: u64, shape: Shape, device: u32) -> Self {
-        Memory { address, shape, bytes: shape.len() * size_of::<T>(), device, usage: None }
+impl<'a> Memory<'a> {
+    /// Rows without gaps.
+    pub(crate) fn dense<T>(
+        address: u64,
+        shape: Shape,
+        device: u32,
+        usage: Option<&'a Usage>,
+    ) -> Self {
+        let (row_stride, bytes) = (shape.cols(), shape.len() * size_of::<T>());
+        Memory { address, shape, row_stride, element_stride: 1, bytes, device, usage }
+    }
+
+    /// Rows of somebody else's memory.
+    fn strided<T>(address: u64, shape: Shape, row_stride: usize, device: u32) -> Result<Self> {
+        let (rows, cols) = (shape.rows(), shape.cols());
+        if row_stride < cols {
+            let (argument, expected) = ("row_stride", format!("at least {cols}, a row"));
+            return Err(Error::Stride { argument, expected, got: row_stride });
+        }
+        let bytes = (rows.saturating_sub(1))
+            .checked_mul(row_stride)
+            .and_then(|elements| elements.checked_add(cols))
+            .and_then(|elements| elements.checked_mul(size_of::<T>()))
+            .filter(|&bytes| isize::try_from(bytes).is_ok());
+        let Some(bytes) = bytes else {
+            let (argument, expected) = ("row_stride", "rows that memory could hold".to_owned());
+            return Err(Error::Stride { argument, expected, got: row_stride });
+        };
+        let bytes = if shape.is_empty() { 0 } else { bytes };
+        Ok(Memory { address, shape, row_stride, element_stride: 1, bytes, device, usage: None })
+    }
+
+    /// Whether the elements lie in order without gaps.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.element_stride == 1 && (self.row_stride == self.shape.cols() || self.shape.rows() <= 1)
     }
 
     /// Refuses what no kernel may get.
@@ -177,66 +241,107 @@ impl Memory<'_> {
         Ok(())
     }
 
+    /// Refuses one element that stands for many.
+    pub(crate) fn check_elements(&self, argument: &'static str) -> Result<()> {
+        if self.element_stride == 1 {
+            return Ok(());
+        }
+        let expected = "1, elements beside each other".to_owned();
+        Err(Error::Stride { argument, expected, got: self.element_stride })
+    }
+
+    /// Refuses gaps between rows, where the kernels have no stride for them.
+    pub(crate) fn check_dense(&self, argument: &'static str) -> Result<()> {
+        if self.is_dense() {
+            return Ok(());
+        }
+        let expected = format!("{}, rows without gaps", self.shape.cols());
+        Err(Error::Stride { argument, expected, got: self.row_stride })
+    }
+
     pub(crate) fn overlaps(&self, other: &Memory<'_>) -> bool {
         let end = |memory: &Memory<'_>| memory.address + memory.bytes as u64;
         self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
     }
+
+    pub(crate) fn matrix(&self) -> Matrix {
+        Matrix { start: self.address, row_stride: self.row_stride as u64 }
+    }
 }
 
-impl<T: Element> View<'_, T> {
-    /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary context,
-    /// as this library does), dense, in row-major order. Nothing is checked until a call gets it.
+macro_rules! raw_views {
+    ($($view:ident, $second:literal;)+) => {$(
+        impl<'a, T: Element> $view<'a, T> {
+            /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary context,
+            /// as this library does), in row-major order without gaps. Nothing more is checked until a
+            /// call gets it.
+            ///
+            /// # Errors
+            /// [`Error::InvalidShape`].
+            ///
+            /// # Safety
+            /// From the call that gets the view until the work it queued is done:
+            /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in memory of
+            ///    the device's primary context, or `shape` has no elements.
+            #[doc = $second]
+            pub unsafe fn from_raw(
+                address: u64,
+                shape: impl IntoShape,
+                ordinal: u32,
+            ) -> Result<Self> {
+                let shape = shape.into_shape("shape")?;
+                Ok(Self::of(Memory::dense::<T>(address, shape, ordinal, None)))
+            }
+
+            /// As [`from_raw`](Self::from_raw), with `row_stride` elements from the start of a row (the
+            /// last dimension) to the start of the next.
+            ///
+            /// # Errors
+            /// [`Error::InvalidShape`]; [`Error::Stride`] where rows would overlap.
+            ///
+            /// # Safety
+            /// As [`from_raw`](Self::from_raw), for rows that far apart.
+            pub unsafe fn from_raw_strided(
+                address: u64,
+                shape: impl IntoShape,
+                row_stride: usize,
+                ordinal: u32,
+            ) -> Result<Self> {
+                let shape = shape.into_shape("shape")?;
+                Ok(Self::of(Memory::strided::<T>(address, shape, row_stride, ordinal)?))
+            }
+
+            /// The dimensions.
+            pub fn shape(&self) -> Shape {
+                self.memory.shape
+            }
+        }
+
+        impl<'a, T> $view<'a, T> {
+            pub(crate) fn of(memory: Memory<'a>) -> Self {
+                $view { memory, element: PhantomData }
+            }
+        }
+    )+};
+}
+
+raw_views! {
+    View, "2. Nothing writes them but work that is ordered before on the call's stream.";
+    ViewMut, "2. Nothing accesses them but work that is ordered before on the call's stream.";
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// One element that stands for all of `shape`: an upstream gradient that is the same for every loss.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`].
-    ///
-    /// # Safety
-    /// From the call that gets the view until the work it queued is done:
-    /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in memory of the
-    ///    device's primary context, or `shape` has no elements.
-    /// 2. Nothing writes them but work that is ordered before on the call's stream.
-    pub unsafe fn from_raw(address: u64, shape: impl IntoShape, ordinal: u32) -> Result<Self> {
+    /// [`Error::Shape`] where the view has not one element; [`Error::InvalidShape`].
+    pub fn expand(self, shape: impl IntoShape) -> Result<Self> {
         let shape = shape.into_shape("shape")?;
-        Ok(View { memory: Memory::raw::<T>(address, shape, ordinal), element: PhantomData })
-    }
-
-    /// The dimensions.
-    pub fn shape(&self) -> Shape {
-        self.memory.shape
-    }
-}
-
-impl<T: Element> ViewMut<'_, T> {
-    /// Memory of somebody else's, dense, in row-major order. Nothing is checked until a call gets it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidShape`].
-    ///
-    /// # Safety
-    /// From the call that gets the view until the work it queued is done:
-    /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in memory of the
-    ///    device's primary context, or `shape` has no elements.
-    /// 2. Nothing accesses them but work that is ordered before on the call's stream.
-    pub unsafe fn from_raw(address: u64, shape: impl IntoShape, ordinal: u32) -> Result<Self> {
-        let shape = shape.into_shape("shape")?;
-        Ok(ViewMut { memory: Memory::raw::<T>(address, shape, ordinal), element: PhantomData })
-    }
-
-    /// The dimensions.
-    pub fn shape(&self) -> Shape {
-        self.memory.shape
-    }
-}
-
-impl<'a, T> View<'a, T> {
-    pub(crate) fn of(memory: Memory<'a>) -> Self {
-        View { memory, element: PhantomData }
-    }
-}
-
-impl<'a, T> ViewMut<'a, T> {
-    pub(crate) fn of(memory: Memory<'a>) -> Self {
-        ViewMut { memory, element: PhantomData }
+        if self.memory.shape.len() != 1 {
+            let (argument, expected) = ("self", "one element".to_owned());
+            return Err(Error::Shape { argument, expected, got: self.memory.shape.to_string() });
+        }
+        Ok(Self::of(Memory { shape, row_stride: 0, element_stride: 0, ..self.memory }))
     }
 }
 
@@ -254,6 +359,16 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_the_last_dimension() {
+        let shape = [2, 3, 4].into_shape("shape").unwrap();
+        assert_eq!((shape.rows(), shape.cols()), (6, 4));
+        assert_eq!(shape.of_rows().dims(), [2, 3]);
+        let shape = [5].into_shape("shape").unwrap();
+        assert_eq!((shape.rows(), shape.cols(), shape.of_rows()), (1, 5, Shape::SCALAR));
+        assert_eq!((Shape::SCALAR.rows(), Shape::SCALAR.cols()), (1, 1));
+    }
+
+    #[test]
     fn a_shape_that_no_memory_holds_is_refused() {
         for dims in [[usize::MAX, 2], [1 << 40, 1 << 40], [0, usize::MAX]] {
             let error = dims.into_shape("target").unwrap_err();
@@ -265,8 +380,9 @@ mod tests {
 
     #[test]
     fn memory_overlaps_where_it_shares_a_byte() {
-        let memory =
-            |address, len: usize| Memory::raw::<f32>(address, [len].into_shape("x").unwrap(), 0);
+        let memory = |address, len: usize| {
+            Memory::dense::<f32>(address, [len].into_shape("x").unwrap(), 0, None)
+        };
         assert!(memory(0x100, 4).overlaps(&memory(0x10c, 1)));
         assert!(!memory(0x100, 4).overlaps(&memory(0x110, 4)));
         assert!(!memory(0x100, 4).overlaps(&memory(0x104, 0)));

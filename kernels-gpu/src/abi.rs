@@ -4,11 +4,19 @@
 //! are compiled from the same definition. Addresses are plain `u64`: the host has no pointers into
 //! device memory.
 
+use core::num::NonZeroU32;
+
 /// An element type of tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dtype {
     /// IEEE 754 binary32.
     F32,
+    /// IEEE 754 binary64.
+    F64,
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
 }
 
 impl Dtype {
@@ -16,48 +24,86 @@ impl Dtype {
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
+            Dtype::F64 => "f64",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
         }
     }
 }
 
-/// Threads of a block of the elementwise kernels. 512 threads leave each of them enough registers
-/// for eight 16-byte loads in flight at full occupancy of the memory system.
-pub const BLOCK: u32 = 512;
+/// The most threads of a block.
+pub const MAX_BLOCK: u32 = 1024;
 
-/// 16-byte loads of each input that a thread has in flight.
-pub const UNROLL: u32 = 4;
+/// The most threads of a block of the kernels for rows, which need more registers.
+pub const ROWS_BLOCK: u32 = 256;
 
-/// The most blocks of a grid that reduces: one partial sum each. 16 for each of the 132
-/// multiprocessors of a full Hopper, and the same number on every device, so that a sum has the
-/// same bits on all of them.
-pub const MAX_PARTIALS: u32 = 132 * 16;
+/// The most blocks of a grid that reduces: one partial sum each.
+pub const MAX_PARTIALS: u32 = 132 * 256;
 
 /// Bytes of the scratch memory that a reduction needs: the count of finished blocks (zero between
 /// launches, in the first 16 bytes), then the partial sums.
 pub const WORKSPACE_BYTES: usize = 16 + MAX_PARTIALS as usize * 8;
 
-/// Arguments of the kernels that compare two tensors element by element.
+/// What becomes of the terms of a loss.
+pub mod reduction {
+    /// One sum.
+    pub const SCALAR: u32 = 0;
+    /// A sum a row.
+    pub const ROWS: u32 = 1;
+    /// The terms as they are.
+    pub const ELEMENTS: u32 = 2;
+}
+
+/// Rows in memory.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Matrix {
+    /// The first element; null where there is no such tensor.
+    pub start: u64,
+    /// Elements from the start of a row to the start of the next.
+    pub row_stride: u64,
+}
+
+/// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows` rows of
+/// `cols` elements; a dense tensor may come as one row.
+///
+/// The threads of the grid work in teams, each on one piece of a row at a time: piece `p` is part
+/// `p % splits` of row `p / splits`, taken as every `splits`-th tile of it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PairwiseArgs {
-    /// Input, `len` elements.
-    pub input: u64,
-    /// Target, `len` elements.
-    pub target: u64,
-    /// Elements.
-    pub len: u64,
-    /// What the sum is divided by: 1 for a sum, the number of elements for a mean.
+    /// Input.
+    pub input: Matrix,
+    /// Target.
+    pub target: Matrix,
+    /// Rows.
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u64,
+    /// What a sum, or an element's gradient, is divided by: 1 for a sum, the number of terms for a mean.
     pub divisor: f64,
-    /// The scalar result (f32), written by the forward kernels.
-    pub loss: u64,
+    /// The loss's own parameter: Huber's δ, smooth L1's β.
+    pub parameter: f64,
+    /// One of [`reduction`].
+    pub reduction: u32,
+    /// Threads of a team: a power of two up to 32, or the whole block.
+    pub team: NonZeroU32,
+    /// Parts of a row. With one part for each row of [`reduction::ROWS`] a team ends its row alone;
+    /// otherwise `rows * splits` is at most [`MAX_PARTIALS`].
+    pub splits: NonZeroU32,
+    /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves all.
+    pub upstream_col_stride: u32,
+    /// Where the forward kernels write: one value, one a row, or one an element.
+    pub loss: Matrix,
     /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
     pub workspace: u64,
-    /// The gradient that arrives at the scalar result (f32); null stands for 1.
-    pub upstream: u64,
-    /// Gradient of the input, `len` elements, or null where it is not wanted.
-    pub grad_input: u64,
-    /// Gradient of the target, `len` elements, or null where it is not wanted.
-    pub grad_target: u64,
+    /// The gradient that arrives: one value, one a row, or one an element, as `reduction` says; null
+    /// stands for ones.
+    pub upstream: Matrix,
+    /// Gradient of the input, or null where it is not wanted.
+    pub grad_input: Matrix,
+    /// Gradient of the target, or null where it is not wanted.
+    pub grad_target: Matrix,
 }
 
 /// Arguments of the kernels that only read and write.

@@ -9,32 +9,22 @@
 pub mod abi;
 mod ceiling;
 pub mod element;
+mod huber;
 mod mse;
 mod pairwise;
 mod reduce;
+mod smooth_l1;
 mod table;
 
-pub use table::{Entry, Family, find};
+pub use table::{Entry, Family, all, find};
 
-use abi::{BLOCK, CeilingArgs, PairwiseArgs};
-use mse::Mse;
-
-table::kernels! {
-    // One line an entry: its constant, its loss and pass, its body, its arguments, the threads of its block,
-    // the barriers in its code, its dtypes.
-    MSE_FORWARD = mse forward: pairwise::forward::<E, Mse>, (PairwiseArgs), BLOCK, 3 barriers, [f32 f32];
-    MSE_BACKWARD = mse backward: pairwise::backward::<E, Mse>, (PairwiseArgs), BLOCK, 0 barriers, [f32 f32];
-    MSE_FORWARD_BACKWARD = mse forward_backward: pairwise::forward_backward::<E, Mse>, (PairwiseArgs), BLOCK, 3 barriers, [f32 f32];
-    CEILING_READ1_BY1 = ceiling read1_by1: ceiling::pass::<1, 0, 1>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ1_BY4 = ceiling read1_by4: ceiling::pass::<1, 0, 4>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ1_BY8 = ceiling read1_by8: ceiling::pass::<1, 0, 8>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ2_BY1 = ceiling read2_by1: ceiling::pass::<2, 0, 1>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ2_BY2 = ceiling read2_by2: ceiling::pass::<2, 0, 2>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ2_BY4 = ceiling read2_by4: ceiling::pass::<2, 0, 4>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ1_WRITE1_BY1 = ceiling read1_write1_by1: ceiling::pass::<1, 1, 1>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ1_WRITE1_BY4 = ceiling read1_write1_by4: ceiling::pass::<1, 1, 4>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ2_WRITE1_BY1 = ceiling read2_write1_by1: ceiling::pass::<2, 1, 1>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
-    CEILING_READ2_WRITE1_BY4 = ceiling read2_write1_by4: ceiling::pass::<2, 1, 4>, (CeilingArgs), 1024, 0 barriers, [f32 f32];
+// The table: a loss a line, with the kind of kernels it has and its type in them.
+table::losses! {
+    mse: pairwise(crate::mse::Mse);
+    huber: pairwise(crate::huber::Huber<R>);
+    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>);
+    // What the benchmarks measure against.
+    ceiling: ceiling();
 }
 
 /// For `nvptx64`, where nothing may unwind.

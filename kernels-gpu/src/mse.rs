@@ -1,32 +1,31 @@
 //! Mean squared error: (x − t)².
 
-use crate::abi::PairwiseArgs;
 use crate::element::Real;
 use crate::pairwise::Pairwise;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Mse;
 
-impl Pairwise for Mse {
+impl<R: Real> Pairwise<R> for Mse {
     #[inline(always)]
-    fn new(_: &PairwiseArgs) -> Self {
+    fn new(_: f64) -> Self {
         Mse
     }
 
     #[inline(always)]
-    fn term<R: Real>(self, x: R, t: R) -> R {
+    fn term(self, x: R, t: R) -> R {
         let d = x - t;
         d * d
     }
 
     /// 2 (x − t), the 2 on the scale's side: the difference may be near the largest number.
     #[inline(always)]
-    fn grad_input<R: Real>(self, x: R, t: R, scale: R) -> R {
+    fn grad_input(self, x: R, t: R, scale: R) -> R {
         (x - t) * (scale + scale)
     }
 
     #[inline(always)]
-    fn grad_target<R: Real>(self, x: R, t: R, scale: R) -> R {
-        -self.grad_input(x, t, scale)
+    fn grad_target(self, x: R, t: R, scale: R) -> R {
+        (t - x) * (scale + scale)
     }
 }

@@ -1,219 +1,486 @@
 //! Losses that compare an input and a target element by element, x and t: forward, backward, both.
 //! What the loss is comes from [`Pairwise`].
+//!
+//! Each kernel has two forms. With `DENSE` the tensors have no gaps between rows and the reduction is to
+//! a scalar, so that all of it is one row, which the whole grid shares; without, it does the rest: rows
+//! with strides, a loss for each row or element, an upstream gradient for each.
 
-use crate::abi::{PairwiseArgs, UNROLL};
-use crate::element::{Element, MAX_LANES, Real};
-use crate::reduce::grid_sum;
+use crate::abi::{Matrix, PairwiseArgs, reduction};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::reduce::{Workspace, grid_sum, team_sum};
+use core::marker::PhantomData;
+use core::num::NonZeroU64;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+
+/// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors and, with
+/// `_rows`, the other.
+macro_rules! kernels {
+    ($loss:ident, $type:ty) => {
+        use crate::abi::{MAX_BLOCK, PairwiseArgs, ROWS_BLOCK};
+        use crate::pairwise::{backward, forward, forward_backward};
+
+        crate::table::kernels! {
+            $loss, [f32, f64, f16, bf16],
+            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), MAX_BLOCK, 6 barriers;
+            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 2>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
+            BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), MAX_BLOCK, 0 barriers;
+            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 2>, (PairwiseArgs), ROWS_BLOCK, 0 barriers;
+            // Fewer threads: four groups of each tensor in flight need more registers.
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, 4>, (PairwiseArgs), MAX_BLOCK / 2, 6 barriers;
+            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 2>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
+        }
+    };
+}
+pub(crate) use kernels;
 
 /// A loss of pairs (x, t).
-pub(crate) trait Pairwise: Copy {
-    /// The loss as its arguments describe it.
-    fn new(args: &PairwiseArgs) -> Self;
+pub(crate) trait Pairwise<R: Real>: Copy {
+    /// The loss with its parameter.
+    fn new(parameter: f64) -> Self;
     /// What one pair adds to the sum.
-    fn term<R: Real>(self, x: R, t: R) -> R;
+    fn term(self, x: R, t: R) -> R;
     /// The gradient of the term by x, times `scale`.
-    fn grad_input<R: Real>(self, x: R, t: R, scale: R) -> R;
+    fn grad_input(self, x: R, t: R, scale: R) -> R;
     /// The gradient of the term by t, times `scale`.
-    fn grad_target<R: Real>(self, x: R, t: R, scale: R) -> R;
+    fn grad_target(self, x: R, t: R, scale: R) -> R;
 }
 
-/// A gradient of [`Pairwise`].
-type Gradient<L, R> = fn(L, R, R, R) -> R;
-
-/// loss = Σ term ÷ divisor.
+/// The loss: Σ term ÷ divisor, over all or over each row, or the terms themselves.
 ///
 /// # Safety
-/// 1. `input` and `target` point to `len` elements in global memory, aligned for `E`.
-/// 2. `loss` points to one `E::Real`; `workspace` satisfies [`grid_sum`]'s conditions.
-/// 3. Nothing that is written overlaps anything else that `args` names.
+/// 1. `args` is as [`PairwiseArgs`] says: tensors that are not null have `rows` rows of `cols`
+///    elements in global memory, aligned for their type; `loss` and `upstream` are of `E::Real` where
+///    they are reduced, of `E` where they are not.
+/// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and there are no more partial sums than it
+///    has room for.
+/// 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the
+///    tensor that it is the gradient of.
 #[inline(always)]
-pub(crate) unsafe fn forward<E: Element, L: Pairwise>(args: &PairwiseArgs) {
+pub(crate) unsafe fn forward<
+    E: Element,
+    L: Pairwise<E::Real>,
+    const DENSE: bool,
+    const UNROLL: usize,
+>(
+    args: &PairwiseArgs,
+) {
     // SAFETY: the caller's conditions.
-    unsafe {
-        let sum = sweep::<E, L, true, false>(args, E::Real::ZERO);
-        finish::<E>(args, sum);
-    }
+    unsafe { run::<E, L, true, false, DENSE, UNROLL>(args) }
 }
 
-/// gradient = upstream ÷ divisor × gradient of the term, for each tensor it is wanted of.
+/// The gradients that are wanted: upstream ÷ divisor × gradient of the term.
 ///
 /// # Safety
-/// 1. As [`forward`]'s 1 and 3.
-/// 2. `upstream` is null or points to one `E::Real`.
-/// 3. `grad_input` and `grad_target` are each null or point to `len` elements, aligned for `E`.
+/// As [`forward`].
 #[inline(always)]
-pub(crate) unsafe fn backward<E: Element, L: Pairwise>(args: &PairwiseArgs) {
+pub(crate) unsafe fn backward<
+    E: Element,
+    L: Pairwise<E::Real>,
+    const DENSE: bool,
+    const UNROLL: usize,
+>(
+    args: &PairwiseArgs,
+) {
     // SAFETY: the caller's conditions.
-    unsafe {
-        let scale = upstream::<E>(args);
-        sweep::<E, L, false, true>(args, scale);
-    }
+    unsafe { run::<E, L, false, true, DENSE, UNROLL>(args) }
 }
 
 /// [`forward`] and [`backward`] in one pass over input and target.
 ///
 /// # Safety
-/// As both.
+/// As [`forward`].
 #[inline(always)]
-pub(crate) unsafe fn forward_backward<E: Element, L: Pairwise>(args: &PairwiseArgs) {
-    // SAFETY: the caller's conditions.
-    unsafe {
-        let scale = upstream::<E>(args);
-        let sum = sweep::<E, L, true, true>(args, scale);
-        finish::<E>(args, sum);
-    }
-}
-
-/// The factor of every gradient.
-///
-/// # Safety
-/// [`backward`]'s condition 2.
-#[inline(always)]
-unsafe fn upstream<E: Element>(args: &PairwiseArgs) -> E::Real {
-    let upstream = if args.upstream == 0 {
-        1.0
-    } else {
-        // SAFETY: the caller's condition.
-        unsafe { load(args.upstream as *const E::Real) }.to_f64()
-    };
-    E::Real::from_f64(upstream / args.divisor)
-}
-
-/// Sums over the grid and writes the loss.
-///
-/// # Safety
-/// [`forward`]'s condition 2.
-#[inline(always)]
-unsafe fn finish<E: Element>(args: &PairwiseArgs, sum: E::Real) {
-    let (loss, divisor) = (args.loss as *mut E::Real, args.divisor);
-    // SAFETY: the caller's condition.
-    unsafe {
-        grid_sum(sum.to_f64(), args.workspace, |total| {
-            store(loss, E::Real::from_f64(total / divisor));
-        });
-    }
-}
-
-/// One pass of the grid over all pairs. Returns the sum of this thread's terms (with `TERMS`) and
-/// writes the gradients (with `GRADS`).
-///
-/// Where all tensors lie alike to 16 bytes, everything but the ends moves in groups of 16 bytes,
-/// [`UNROLL`] of each input in flight in each thread; the ends, and tensors that lie unlike, element
-/// by element.
-///
-/// # Safety
-/// [`forward`]'s condition 1, and with `GRADS` [`backward`]'s condition 3.
-#[inline(always)]
-unsafe fn sweep<E: Element, L: Pairwise, const TERMS: bool, const GRADS: bool>(
+pub(crate) unsafe fn forward_backward<
+    E: Element,
+    L: Pairwise<E::Real>,
+    const DENSE: bool,
+    const UNROLL: usize,
+>(
     args: &PairwiseArgs,
-    scale: E::Real,
-) -> E::Real {
-    let loss = L::new(args);
-    let lanes = u64::from(E::LANES);
-    let threads = u64::from(block_dim_x());
-    let mut sums = [E::Real::ZERO; MAX_LANES];
+) {
+    // SAFETY: the caller's conditions.
+    unsafe { run::<E, L, true, true, DENSE, UNROLL>(args) }
+}
 
-    let mut unlike = args.input ^ args.target;
-    if GRADS && args.grad_input != 0 {
-        unlike |= args.input ^ args.grad_input;
-    }
-    if GRADS && args.grad_target != 0 {
-        unlike |= args.input ^ args.grad_target;
-    }
-    let to_boundary = args.input.wrapping_neg() % 16 / size_of::<E>() as u64;
-    let head =
-        if unlike.is_multiple_of(16) && to_boundary < args.len { to_boundary } else { args.len };
-    let groups = (args.len - head) / lanes;
-
-    let at = |tensor: u64, group: u64| {
-        (tensor + head * size_of::<E>() as u64 + group * 16) as *mut Vec16
-    };
-    let mut group_of_pairs = |group: u64, x: Vec16, t: Vec16| {
+/// The pieces of all rows, each by one team; then what is left of the sums. With `DENSE` there is one row,
+/// and block b takes part b of it: `rows`, `team`, `splits` and the strides are not looked at.
+///
+/// # Safety
+/// As [`forward`].
+#[inline(always)]
+unsafe fn run<
+    E: Element,
+    L: Pairwise<E::Real>,
+    const TERMS: bool,
+    const GRADS: bool,
+    const DENSE: bool,
+    const UNROLL: usize,
+>(
+    args: &PairwiseArgs,
+) {
+    let pass = Pass::<E, L, DENSE> { args, loss: L::new(args.parameter), element: PhantomData };
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    if DENSE {
+        let (split, lane) = (u64::from(block_idx_x()), thread_idx_x());
+        // SAFETY: conditions 1 and 3.
+        let sum = unsafe { pass.piece::<TERMS, GRADS, UNROLL>(0, split, lane) };
         if TERMS {
-            for lane in 0..E::LANES {
-                let (x, t) = (E::extract(x, lane).widen(), E::extract(t, lane).widen());
-                sums[lane as usize] = sums[lane as usize] + loss.term(x, t);
-            }
+            // SAFETY: conditions 1 and 2.
+            unsafe { grid_sum(sum.to_f64(), workspace, |sum| pass.finish(0, sum)) };
         }
-        if GRADS {
-            let grad = |of: Gradient<L, E::Real>| {
-                E::pack(|lane| {
-                    let (x, t) = (E::extract(x, lane).widen(), E::extract(t, lane).widen());
-                    E::narrow(of(loss, x, t, scale))
-                })
-            };
-            // SAFETY: condition 3; `group` lies within `len`, on a 16-byte boundary.
-            unsafe {
-                if args.grad_input != 0 {
-                    store_streaming(at(args.grad_input, group), grad(L::grad_input));
-                }
-                if args.grad_target != 0 {
-                    store_streaming(at(args.grad_target, group), grad(L::grad_target));
-                }
-            }
-        }
-    };
+        return;
+    }
 
-    // Tiles of UNROLL groups a thread, in turn to the blocks; the last one may be cut short.
-    let tile = threads * u64::from(UNROLL);
-    let mut start = u64::from(block_idx_x()) * tile;
-    while start < groups {
-        let first = start + u64::from(thread_idx_x());
-        if start + tile <= groups {
-            let mut x = [Vec16::default(); UNROLL as usize];
-            let mut t = [Vec16::default(); UNROLL as usize];
-            for k in 0..UNROLL as usize {
-                let group = first + k as u64 * threads;
-                // SAFETY: condition 1; the group lies within `len`, on a 16-byte boundary.
+    let by_row = TERMS && args.reduction == reduction::ROWS;
+    let team = args.team.get();
+    let lane = if team > WARP_SIZE { thread_idx_x() } else { thread_idx_x() & (team - 1) };
+    let teams_of_block = block_dim_x() / args.team;
+    let teams = u64::from(grid_dim_x()) * u64::from(teams_of_block);
+    let first = u64::from(block_idx_x()) * u64::from(teams_of_block);
+    let splits = NonZeroU64::from(args.splits);
+    let pieces = args.rows * splits.get();
+
+    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has work.
+    let mut of_warp = first + u64::from((thread_idx_x() - lane_id()) / args.team);
+    let mut piece = first + u64::from(thread_idx_x() / args.team);
+    let mut total = E::Real::ZERO;
+    while of_warp < pieces {
+        let (row, split) =
+            if splits.get() == 1 { (piece, 0) } else { (piece / splits, piece % splits) };
+        let mut sum = E::Real::ZERO;
+        if piece < pieces {
+            // SAFETY: conditions 1 and 3; the row is one of `rows`.
+            sum = unsafe { pass.piece::<TERMS, GRADS, UNROLL>(row, split, lane) };
+        }
+        if by_row {
+            let sum = team_sum(sum.to_f64(), team);
+            if lane == 0 && piece < pieces {
+                // SAFETY: conditions 1 and 2; one team a piece.
                 unsafe {
-                    x[k] = load_streaming(at(args.input, group));
-                    t[k] = load_streaming(at(args.target, group));
+                    if splits.get() == 1 {
+                        pass.finish(row, sum);
+                    } else {
+                        workspace.leave(piece, sum);
+                    }
                 }
-            }
-            for k in 0..UNROLL as usize {
-                group_of_pairs(first + k as u64 * threads, x[k], t[k]);
             }
         } else {
-            let mut group = first;
-            while group < groups {
-                // SAFETY: as above.
-                let (x, t) = unsafe {
-                    (load_streaming(at(args.input, group)), load_streaming(at(args.target, group)))
-                };
-                group_of_pairs(group, x, t);
-                group += threads;
-            }
+            total = total + sum;
         }
-        start += tile * u64::from(grid_dim_x());
+        of_warp += teams;
+        piece += teams;
     }
 
-    // What the groups leave over, at both ends.
-    let grouped = groups * lanes;
-    let mut single = u64::from(block_idx_x()) * threads + u64::from(thread_idx_x());
-    while single < args.len - grouped {
-        let index = if single < head { single } else { single + grouped };
-        let at = |tensor: u64| (tensor + index * size_of::<E>() as u64) as *mut E;
-        // SAFETY: conditions 1 and 3; `index` lies within `len`.
+    if TERMS && args.reduction == reduction::SCALAR {
+        // SAFETY: conditions 1 and 2.
+        unsafe { grid_sum(total.to_f64(), workspace, |sum| pass.finish(0, sum)) };
+    }
+    if by_row && splits.get() > 1 && workspace.is_last_block() {
+        let mut row = u64::from(warp_id());
+        while row < args.rows {
+            // SAFETY: every piece has left its own, in order.
+            let share = unsafe {
+                let (count, lane) = (splits.get(), u64::from(lane_id()));
+                workspace.share(row * count, count, lane, u64::from(WARP_SIZE))
+            };
+            let sum = team_sum(share, WARP_SIZE);
+            if lane_id() == 0 {
+                // SAFETY: condition 1.
+                unsafe { pass.finish(row, sum) };
+            }
+            row += u64::from(block_dim_x() / WARP_SIZE);
+        }
+    }
+}
+
+/// A pass over the pairs with one loss.
+struct Pass<'a, E, L, const DENSE: bool> {
+    args: &'a PairwiseArgs,
+    loss: L,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> {
+    /// Writes a reduced loss, the one at `index`.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1; the index is a row's, or 0 of a scalar.
+    #[inline(always)]
+    unsafe fn finish(&self, index: u64, sum: f64) {
+        let at = (self.args.loss.start as *mut E::Real).wrapping_add(index as usize);
+        // SAFETY: the caller's condition.
+        unsafe { store(at, E::Real::from_f64(sum / self.args.divisor)) };
+    }
+
+    /// The factor of the gradients of a row, but for an upstream of its own for each element.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1.
+    #[inline(always)]
+    unsafe fn scale(&self, row: u64) -> E::Real {
+        let Matrix { start, row_stride } = self.args.upstream;
+        if start == 0 {
+            return E::Real::from_f64(1.0 / self.args.divisor);
+        }
+        // The one value of a scalar has a row stride of 0.
+        let index = (row * row_stride) as usize;
+        // SAFETY: the caller's condition.
+        let upstream = unsafe {
+            if !DENSE && self.args.reduction == reduction::ELEMENTS {
+                load((start as *const E).wrapping_add(index)).widen().to_f64()
+            } else {
+                load((start as *const E::Real).wrapping_add(index)).to_f64()
+            }
+        };
+        E::Real::from_f64(upstream / self.args.divisor)
+    }
+
+    /// The addresses and factors of a row.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1; `row` is one of `rows`.
+    #[inline(always)]
+    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L> {
+        let args = self.args;
+        let size = size_of::<E>() as u64;
+        let start = |used: bool, of: Matrix| {
+            if !used || of.start == 0 {
+                0
+            } else if DENSE {
+                of.start
+            } else {
+                of.start + row * of.row_stride * size
+            }
+        };
+        let by_element = !DENSE && GRADS && args.upstream_col_stride != 0;
+        let by_term = !DENSE && TERMS && args.reduction == reduction::ELEMENTS;
+        let input = start(true, args.input);
+        let mut this = Row {
+            loss: self.loss,
+            input,
+            target: start(true, args.target),
+            terms: start(by_term, args.loss),
+            upstream: start(by_element, args.upstream),
+            grad_input: start(GRADS, args.grad_input),
+            grad_target: start(GRADS, args.grad_target),
+            // SAFETY: condition 1.
+            scale: if GRADS && !by_element { unsafe { self.scale(row) } } else { E::Real::ZERO },
+            head: args.cols,
+            groups: 0,
+        };
+        let unlike = |other: u64| if other == 0 { 0 } else { input ^ other };
+        let unlike = unlike(this.target)
+            | unlike(this.terms)
+            | unlike(this.upstream)
+            | unlike(this.grad_input)
+            | unlike(this.grad_target);
+        let to_boundary = input.wrapping_neg() % 16 / size;
+        if unlike.is_multiple_of(16) && to_boundary < args.cols {
+            this.head = to_boundary;
+            this.groups = (args.cols - to_boundary) / u64::from(E::LANES);
+        }
+        this
+    }
+
+    /// One piece of a row by one team, of which this thread is `lane`. Returns the sum of this thread's
+    /// terms (with `TERMS`, unless they are written as they are) and writes the gradients (with `GRADS`).
+    ///
+    /// # Safety
+    /// [`forward`]'s conditions 1 and 3; `row` is one of `rows`.
+    #[inline(always)]
+    unsafe fn piece<const TERMS: bool, const GRADS: bool, const UNROLL: usize>(
+        &self,
+        row: u64,
+        split: u64,
+        lane: u32,
+    ) -> E::Real {
+        let args = self.args;
+        // SAFETY: the caller's condition.
+        let row = unsafe { self.row::<TERMS, GRADS>(row) };
+        let mut sums = [E::Real::ZERO; MAX_LANES];
+
+        // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a tile a
+        // warp's groups lie together, so that a thread's are a constant apart.
+        let (team, splits) = if DENSE {
+            (u64::from(block_dim_x()), u64::from(grid_dim_x()))
+        } else {
+            (u64::from(args.team.get()), u64::from(args.splits.get()))
+        };
+        let width = team * UNROLL as u64;
+        let in_short_rows = team < u64::from(WARP_SIZE);
+        let tiles =
+            if in_short_rows || row.groups <= team * splits { 0 } else { row.groups / width };
+        let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
+        let mut tile = split;
+        while tile < tiles {
+            let first = tile * width + u64::from(in_tile);
+            let mut x = [Vec16::default(); UNROLL];
+            let mut t = [Vec16::default(); UNROLL];
+            unrolled(UNROLL, |k| {
+                let group = first + k as u64 * u64::from(WARP_SIZE);
+                // SAFETY: condition 1; the group is one of `groups`.
+                unsafe {
+                    x[k] = load_streaming(row.group_of(row.input, group));
+                    t[k] = load_streaming(row.group_of(row.target, group));
+                }
+            });
+            unrolled(UNROLL, |k| {
+                let group = first + k as u64 * u64::from(WARP_SIZE);
+                // SAFETY: conditions 1 and 3; the group is one of `groups`.
+                unsafe { row.pairs::<TERMS, GRADS>(group, x[k], t[k], &mut sums) };
+            });
+            tile += splits;
+        }
+
+        // What the tiles leave over.
+        let mine = split * team + u64::from(lane);
+        let mut group = tiles * width + mine;
+        while group < row.groups {
+            // SAFETY: as above.
+            unsafe {
+                let x = load_streaming(row.group_of(row.input, group));
+                let t = load_streaming(row.group_of(row.target, group));
+                row.pairs::<TERMS, GRADS>(group, x, t, &mut sums);
+            }
+            group += splits * team;
+        }
+
+        // What the groups leave over, at both ends.
+        let grouped = row.groups * u64::from(E::LANES);
+        let mut single = mine;
+        while single < args.cols - grouped {
+            let index = if single < row.head { single } else { single + grouped };
+            // SAFETY: conditions 1 and 3; `index` is below `cols`.
+            unsafe { row.pair::<TERMS, GRADS>(index, &mut sums) };
+            single += splits * team;
+        }
+
+        let mut sum = sums[0];
+        unrolled(E::LANES as usize, |lane| {
+            if lane > 0 {
+                sum = sum + sums[lane];
+            }
+        });
+        sum
+    }
+}
+
+/// A row of every tensor: addresses, 0 for a tensor that is not used.
+///
+/// Where all tensors lie alike to 16 bytes, everything but the ends of the row moves in groups of 16
+/// bytes; the ends, and rows that lie unlike, element by element.
+struct Row<E: Element, L> {
+    loss: L,
+    input: u64,
+    target: u64,
+    terms: u64,
+    upstream: u64,
+    grad_input: u64,
+    grad_target: u64,
+    /// The factor of the gradients, where there is no upstream for each element.
+    scale: E::Real,
+    /// Elements before the first group.
+    head: u64,
+    groups: u64,
+}
+
+impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
+    #[inline(always)]
+    fn group_of(&self, tensor: u64, group: u64) -> *mut Vec16 {
+        (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
+    }
+
+    /// The pairs of one group.
+    ///
+    /// # Safety
+    /// [`forward`]'s conditions 1 and 3; the group is one of `groups`.
+    #[inline(always)]
+    unsafe fn pairs<const TERMS: bool, const GRADS: bool>(
+        &self,
+        group: u64,
+        x: Vec16,
+        t: Vec16,
+        sums: &mut [E::Real; MAX_LANES],
+    ) {
+        let loss = self.loss;
+        let pair = |lane| (E::extract(x, lane).widen(), E::extract(t, lane).widen());
+        // SAFETY: the caller's conditions.
         unsafe {
-            let (x, t) = (load(at(args.input)).widen(), load(at(args.target)).widen());
-            if TERMS {
+            if TERMS && self.terms != 0 {
+                let terms = E::pack(|lane| {
+                    let (x, t) = pair(lane);
+                    E::narrow(loss.term(x, t))
+                });
+                store_streaming(self.group_of(self.terms, group), terms);
+            } else if TERMS {
+                unrolled(E::LANES as usize, |lane| {
+                    let (x, t) = pair(lane as u32);
+                    sums[lane] = sums[lane] + loss.term(x, t);
+                });
+            }
+            if !GRADS {
+                return;
+            }
+            let mut upstream = Vec16::default();
+            if self.upstream != 0 {
+                upstream = load_streaming(self.group_of(self.upstream, group));
+            }
+            let scale = |lane| {
+                if self.upstream == 0 { self.scale } else { E::extract(upstream, lane).widen() }
+            };
+            if self.grad_input != 0 {
+                let gradient = E::pack(|lane| {
+                    let (x, t) = pair(lane);
+                    E::narrow(loss.grad_input(x, t, scale(lane)))
+                });
+                store_streaming(self.group_of(self.grad_input, group), gradient);
+            }
+            if self.grad_target != 0 {
+                let gradient = E::pack(|lane| {
+                    let (x, t) = pair(lane);
+                    E::narrow(loss.grad_target(x, t, scale(lane)))
+                });
+                store_streaming(self.group_of(self.grad_target, group), gradient);
+            }
+        }
+    }
+
+    /// One pair.
+    ///
+    /// # Safety
+    /// [`forward`]'s conditions 1 and 3; the index is below `cols`.
+    #[inline(always)]
+    unsafe fn pair<const TERMS: bool, const GRADS: bool>(
+        &self,
+        index: u64,
+        sums: &mut [E::Real; MAX_LANES],
+    ) {
+        let loss = self.loss;
+        let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let (x, t) = (load(at(self.input)).widen(), load(at(self.target)).widen());
+            if TERMS && self.terms != 0 {
+                store(at(self.terms), E::narrow(loss.term(x, t)));
+            } else if TERMS {
                 sums[0] = sums[0] + loss.term(x, t);
             }
-            if GRADS && args.grad_input != 0 {
-                store(at(args.grad_input), E::narrow(loss.grad_input(x, t, scale)));
+            if !GRADS {
+                return;
             }
-            if GRADS && args.grad_target != 0 {
-                store(at(args.grad_target), E::narrow(loss.grad_target(x, t, scale)));
+            let mut scale = self.scale;
+            if self.upstream != 0 {
+                scale = load(at(self.upstream)).widen();
+            }
+            if self.grad_input != 0 {
+                store(at(self.grad_input), E::narrow(loss.grad_input(x, t, scale)));
+            }
+            if self.grad_target != 0 {
+                store(at(self.grad_target), E::narrow(loss.grad_target(x, t, scale)));
             }
         }
-        single += threads * u64::from(grid_dim_x());
     }
-
-    let mut sum = sums[0];
-    for lane in &sums[1..E::LANES as usize] {
-        sum = sum + *lane;
-    }
-    sum
 }

@@ -16,14 +16,15 @@ cuda_std::shared_array! {
     fn warp_sums() -> [f64; 32];
 }
 cuda_std::shared_array! {
-    /// How many blocks had finished when this one had.
-    fn finished_before() -> [u64; 1];
+    /// Whether all other blocks had finished when this one had.
+    fn is_last() -> [u64; 1];
 }
 
-/// The sum of `value` over the warp, in every lane.
+/// The sum of `value` over each team of the warp, in every lane. `team` is a power of two up to 32; all
+/// lanes of the warp call it.
 #[inline(always)]
-fn warp_sum(mut value: f64) -> f64 {
-    let mut mask = WARP_SIZE / 2;
+fn team_sum_in_warp(mut value: f64, team: u32) -> f64 {
+    let mut mask = team / 2;
     while mask > 0 {
         value += value.shuffle_xor(mask);
         mask /= 2;
@@ -31,8 +32,14 @@ fn warp_sum(mut value: f64) -> f64 {
     value
 }
 
-/// The sum of `value` over the block, in every lane of its first warp. One barrier. A second call
-/// needs a barrier between the two.
+/// The sum of `value` over the warp, in every lane.
+#[inline(always)]
+fn warp_sum(value: f64) -> f64 {
+    team_sum_in_warp(value, WARP_SIZE)
+}
+
+/// The sum of `value` over the block, in every lane of its first warp. Two barriers: it may be called
+/// again at once.
 #[inline(always)]
 fn block_sum(value: f64) -> f64 {
     let of_warp = warp_sum(value);
@@ -50,50 +57,109 @@ fn block_sum(value: f64) -> f64 {
         }
         of_block = warp_sum(of_block);
     }
+    sync_threads();
     of_block
 }
 
+/// The sum of `value` over a team: a power of two of threads up to 32, or the block. In every lane of a
+/// team within a warp, or of the block's first warp. Two barriers, for a block.
+#[inline(always)]
+pub(crate) fn team_sum(value: f64, team: u32) -> f64 {
+    if team > WARP_SIZE { block_sum(value) } else { team_sum_in_warp(value, team) }
+}
+
+/// Where blocks leave partial sums for the block that finishes last.
+#[derive(Clone, Copy)]
+pub(crate) struct Workspace {
+    start: u64,
+}
+
+impl Workspace {
+    /// # Safety
+    /// 1. `start` is the address of `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that no
+    ///    other launch uses at the same time.
+    /// 2. Its first 4 bytes are zero; they are zero again when the launch is done.
+    #[inline(always)]
+    pub(crate) unsafe fn new(start: u64) -> Self {
+        Workspace { start }
+    }
+
+    #[inline(always)]
+    fn partial(self, index: u64) -> *mut f64 {
+        (self.start + 16 + index * 8) as *mut f64
+    }
+
+    /// Leaves a partial sum.
+    ///
+    /// # Safety
+    /// `index` is below `abi::MAX_PARTIALS` and this thread's alone.
+    #[inline(always)]
+    pub(crate) unsafe fn leave(self, index: u64, sum: f64) {
+        debug_assert!(index < u64::from(MAX_PARTIALS));
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe { store(self.partial(index), sum) };
+    }
+
+    /// Whether this is the last block of the grid to call it, once a launch: then every partial sum left
+    /// before is there to be read. One barrier before what is left counts, one after.
+    #[inline(always)]
+    pub(crate) fn is_last_block(self) -> bool {
+        sync_threads();
+        if thread_idx_x() == 0 {
+            let counter = self.start as *mut u32;
+            // SAFETY: the counter is only counted on, until the last block has counted.
+            let before = unsafe { fetch_add_ordered(counter, 1) };
+            let last = before + 1 == grid_dim_x();
+            if last {
+                // SAFETY: all blocks have counted; nothing else accesses it before the next launch.
+                unsafe { store(counter, 0) };
+            }
+            // SAFETY: one element, one thread.
+            unsafe { is_last().set(0, u64::from(last)) };
+        }
+        sync_threads();
+        // SAFETY: thread 0 wrote it before the barrier.
+        unsafe { is_last().get(0) != 0 }
+    }
+
+    /// This thread's share of the sum of `count` partial sums from `first`: every `step`-th from
+    /// `offset`, in order.
+    ///
+    /// # Safety
+    /// They were left, and [`is_last_block`](Self::is_last_block) has said so.
+    #[inline(always)]
+    pub(crate) unsafe fn share(self, first: u64, count: u64, offset: u64, step: u64) -> f64 {
+        let mut sum = 0.0;
+        let mut index = offset;
+        while index < count {
+            // SAFETY: the caller's condition; left by other blocks, and ordered before.
+            sum += unsafe { load_shared_by_grid(self.partial(first + index)) };
+            index += step;
+        }
+        sum
+    }
+}
+
 /// Sums `value` over the grid and calls `finish` with the sum, in one thread of the grid. Every
-/// thread of the grid must call it, once a launch. Three barriers.
+/// thread of the grid must call it, once a launch.
 ///
 /// # Safety
-/// 1. `workspace` points to `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that no other
-///    launch uses at the same time.
-/// 2. Its first 4 bytes are zero; they are zero again when the launch is done.
-/// 3. The grid has at most `abi::MAX_PARTIALS` blocks.
+/// The grid has at most `abi::MAX_PARTIALS` blocks.
 #[inline(always)]
-pub(crate) unsafe fn grid_sum(value: f64, workspace: u64, finish: impl FnOnce(f64)) {
-    let counter = workspace as *mut u32;
-    let partials = (workspace + 16) as *mut f64;
-    let blocks = grid_dim_x();
-    debug_assert!(blocks <= MAX_PARTIALS);
-
+pub(crate) unsafe fn grid_sum(value: f64, workspace: Workspace, finish: impl FnOnce(f64)) {
     let of_block = block_sum(value);
     if thread_idx_x() == 0 {
-        // SAFETY: conditions 1 to 3; each block writes its own partial sum and then counts itself.
-        unsafe {
-            store(partials.add(block_idx_x() as usize), of_block);
-            let before = fetch_add_ordered(counter, 1);
-            finished_before().set(0, u64::from(before));
-        }
+        // SAFETY: the caller's condition; each block leaves its own.
+        unsafe { workspace.leave(u64::from(block_idx_x()), of_block) };
     }
-    sync_threads();
-    // SAFETY: thread 0 wrote it before the barrier.
-    if unsafe { finished_before().get(0) } + 1 != u64::from(blocks) {
+    if !workspace.is_last_block() {
         return;
     }
-
-    let mut of_thread = 0.0;
-    let mut block = thread_idx_x();
-    while block < blocks {
-        // SAFETY: every block has counted itself, so every partial sum is written and ordered before.
-        of_thread += unsafe { load_shared_by_grid(partials.add(block as usize)) };
-        block += block_dim_x();
-    }
-    let of_grid = block_sum(of_thread);
+    let (blocks, thread) = (u64::from(grid_dim_x()), u64::from(thread_idx_x()));
+    // SAFETY: every block has left its own.
+    let share = unsafe { workspace.share(0, blocks, thread, u64::from(block_dim_x())) };
+    let of_grid = block_sum(share);
     if thread_idx_x() == 0 {
-        // SAFETY: all blocks have counted; nothing else accesses it before the next launch.
-        unsafe { store(counter, 0) };
         finish(of_grid);
     }
 }

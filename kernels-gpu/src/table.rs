@@ -12,7 +12,7 @@ pub struct Entry {
     pub module: &'static str,
     /// The dtype it is compiled for.
     pub dtype: Dtype,
-    /// Threads of a block, always.
+    /// The most threads of a block, and of a launch a multiple of 32.
     pub block: u32,
     /// `bar.sync` instructions in its PTX.
     pub barriers: u32,
@@ -44,62 +44,117 @@ impl<A> Family<A> {
     }
 }
 
-/// The entry called `name`.
-pub fn find(name: &str) -> Option<&'static Entry> {
-    crate::KERNELS.iter().copied().flatten().find(|entry| entry.name == name)
+/// Every entry.
+pub fn all() -> impl Iterator<Item = &'static Entry> {
+    crate::KERNELS.iter().copied().flatten().copied().flatten()
 }
 
-/// Stamps out the table; lib.rs has its one use. `E` in a body stands for the dtype's element type.
-macro_rules! kernels {
-    ($(
-        $family:ident = $loss:ident $pass:ident: $body:expr, ($args:ty), $block:expr, $barriers:literal barriers,
-        [$($dtype:ident $element:ty),+];
-    )+) => {
-        $($(
-            #[cfg(target_arch = "nvptx64")]
-            const _: () = {
-                #[allow(dead_code)]
-                type E = $element;
-                #[unsafe(export_name = concat!(stringify!($loss), "_", stringify!($pass), "_", stringify!($dtype)))]
-                unsafe extern "ptx-kernel" fn entry(args: $args) {
-                    // SAFETY: whoever launches the entry meets the body's conditions.
-                    unsafe { $body(&args) }
-                }
-            };
-        )+)+
+/// The entry called `name`.
+pub fn find(name: &str) -> Option<&'static Entry> {
+    all().find(|entry| entry.name == name)
+}
 
+/// The types that a body may name: `E`, the dtype's element type, and `R`, what its arithmetic is done in.
+macro_rules! types {
+    (f32) => { $crate::table::types!(@ f32); };
+    (f64) => { $crate::table::types!(@ f64); };
+    (f16) => { $crate::table::types!(@ $crate::element::F16); };
+    (bf16) => { $crate::table::types!(@ $crate::element::Bf16); };
+    (@ $element:ty) => {
+        #[allow(dead_code)]
+        type E = $element;
+        #[allow(dead_code)]
+        type R = <E as $crate::element::Element>::Real;
+    };
+}
+pub(crate) use types;
+
+/// Stamps out the entries of one loss, of which each line gives: the constant, the pass, its body, its
+/// arguments, the most threads of its block, the barriers in its code.
+macro_rules! kernels {
+    ($loss:ident, $dtypes:tt, $(
+        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:expr, $barriers:literal barriers;
+    )+) => {
         $(
-            #[doc = concat!("The ", stringify!($pass), " kernel of ", stringify!($loss), ".")]
-            pub static $family: $crate::table::Family<$args> = $crate::table::Family {
-                name: concat!(stringify!($loss), "_", stringify!($pass)),
-                entries: &[$({
-                    #[allow(dead_code)]
-                    type E = $element;
-                    $crate::table::Entry {
-                        name: concat!(stringify!($loss), "_", stringify!($pass), "_", stringify!($dtype)),
-                        module: concat!(stringify!($loss), "_", stringify!($dtype)),
-                        dtype: <E as $crate::element::Element>::DTYPE,
-                        block: $block,
-                        barriers: $barriers,
-                        args_size: size_of::<$args>(),
-                        #[cfg(not(target_arch = "nvptx64"))]
-                        run: {
-                            unsafe fn run(args: *const u8) {
-                                // SAFETY: `Entry::run`'s first condition.
-                                let args = unsafe { args.cast::<$args>().read_unaligned() };
-                                // SAFETY: the machine refuses what the body may not do.
-                                unsafe { $body(&args) }
-                            }
-                            run
-                        },
-                    }
-                }),+],
-                args: core::marker::PhantomData,
-            };
+            $crate::table::family! {
+                $loss, $dtypes, $family, $pass, ($args), $block, $barriers,
+                |args| $body(args)
+            }
         )+
 
-        /// Every kernel.
+        /// The loss's kernels.
         pub static KERNELS: &[&[$crate::table::Entry]] = &[$($family.entries),+];
     };
 }
 pub(crate) use kernels;
+
+/// Stamps out one kernel for each of its dtypes.
+macro_rules! family {
+    (
+        $loss:ident, [$($dtype:ident),+], $family:ident, $pass:ident, ($args:ty), $block:expr,
+        $barriers:literal, |$arg:ident| $call:expr
+    ) => {
+        $(
+            #[cfg(target_arch = "nvptx64")]
+            const _: () = {
+                $crate::table::types!($dtype);
+                #[unsafe(export_name = concat!(
+                    stringify!($loss), "_", stringify!($pass), "_", stringify!($dtype)
+                ))]
+                unsafe extern "ptx-kernel" fn entry(args: $args) {
+                    let $arg = &args;
+                    // SAFETY: whoever launches the entry meets the body's conditions.
+                    unsafe { $call }
+                }
+            };
+        )+
+
+        #[doc = concat!("The ", stringify!($pass), " kernel.")]
+        pub static $family: $crate::table::Family<$args> = $crate::table::Family {
+            name: concat!(stringify!($loss), "_", stringify!($pass)),
+            entries: &[$({
+                $crate::table::types!($dtype);
+                $crate::table::Entry {
+                    name: concat!(stringify!($loss), "_", stringify!($pass), "_", stringify!($dtype)),
+                    module: concat!(stringify!($loss), "_", stringify!($dtype)),
+                    dtype: <E as $crate::element::Element>::DTYPE,
+                    block: $block,
+                    barriers: $barriers,
+                    args_size: size_of::<$args>(),
+                    #[cfg(not(target_arch = "nvptx64"))]
+                    run: {
+                        unsafe fn run(args: *const u8) {
+                            // SAFETY: `Entry::run`'s first condition.
+                            let args = unsafe { args.cast::<$args>().read_unaligned() };
+                            let $arg = &args;
+                            // SAFETY: the machine refuses what the body may not do.
+                            unsafe { $call }
+                        }
+                        run
+                    },
+                }
+            }),+],
+            args: core::marker::PhantomData,
+        };
+    };
+}
+pub(crate) use family;
+
+/// The table: a module of kernels a loss.
+macro_rules! losses {
+    ($($loss:ident: $kind:ident($($type:tt)*);)+) => {
+        /// The kernels, by loss.
+        pub mod kernels {
+            $(
+                #[doc = concat!("The kernels of ", stringify!($loss), ".")]
+                pub mod $loss {
+                    crate::$kind::kernels!($loss, $($type)*);
+                }
+            )+
+        }
+
+        /// Every kernel, by loss and pass.
+        pub static KERNELS: &[&[&[Entry]]] = &[$(kernels::$loss::KERNELS),+];
+    };
+}
+pub(crate) use losses;

@@ -7,7 +7,7 @@ use crate::ptx::{self, Program};
 use crate::sources::{Sources, sha256};
 use crate::{flags, ptxas};
 use anyhow::{Context, Result, bail};
-use kernels_gpu::{Entry, KERNELS};
+use kernels_gpu::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use xshell::Shell;
@@ -151,7 +151,7 @@ impl<'a> Task<'a> {
     fn new(sh: &'a Shell) -> Result<Self> {
         let sources = Sources::read(&sh.current_dir().join(KERNELS_DIR))?;
         let mut modules = BTreeMap::<_, Vec<_>>::new();
-        for entry in KERNELS.iter().copied().flatten() {
+        for entry in kernels_gpu::all() {
             modules.entry(entry.module).or_default().push(entry);
         }
         Ok(Self { sh, shared_arrays: sources.shared_arrays(), sources, modules })

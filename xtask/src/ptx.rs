@@ -238,11 +238,12 @@ fn name(code: &str) -> Option<String> {
 }
 
 /// Declares the entry's block size, which rustc cannot: ptxas then fits the registers to that many
-/// threads, and a launch never fails for want of them.
+/// threads, and a launch never fails for want of them. One block a multiprocessor is enough, or ptxas
+/// would rather spill than have a block less.
 fn with_maxntid(entry: &str, block: u32) -> Result<String> {
     let brace = code(entry)?.find('{').context("an entry without a body")?;
     let (head, body) = entry.split_at(brace);
-    Ok(format!("{}\n.maxntid {block}, 1, 1\n{body}", head.trim_end()))
+    Ok(format!("{}\n.minnctapersm 1\n.maxntid {block}, 1, 1\n{body}", head.trim_end()))
 }
 
 /// LLVM numbers a function's labels by the function's place in the program. They are local to it, so
@@ -403,7 +404,7 @@ $L__BB2_1:
             ".version 8.0\n.target sm_80\n.address_size 64\n\n\
              .visible .entry mse_backward_f64(\n\
              \t.param .align 8 .b8 mse_backward_f64_param_0[72]\n)\n\
-             .maxntid 256, 1, 1\n{\n\tret;\n}\n"
+             .minnctapersm 1\n.maxntid 256, 1, 1\n{\n\tret;\n}\n"
         );
         let module = program.module(&[&forward]).unwrap();
         assert!(module.contains("[32];\n.global"), "{module}");

@@ -160,3 +160,15 @@ pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
 pub(crate) fn fma_f64(a: f64, b: f64, c: f64) -> f64 {
     a.mul_add(b, c)
 }
+
+pub(crate) fn f32_from_f16(bits: u16) -> f32 {
+    half::f16::from_bits(bits).to_f32()
+}
+
+pub(crate) fn f16_from_f32(value: f32) -> u16 {
+    half::f16::from_f32(value).to_bits()
+}
+
+pub(crate) fn bf16_from_f32(value: f32) -> u16 {
+    half::bf16::from_f32(value).to_bits()
+}

@@ -10,7 +10,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics)
+    feature(stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, f16)
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 

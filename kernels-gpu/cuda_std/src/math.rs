@@ -13,3 +13,27 @@ pub fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
 pub fn fma_f64(a: f64, b: f64, c: f64) -> f64 {
     side::fma_f64(a, b, c)
 }
+
+/// IEEE binary16 to f32, exact.
+#[inline(always)]
+pub fn f32_from_f16(bits: u16) -> f32 {
+    side::f32_from_f16(bits)
+}
+
+/// f32 to IEEE binary16, to nearest even.
+#[inline(always)]
+pub fn f16_from_f32(value: f32) -> u16 {
+    side::f16_from_f32(value)
+}
+
+/// bfloat16 to f32, exact.
+#[inline(always)]
+pub fn f32_from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// f32 to bfloat16, to nearest even.
+#[inline(always)]
+pub fn bf16_from_f32(value: f32) -> u16 {
+    side::bf16_from_f32(value)
+}

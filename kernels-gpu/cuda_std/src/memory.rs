@@ -45,11 +45,10 @@ pub unsafe fn load_shared_by_grid<T: Word>(at: *const T) -> T {
     unsafe { side::load_volatile(at) }
 }
 
-/// Loads 16 bytes that are read once: through the read-only path and without a place in L1.
+/// Loads 16 bytes that are read once: without a place in L1.
 ///
 /// # Safety
-/// 1. `at` is 16-byte aligned and points to 16 initialised bytes of global memory.
-/// 2. Nothing writes them while the kernel runs: the read-only path is not kept coherent.
+/// As [`load`], and `at` is 16-byte aligned.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn load_streaming(at: *const Vec16) -> Vec16 {

@@ -81,10 +81,11 @@ pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
 #[inline(always)]
 pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
     let (a, b, c, d);
-    // SAFETY: the caller's conditions; the memory does not change, so the load is pure.
+    // SAFETY: the caller's conditions. Not the read-only path (`.nc`), which is not faster and would not
+    // allow a gradient to be written over its input.
     unsafe {
         asm!(
-            "ld.global.nc.L1::no_allocate.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            "ld.global.L1::no_allocate.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
             out(reg32) a,
             out(reg32) b,
             out(reg32) c,
@@ -137,4 +138,29 @@ pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn fma_f64(a: f64, b: f64, c: f64) -> f64 {
     llvm_fma_f64(a, b, c)
+}
+
+#[inline(always)]
+pub(crate) fn f32_from_f16(bits: u16) -> f32 {
+    f16::from_bits(bits) as f32
+}
+
+#[inline(always)]
+pub(crate) fn f16_from_f32(value: f32) -> u16 {
+    (value as f16).to_bits()
+}
+
+#[inline(always)]
+pub(crate) fn bf16_from_f32(value: f32) -> u16 {
+    let bits: u16;
+    // SAFETY: a conversion between registers.
+    unsafe {
+        asm!(
+            "cvt.rn.bf16.f32 {0}, {1};",
+            out(reg16) bits,
+            in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    bits
 }

@@ -1,0 +1,39 @@
+//! Huber's loss.
+
+use crate::error::{Error, Result};
+use crate::pairwise::{self, Kernels, Pairwise};
+use crate::reduction::Mean;
+
+static KERNELS: Kernels = pairwise::kernels!(huber);
+
+/// Huber's loss of the differences d = x − t of an input and a target of one shape: d²/2 where |d| ≤ δ and
+/// δ (|d| − δ/2) beyond, reduced. The gradient of x is d held between −δ and δ, times what arrives from
+/// upstream, divided as the loss is; the target's is its negative. As PyTorch's `torch.nn.HuberLoss`.
+///
+/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse), and
+/// [`InvalidOption`](crate::Error::InvalidOption) where δ is not positive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Huber<R = Mean> {
+    /// Where the loss turns from squares to magnitudes; positive.
+    pub delta: f64,
+    /// What becomes of the terms.
+    pub reduction: R,
+}
+
+impl Default for Huber<Mean> {
+    fn default() -> Self {
+        Huber { delta: 1.0, reduction: Mean }
+    }
+}
+
+impl<R: Copy> Huber<R> {
+    fn pairwise(&self) -> Result<Pairwise<R>> {
+        let (option, expected, got) = ("delta", "a positive number", self.delta);
+        if got.is_nan() || got <= 0.0 {
+            return Err(Error::InvalidOption { option, expected, got });
+        }
+        Ok(Pairwise { kernels: &KERNELS, parameter: self.delta, reduction: self.reduction })
+    }
+}
+
+pairwise::methods!(Huber, "Huber loss");

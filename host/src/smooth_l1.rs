@@ -1,0 +1,40 @@
+//! Smooth L1.
+
+use crate::error::{Error, Result};
+use crate::pairwise::{self, Kernels, Pairwise};
+use crate::reduction::Mean;
+
+static KERNELS: Kernels = pairwise::kernels!(smooth_l1);
+
+/// Smooth L1 of the differences d = x − t of an input and a target of one shape: d²/(2β) where |d| < β and
+/// |d| − β/2 beyond, reduced; |d| for β = 0. The gradient of x is d/β held between −1 and 1 (for β = 0 the
+/// sign of d, 0 at 0), times what arrives from upstream, divided as the loss is; the target's is its
+/// negative. As PyTorch's `torch.nn.SmoothL1Loss`, but that a NaN has a gradient of NaN for β = 0 too.
+///
+/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse), and
+/// [`InvalidOption`](crate::Error::InvalidOption) where β is negative or NaN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SmoothL1<R = Mean> {
+    /// Where the loss turns from squares to magnitudes; not negative.
+    pub beta: f64,
+    /// What becomes of the terms.
+    pub reduction: R,
+}
+
+impl Default for SmoothL1<Mean> {
+    fn default() -> Self {
+        SmoothL1 { beta: 1.0, reduction: Mean }
+    }
+}
+
+impl<R: Copy> SmoothL1<R> {
+    fn pairwise(&self) -> Result<Pairwise<R>> {
+        let (option, expected, got) = ("beta", "a number that is not negative", self.beta);
+        if got.is_nan() || got < 0.0 {
+            return Err(Error::InvalidOption { option, expected, got });
+        }
+        Ok(Pairwise { kernels: &KERNELS, parameter: self.beta, reduction: self.reduction })
+    }
+}
+
+pairwise::methods!(SmoothL1, "smooth L1 loss");

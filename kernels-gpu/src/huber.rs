@@ -1,0 +1,41 @@
+//! Huber's loss, d = x − t: d²/2 where |d| ≤ δ, δ (|d| − δ/2) beyond.
+
+use crate::element::Real;
+use crate::pairwise::Pairwise;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Huber<R> {
+    delta: R,
+}
+
+impl<R: Real> Pairwise<R> for Huber<R> {
+    #[inline(always)]
+    fn new(delta: f64) -> Self {
+        Huber { delta: R::from_f64(delta) }
+    }
+
+    #[inline(always)]
+    fn term(self, x: R, t: R) -> R {
+        let d = (x - t).magnitude();
+        if d > self.delta { self.delta * (d - R::HALF * self.delta) } else { R::HALF * d * d }
+    }
+
+    /// d held between −δ and δ; NaN stays NaN.
+    #[inline(always)]
+    fn grad_input(self, x: R, t: R, scale: R) -> R {
+        let d = x - t;
+        let held = if d > self.delta {
+            self.delta
+        } else if d < -self.delta {
+            -self.delta
+        } else {
+            d
+        };
+        held * scale
+    }
+
+    #[inline(always)]
+    fn grad_target(self, x: R, t: R, scale: R) -> R {
+        self.grad_input(x, t, -scale)
+    }
+}

@@ -1,0 +1,43 @@
+//! Smooth L1, d = x − t: d²/(2β) where |d| < β, |d| − β/2 beyond; |d| for β = 0.
+
+use crate::element::Real;
+use crate::pairwise::Pairwise;
+
+#[derive(Clone, Copy)]
+pub(crate) struct SmoothL1<R> {
+    beta: R,
+}
+
+impl<R: Real> Pairwise<R> for SmoothL1<R> {
+    #[inline(always)]
+    fn new(beta: f64) -> Self {
+        SmoothL1 { beta: R::from_f64(beta) }
+    }
+
+    #[inline(always)]
+    fn term(self, x: R, t: R) -> R {
+        let d = (x - t).magnitude();
+        if d < self.beta { R::HALF * d * d / self.beta } else { d - R::HALF * self.beta }
+    }
+
+    /// d/β held between −1 and 1; for β = 0 the sign of d, and 0 at 0. NaN stays NaN.
+    #[inline(always)]
+    fn grad_input(self, x: R, t: R, scale: R) -> R {
+        let d = x - t;
+        let slope = if d.magnitude() < self.beta {
+            d / self.beta
+        } else if d > R::ZERO {
+            R::ONE
+        } else if d < R::ZERO {
+            -R::ONE
+        } else {
+            d
+        };
+        slope * scale
+    }
+
+    #[inline(always)]
+    fn grad_target(self, x: R, t: R, scale: R) -> R {
+        self.grad_input(x, t, -scale)
+    }
+}

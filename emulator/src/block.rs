@@ -37,8 +37,21 @@ enum Waiting {
 struct Block<'a> {
     launch: &'a Launch,
     index: u32,
-    /// Shared arrays by key. Boxed slices: an array does not move when another is added.
-    shared: RefCell<Vec<(usize, Box<[u64]>)>>,
+    shared: RefCell<Vec<Shared>>,
+}
+
+/// A shared array: what stands for it in the source, its memory (which does not move when another is
+/// added), and for each byte whether it was written.
+struct Shared {
+    key: usize,
+    memory: Box<[u64]>,
+    written: Vec<bool>,
+}
+
+impl Shared {
+    fn range(&self) -> Range {
+        Range { start: self.memory.as_ptr() as usize, len: size_of_val::<[u64]>(&self.memory) }
+    }
 }
 
 /// One GPU thread, as the kernel's functions see it.
@@ -119,11 +132,13 @@ impl Machine for Thread<'_> {
 
     fn shared_array(&self, key: usize, bytes: usize) -> usize {
         let mut shared = self.block.shared.borrow_mut();
-        let at = shared.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
-            shared.push((key, vec![0; bytes.div_ceil(8)].into_boxed_slice()));
+        let at = shared.iter().position(|array| array.key == key).unwrap_or_else(|| {
+            let memory = vec![0; bytes.div_ceil(8)].into_boxed_slice();
+            let written = vec![false; size_of_val::<[u64]>(&memory)];
+            shared.push(Shared { key, memory, written });
             shared.len() - 1
         });
-        shared[at].1.as_mut_ptr() as usize
+        shared[at].memory.as_mut_ptr() as usize
     }
 
     fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place) {
@@ -148,16 +163,42 @@ impl Machine for Thread<'_> {
                 format!("{verb} {bytes} bytes of global memory at {address:#x}, not aligned");
             self.fault(MISALIGNED_ADDRESS, what, place);
         }
+        match access {
+            // SAFETY: found in one allocation.
+            Access::Store => unsafe { memory::mark_written(address, bytes) },
+            Access::Load => {
+                // SAFETY: as above.
+                if !unsafe { memory::is_written(address, bytes) } {
+                    let what = format!(
+                        "reads {bytes} bytes of global memory at {address:#x} that nothing has written"
+                    );
+                    self.fault(LAUNCH_FAILED, what, place);
+                }
+            }
+        }
     }
 
     fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place) {
-        let inside = self.block.shared.borrow().iter().any(|(_, array)| {
-            let range = Range { start: array.as_ptr() as usize, len: size_of_val::<[u64]>(array) };
-            range.contains(address, bytes)
-        });
-        if !inside {
+        let mut arrays = self.block.shared.borrow_mut();
+        let Some(array) = arrays.iter_mut().find(|array| array.range().contains(address, bytes))
+        else {
+            drop(arrays);
             let what = format!("{} {bytes} bytes outside the block's shared arrays", verb(access));
             self.fault(ILLEGAL_ADDRESS, what, place);
+        };
+        let offset = address - array.range().start;
+        let written = &mut array.written[offset..offset + bytes];
+        match access {
+            Access::Store => written.fill(true),
+            Access::Load => {
+                if !written.iter().all(|&written| written) {
+                    drop(arrays);
+                    let what = format!(
+                        "reads {bytes} bytes of shared memory, from byte {offset} of an array, that nothing has written"
+                    );
+                    self.fault(LAUNCH_FAILED, what, place);
+                }
+            }
         }
     }
 }

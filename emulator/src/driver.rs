@@ -20,8 +20,9 @@ const DEVICES: i32 = 2;
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 const MULTIPROCESSORS: i32 = 132;
 const MEMORY: usize = 1 << 40;
-/// CUDA 13.0.
+/// CUDA 13.0, and its version of PTX.
 const VERSION: c_int = 13000;
+const NEWEST_PTX: f64 = 9.0;
 /// Handles of the primary contexts are this plus the device.
 const CONTEXTS: usize = 0x100;
 
@@ -30,6 +31,7 @@ const OUT_OF_MEMORY: u32 = 2;
 const INVALID_DEVICE: u32 = 101;
 const INVALID_CONTEXT: u32 = 201;
 const INVALID_PTX: u32 = 218;
+const UNSUPPORTED_PTX_VERSION: u32 = 222;
 const INVALID_HANDLE: u32 = 400;
 const NOT_FOUND: u32 = 500;
 const CAPTURE_UNSUPPORTED: u32 = 900;
@@ -44,6 +46,11 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (INVALID_DEVICE, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
     (INVALID_CONTEXT, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
     (INVALID_PTX, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+    (
+        UNSUPPORTED_PTX_VERSION,
+        c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        c"the provided PTX was compiled with an unsupported toolchain.",
+    ),
     (INVALID_HANDLE, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
     (NOT_FOUND, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (
@@ -131,6 +138,30 @@ unsafe fn copy_now(stream: &Stream, from: usize, to: usize, bytes: usize) -> Res
     // SAFETY: the caller's condition.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     Ok(())
+}
+
+/// Writes to the caller's buffer for errors, if it gave one.
+///
+/// # Safety
+/// `names` and `values` are `cuModuleLoadDataEx`'s, of `count` options.
+unsafe fn log(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, text: &str) {
+    const ERROR_LOG_BUFFER: c_uint = 5;
+    const ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
+    let value = |wanted| {
+        // SAFETY: the caller's condition.
+        (0..count as usize)
+            .find_map(|index| unsafe { (*names.add(index) == wanted).then(|| *values.add(index)) })
+    };
+    if let (Some(buffer), Some(size)) =
+        (value(ERROR_LOG_BUFFER), value(ERROR_LOG_BUFFER_SIZE_BYTES))
+    {
+        let len = text.len().min((size as usize).saturating_sub(1));
+        // SAFETY: the buffer has `size` bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), len);
+            buffer.cast::<u8>().add(len).write(0);
+        }
+    }
 }
 
 macro_rules! driver {
@@ -273,7 +304,11 @@ mod calls {
 
         fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, handle: usize) {
             allocated(to, bytes)?;
-            unsafe { copy_now(&*stream(handle)?, from, to as usize, bytes) }
+            unsafe {
+                copy_now(&*stream(handle)?, from, to as usize, bytes)?;
+                memory::mark_written(to as usize, bytes);
+            }
+            Ok(())
         }
 
         fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, handle: usize) {
@@ -387,14 +422,20 @@ mod calls {
         fn cuModuleLoadDataEx(
             module: *mut usize,
             image: *const c_char,
-            _options: c_uint,
-            _names: *mut c_uint,
-            _values: *mut *mut c_void,
+            options: c_uint,
+            names: *mut c_uint,
+            values: *mut *mut c_void,
         ) {
             if image.is_null() {
                 return Err(INVALID_VALUE);
             }
             let text = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| INVALID_PTX)?;
+            let version = text.lines().find_map(|line| line.strip_prefix(".version "));
+            if version.and_then(|version| version.trim().parse().ok()) > Some(NEWEST_PTX) {
+                let version = version.unwrap_or_default();
+                unsafe { log(options, names, values, &format!("Unsupported .version {version}; current version is '{NEWEST_PTX:.1}'")) };
+                return Err(UNSUPPORTED_PTX_VERSION);
+            }
             let entries = text
                 .lines()
                 .filter_map(|line| line.strip_prefix(".visible .entry "))

@@ -5,8 +5,8 @@
 //! [`kernels_gpu::all()`] with that name, one coroutine a GPU thread, blocks in parallel.
 //!
 //! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access
-//! to global memory outside every allocation, to freed memory or off its alignment, and an
-//! access outside the block's shared arrays end the launch; the next synchronisation of its stream
+//! to global memory outside every allocation, to freed memory or off its alignment, an access outside the
+//! block's shared arrays, and a read of global or shared memory that nothing has written end the launch; the next synchronisation of its stream
 //! then fails, and [`take_report`] names kernel, block, thread and place.
 //!
 //! It does not show what depends on the PTX or on real concurrency: wrong code generation, races

@@ -1,4 +1,6 @@
 //! Device memory: address space reserved once, backed by pages as they are touched, never reused.
+//!
+//! Behind the space for data lies as much for marks, a byte for each byte: 1 once it has been written.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
@@ -47,7 +49,7 @@ fn space() -> &'static Mutex<Space> {
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                ADDRESS_SPACE,
+                2 * ADDRESS_SPACE,
                 libc::PROT_NONE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -82,12 +84,15 @@ pub(crate) fn allocate(len: usize) -> Option<usize> {
         return None;
     }
     debug_assert_eq!(start % ALIGNMENT, 0);
-    // SAFETY: the pages lie in the reserved range, and nobody has been given them before.
-    let failed = unsafe {
-        libc::mprotect(start as *mut libc::c_void, pages, libc::PROT_READ | libc::PROT_WRITE)
-    };
-    if failed != 0 {
-        return None;
+    for pages_at in [start, mark_of(start)] {
+        // SAFETY: the pages lie in the reserved range, and nobody has been given them before.
+        let failed = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mprotect(pages_at as *mut libc::c_void, pages, access)
+        };
+        if failed != 0 {
+            return None;
+        }
     }
     space.next = next;
     space.live.insert(start, len);
@@ -101,19 +106,55 @@ pub(crate) fn free(start: usize) -> bool {
         return false;
     };
     space.freed.insert(start, len);
-    // SAFETY: the pages were this allocation's alone; mapping them anew gives them back and leaves
-    // the addresses reserved, without access.
-    unsafe {
-        libc::mmap(
-            start as *mut libc::c_void,
-            len.next_multiple_of(page()),
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-            -1,
-            0,
-        );
+    for pages_at in [start, mark_of(start)] {
+        // SAFETY: the pages were this allocation's alone; mapping them anew gives them back and leaves
+        // the addresses reserved, without access.
+        unsafe {
+            libc::mmap(
+                pages_at as *mut libc::c_void,
+                len.next_multiple_of(page()),
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                -1,
+                0,
+            );
+        }
     }
     true
+}
+
+/// Where the mark of the byte at `address` is.
+fn mark_of(address: usize) -> usize {
+    address + ADDRESS_SPACE
+}
+
+/// Marks bytes as written.
+///
+/// # Safety
+/// They lie in one allocation.
+pub(crate) unsafe fn mark_written(start: usize, bytes: usize) {
+    // SAFETY: an allocation's marks are mapped with it. Threads that mark the same bytes write the same.
+    unsafe { std::ptr::write_bytes(mark_of(start) as *mut u8, 1, bytes) };
+}
+
+/// Copies the marks of bytes to those of others.
+///
+/// # Safety
+/// Both lie in allocations.
+pub(crate) unsafe fn copy_marks(from: usize, to: usize, bytes: usize) {
+    // SAFETY: as above.
+    unsafe { std::ptr::copy(mark_of(from) as *const u8, mark_of(to) as *mut u8, bytes) };
+}
+
+/// Whether all of these bytes have been written.
+///
+/// # Safety
+/// They lie in one allocation.
+pub(crate) unsafe fn is_written(start: usize, bytes: usize) -> bool {
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts(mark_of(start) as *const u8, bytes) }
+        .iter()
+        .all(|&mark| mark == 1)
 }
 
 /// The allocation that holds all of these bytes.

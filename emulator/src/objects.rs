@@ -2,6 +2,7 @@
 
 use crate::fault::{Fault, leave_report};
 use crate::launch::Launch;
+use crate::memory;
 use kernels_gpu::Entry;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,12 +70,18 @@ impl Operation {
             Operation::Launch(launch) => launch.run(),
             Operation::Fill { start, value, bytes } => {
                 // SAFETY: the range was checked when the operation was made.
-                unsafe { std::ptr::write_bytes(*start as *mut u8, *value, *bytes) };
+                unsafe {
+                    std::ptr::write_bytes(*start as *mut u8, *value, *bytes);
+                    memory::mark_written(*start, *bytes);
+                }
                 Ok(())
             }
             Operation::Copy { from, to, bytes } => {
                 // SAFETY: both ranges were checked when the operation was made.
-                unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+                unsafe {
+                    std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes);
+                    memory::copy_marks(*from, *to, *bytes);
+                }
                 Ok(())
             }
         }

@@ -33,6 +33,14 @@ unsafe fn address(args: *const u8) -> u64 {
     unsafe { args.cast::<u64>().read_unaligned() }
 }
 
+/// Memory of zeros that count as written.
+fn allocate_written(bytes: usize) -> usize {
+    let memory = memory::allocate(bytes).unwrap();
+    // SAFETY: the allocation.
+    unsafe { memory::mark_written(memory, bytes) };
+    memory
+}
+
 #[track_caller]
 fn assert_report(result: Result<(), Fault>, code: u32, parts: &[&str]) {
     let fault = result.expect_err("the planted fault was not found");
@@ -56,7 +64,7 @@ fn a_kernel_without_fault_runs_to_its_end() {
             store(at, load(at) + sum);
         }
     }
-    let memory = memory::allocate(4 * 64 * 10).unwrap();
+    let memory = allocate_written(4 * 64 * 10);
     run(kernel, 10, memory).unwrap();
     for block in 0..10 {
         for thread in 0..64_u32 {
@@ -116,7 +124,7 @@ fn a_read_and_a_write_behind_an_allocation() {
         // SAFETY: the machine refuses it.
         unsafe { store((address(args) as *mut f32).add(thread_idx_x() as usize), 1.0) };
     }
-    let memory = memory::allocate(50 * 4).unwrap();
+    let memory = allocate_written(50 * 4);
     let place = "200 bytes from the start of one of 200 bytes";
     assert_report(run(reads, 1, memory), 700, &["block 0, thread 50: reads 4 bytes", place]);
     assert_report(run(writes, 1, memory), 700, &["thread 50: writes 4 bytes", place, "tests.rs"]);
@@ -128,7 +136,7 @@ fn a_word_that_only_begins_inside_an_allocation() {
         // SAFETY: the machine refuses it.
         unsafe { load((address(args)) as *const f64) };
     }
-    let memory = memory::allocate(12).unwrap();
+    let memory = allocate_written(12);
     assert_report(
         run(kernel, 1, memory + 8),
         700,
@@ -154,7 +162,7 @@ fn an_address_off_its_alignment() {
         // SAFETY: the machine refuses it.
         unsafe { load((address(args) + 2) as *const f32) };
     }
-    let memory = memory::allocate(64).unwrap();
+    let memory = allocate_written(64);
     assert_report(run(kernel, 1, memory), 716, &["not aligned"]);
 }
 
@@ -168,6 +176,61 @@ fn an_index_behind_a_shared_array() {
         run(kernel, 1, 0),
         700,
         &["thread 0: writes 8 bytes outside the block's shared arrays"],
+    );
+}
+
+#[test]
+fn global_memory_that_nothing_has_written() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: the kernel's argument.
+        let at = unsafe { address(args) };
+        // SAFETY: the machine refuses the second read of thread 5.
+        unsafe {
+            let own = (at as *mut u32).add(thread_idx_x() as usize);
+            store(own, 1);
+            load(own);
+            if thread_idx_x() == 5 {
+                load((at as *mut u32).add(64));
+            }
+        }
+    }
+    let memory = memory::allocate(65 * 4).unwrap();
+    assert_report(
+        run(kernel, 1, memory),
+        719,
+        &["thread 5: reads 4 bytes of global memory", "nothing has written"],
+    );
+}
+
+#[test]
+fn a_word_of_which_half_was_written() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: the kernel's argument.
+        let at = unsafe { address(args) };
+        // SAFETY: the machine refuses the read.
+        unsafe {
+            store(at as *mut u32, 1);
+            load(at as *mut u64);
+        }
+    }
+    let memory = memory::allocate(8).unwrap();
+    assert_report(run(kernel, 1, memory), 719, &["reads 8 bytes", "nothing has written"]);
+}
+
+/// What a missing barrier does: the reader is ahead of the writer.
+#[test]
+fn shared_memory_that_nothing_has_written() {
+    unsafe fn kernel(_: *const u8) {
+        // SAFETY: the machine refuses the read.
+        unsafe {
+            scratch().set(thread_idx_x(), 1);
+            scratch().get(63 - thread_idx_x());
+        }
+    }
+    assert_report(
+        run(kernel, 1, 0),
+        719,
+        &["thread 0: reads 8 bytes of shared memory, from byte 504"],
     );
 }
 

@@ -2,7 +2,7 @@
 
 use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
-use crate::ptx;
+use crate::ptx::{self, Ptx};
 use crate::stream::{Stream, StreamInner};
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
@@ -177,7 +177,10 @@ impl Gpu {
         let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let module = match modules.get(entry.module) {
             Some(module) => module,
-            None => modules.entry(entry.module).or_insert(self.load(entry)?),
+            None => {
+                let ptx = self.ptx(entry)?;
+                modules.entry(entry.module).or_insert(self.load(ptx)?)
+            }
         };
         let name = CString::new(entry.name).expect("entry names have no zero bytes");
         let mut function = std::ptr::null_mut();
@@ -192,11 +195,15 @@ impl Gpu {
         Ok(function)
     }
 
-    /// Has the driver compile the module of `entry`. cust's own call keeps neither the driver's log nor
-    /// the code of PTX that is too new for it.
-    fn load(&self, entry: &'static Entry) -> Result<Module> {
+    /// The PTX of the module of `entry` for this device.
+    fn ptx(&self, entry: &'static Entry) -> Result<&'static Ptx> {
         let missing = Error::MissingKernel { name: entry.name, module: entry.module };
-        let ptx = ptx::find(entry.module, self.inner.capability).ok_or(missing)?;
+        ptx::find(entry.module, self.inner.capability).ok_or(missing)
+    }
+
+    /// Has the driver compile a module. cust's own call keeps neither the driver's log nor the code of PTX
+    /// that is too new for it. The device's context is current.
+    fn load(&self, ptx: &Ptx) -> Result<Module> {
         let mut log = vec![0_u8; 8192];
         let mut options = [
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
@@ -230,7 +237,7 @@ impl Gpu {
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
         let version = self.inner.driver_version;
         Err(Error::UnsupportedPtx {
-            module: entry.module,
+            module: ptx.module,
             driver: format!("{}.{}", version / 1000, version % 1000 / 10),
             ptx: ptx.describe(),
             advice,
@@ -265,5 +272,65 @@ impl Drop for Restore {
             // SAFETY: it was current on this thread.
             let _ = unsafe { sys::cuCtxSetCurrent(self.context) };
         }
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+
+    fn gpu() -> Gpu {
+        match Gpu::new(0) {
+            Err(Error::NoDriver { .. } | Error::OtherDriver { .. }) => Gpu::emulated(0).unwrap(),
+            other => other.unwrap(),
+        }
+    }
+
+    #[test]
+    fn ptx_that_is_too_new_for_the_driver_says_so() {
+        let gpu = gpu();
+        let text =
+            ".version 99.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\nret;\n}\n\0";
+        let _current = gpu.bind().unwrap();
+        let error = gpu.load(&Ptx { module: "mse_f32", capability: 80, text }).err().unwrap();
+        let Error::UnsupportedPtx { module, driver, ptx, advice, log } = &error else {
+            panic!("expected UnsupportedPtx, got {error}");
+        };
+        assert_eq!((*module, ptx.as_str()), ("mse_f32", ".version 99.0, .target sm_80"));
+        assert!(driver.split('.').all(|number| number.parse::<u32>().is_ok()), "{driver}");
+        assert!(advice.contains("driver"), "{advice}");
+        assert!(log.contains("99.0"), "the driver's own words are missing: {log}");
+    }
+
+    #[test]
+    fn a_module_without_the_kernel_says_so() {
+        let gpu = gpu();
+        let entry = Box::leak(Box::new(Entry {
+            name: "mse_sideways_f32",
+            module: "mse_f32",
+            dtype: kernels_gpu::abi::Dtype::F32,
+            block: 32,
+            barriers: 0,
+            args_size: 0,
+            run: |_| (),
+        }));
+        let _current = gpu.bind().unwrap();
+        let error = gpu.function(entry).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "no kernel mse_sideways_f32; the library holds mse_f32 without it"
+        );
+    }
+
+    #[test]
+    fn the_context_of_the_thread_is_put_back() {
+        let (gpu, other) = (gpu(), std::ptr::without_provenance_mut(0x101));
+        if !gpu.is_emulated() {
+            return;
+        }
+        // SAFETY: the emulator takes any number for a context.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(other) }).unwrap();
+        drop(gpu.bind().unwrap());
+        assert_eq!(Restore::current().unwrap().context, other);
     }
 }

@@ -2,6 +2,7 @@
 //! float64 references that results are held against.
 
 pub mod filled;
+pub mod number;
 pub mod random;
 pub mod reference;
 
@@ -27,24 +28,36 @@ pub fn gpu() -> &'static Gpu {
     })
 }
 
-/// Elements that lie `offset` elements behind a 16-byte boundary, between guard elements.
+/// Rows that begin `offset` elements behind a 16-byte boundary, `stride` elements apart, between guard
+/// elements.
 pub struct Placed<T> {
     memory: Tensor<T>,
     offset: usize,
-    len: usize,
+    shape: [usize; 2],
+    stride: usize,
     guard: T,
 }
 
-/// Guard elements on both sides, at least.
+/// Guard elements on both sides, at least; whole groups of 16 bytes for every element type.
 const GUARDS: usize = 16;
 
 impl<T: Element> Placed<T> {
+    /// One row.
     pub fn new(data: &[T], offset: usize, guard: T) -> Self {
-        let mut padded = vec![guard; GUARDS + offset];
-        padded.extend(data);
-        padded.extend([guard; GUARDS]);
+        Self::rows(data, [1, data.len()], data.len(), offset, guard)
+    }
+
+    /// Rows of `shape[1]` elements each.
+    pub fn rows(data: &[T], shape: [usize; 2], stride: usize, offset: usize, guard: T) -> Self {
+        let [rows, cols] = shape;
+        assert_eq!(data.len(), rows * cols);
+        let mut padded = vec![guard; GUARDS + offset + rows * stride + GUARDS];
+        for row in 0..rows {
+            let start = GUARDS + offset + row * stride;
+            padded[start..start + cols].copy_from_slice(&data[row * cols..(row + 1) * cols]);
+        }
         let memory = Tensor::from_slice(gpu(), [padded.len()], &padded).unwrap();
-        Placed { memory, offset, len: data.len(), guard }
+        Placed { memory, offset, shape, stride, guard }
     }
 
     fn address(&self) -> u64 {
@@ -52,24 +65,32 @@ impl<T: Element> Placed<T> {
     }
 
     pub fn view(&self) -> View<'_, T> {
+        let (address, ordinal) = (self.address(), gpu().ordinal());
         // SAFETY: within `memory`, which `self` keeps, and whose work the tests wait for.
-        unsafe { View::from_raw(self.address(), [self.len], gpu().ordinal()) }.unwrap()
+        unsafe { View::from_raw_strided(address, self.shape, self.stride, ordinal) }.unwrap()
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        let (address, ordinal) = (self.address(), gpu().ordinal());
         // SAFETY: as above.
-        unsafe { ViewMut::from_raw(self.address(), [self.len], gpu().ordinal()) }.unwrap()
+        unsafe { ViewMut::from_raw_strided(address, self.shape, self.stride, ordinal) }.unwrap()
     }
 
     /// The elements, once the guards are found as they were.
     pub fn to_vec(&self) -> Vec<T> {
-        let padded = self.memory.to_vec().unwrap();
-        let (before, rest) = padded.split_at(GUARDS + self.offset);
-        let (data, after) = rest.split_at(self.len);
-        for guard in before.iter().chain(after) {
-            assert_eq!(*guard, self.guard, "memory beside the elements was written");
+        let [rows, cols] = self.shape;
+        let mut padded = self.memory.to_vec().unwrap();
+        let mut data = Vec::new();
+        for row in 0..rows {
+            let start = GUARDS + self.offset + row * self.stride;
+            data.extend_from_slice(&padded[start..start + cols]);
+            padded[start..start + cols].fill(self.guard);
         }
-        data.to_vec()
+        let guard = format!("{:?}", self.guard);
+        for (index, other) in padded.iter().enumerate() {
+            assert_eq!(format!("{other:?}"), guard, "element {index}, a guard, was written");
+        }
+        data
     }
 }
 

@@ -16,7 +16,7 @@ fn handles_and_memory_may_go_to_any_thread() {
 
 #[test]
 fn eight_threads_get_what_one_gets() {
-    let (x, t) = (tensor(&uniforms(5, 200_000)), tensor(&uniforms(6, 200_000)));
+    let (x, t) = (tensor::<f32>(&uniforms(5, 200_000)), tensor::<f32>(&uniforms(6, 200_000)));
     let run = || {
         let stream = gpu().stream().unwrap();
         let (loss, gradient) = Mse::mean().forward_backward(&x, &t, &stream).unwrap();
@@ -33,7 +33,7 @@ fn eight_threads_get_what_one_gets() {
 
 #[test]
 fn a_result_of_one_stream_is_an_input_of_another() {
-    let (x, t) = (tensor(&uniforms(7, 100_000)), tensor(&uniforms(8, 100_000)));
+    let (x, t) = (tensor::<f32>(&uniforms(7, 100_000)), tensor::<f32>(&uniforms(8, 100_000)));
     let zero = Tensor::zeros(gpu(), [100_000]).unwrap();
     let (first, second) = (gpu().stream().unwrap(), gpu().stream().unwrap());
     let (_, gradient) = Mse::sum().forward_backward(&x, &t, &first).unwrap();
@@ -48,7 +48,10 @@ fn memory_may_be_dropped_while_work_on_it_is_queued() {
     let stream = gpu().stream().unwrap();
     let losses: Vec<_> = (0..20)
         .map(|seed| {
-            let (x, t) = (tensor(&uniforms(seed, 50_000)), tensor(&uniforms(seed + 1, 50_000)));
+            let (x, t) = (
+                tensor::<f32>(&uniforms(seed, 50_000)),
+                tensor::<f32>(&uniforms(seed + 1, 50_000)),
+            );
             Mse::mean().forward(&x, &t, &stream).unwrap()
         })
         .collect();
@@ -61,7 +64,7 @@ fn memory_may_be_dropped_while_work_on_it_is_queued() {
 #[test]
 fn one_workspace_serves_streams_in_turn() {
     let mut workspace = Workspace::new(gpu()).unwrap();
-    let (x, t) = (tensor(&uniforms(9, 300_000)), tensor(&uniforms(10, 300_000)));
+    let (x, t) = (tensor::<f32>(&uniforms(9, 300_000)), tensor::<f32>(&uniforms(10, 300_000)));
     let streams: Vec<_> = (0..4).map(|_| gpu().stream().unwrap()).collect();
     let mut losses: Vec<_> = (0..16).map(|_| Loss::<f32>::zeros(gpu(), []).unwrap()).collect();
     for (index, loss) in losses.iter_mut().enumerate() {
@@ -74,7 +77,7 @@ fn one_workspace_serves_streams_in_turn() {
 #[test]
 fn a_hundred_runs_have_the_same_bits() {
     let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor(&uniforms(11, 150_001)), tensor(&uniforms(12, 150_001)));
+    let (x, t) = (tensor::<f32>(&uniforms(11, 150_001)), tensor::<f32>(&uniforms(12, 150_001)));
     let first = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
     for _ in 1..100 {
         let again = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
@@ -88,7 +91,7 @@ fn the_threads_own_context_is_put_back() {
     let open = if gpu().is_emulated() { Gpu::emulated } else { Gpu::new };
     let Ok(other) = open(1) else { return };
     let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor(&[1.0; 100]), tensor(&[0.0; 100]));
+    let (x, t) = (tensor::<f32>(&[1.0; 100]), tensor::<f32>(&[0.0; 100]));
     let there = Tensor::from_slice(&other, [1], &[3.0_f32]).unwrap();
     assert_eq!(Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap(), 1.0);
     assert_eq!(there.to_vec().unwrap(), [3.0]);

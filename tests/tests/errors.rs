@@ -1,7 +1,10 @@
 //! What is refused: by an error that names the argument, what was expected and what came, with
 //! nothing queued.
 
-use fused_loss::{Error, Gpu, Loss, Mse, Stream, Tensor, View, ViewMut, Workspace};
+use fused_loss::{
+    Error, Gpu, Grads, Huber, Loss, Mean, Mse, RowSum, SmoothL1, Stream, Tensor, View, ViewMut,
+    Workspace,
+};
 use tests::{gpu, tensor};
 
 fn stream() -> Stream {
@@ -27,7 +30,7 @@ fn a_target_of_another_shape() {
 
 #[test]
 fn a_loss_or_gradient_of_another_shape() {
-    let (x, t) = (tensor(&[1.0; 6]), tensor(&[0.0; 6]));
+    let (x, t) = (tensor::<f32>(&[1.0; 6]), tensor::<f32>(&[0.0; 6]));
     let mut workspace = Workspace::new(gpu()).unwrap();
     let mut loss = Loss::zeros(gpu(), [6]).unwrap();
     assert_message(
@@ -49,7 +52,7 @@ fn a_loss_or_gradient_of_another_shape() {
 
 #[test]
 fn a_null_pointer_for_elements() {
-    let t = tensor(&[0.0_f32; 6]);
+    let t = tensor::<f32>(&[0.0_f32; 6]);
     // SAFETY: refused before anything reads it.
     let x = unsafe { View::<f32>::from_raw(0, [6], gpu().ordinal()) }.unwrap();
     assert_message(
@@ -60,7 +63,7 @@ fn a_null_pointer_for_elements() {
 
 #[test]
 fn an_address_between_elements() {
-    let (x, memory) = (tensor(&[0.0_f32; 6]), tensor(&[0.0_f32; 8]));
+    let (x, memory) = (tensor::<f32>(&[0.0_f32; 6]), tensor::<f32>(&[0.0_f32; 8]));
     let address = memory.as_raw() + 2;
     // SAFETY: refused before anything reads it.
     let t = unsafe { View::<f32>::from_raw(address, [6], gpu().ordinal()) }.unwrap();
@@ -72,7 +75,7 @@ fn an_address_between_elements() {
 
 #[test]
 fn memory_on_another_device() {
-    let (x, other) = (tensor(&[0.0_f32; 6]), gpu().ordinal() + 1);
+    let (x, other) = (tensor::<f32>(&[0.0_f32; 6]), gpu().ordinal() + 1);
     // SAFETY: refused before anything reads it.
     let t = unsafe { View::<f32>::from_raw(x.as_raw(), [6], other) }.unwrap();
     assert_message(
@@ -83,7 +86,7 @@ fn memory_on_another_device() {
 
 #[test]
 fn a_gradient_over_its_input() {
-    let (x, t) = (tensor(&[0.0_f32; 6]), tensor(&[0.0_f32; 6]));
+    let (x, t) = (tensor::<f32>(&[0.0_f32; 6]), tensor::<f32>(&[0.0_f32; 6]));
     let upstream = Tensor::from_slice(gpu(), [], &[1.0]).unwrap();
     // SAFETY: refused before anything writes it.
     let over = unsafe { ViewMut::<f32>::from_raw(x.as_raw(), [6], gpu().ordinal()) }.unwrap();
@@ -94,12 +97,109 @@ fn a_gradient_over_its_input() {
 }
 
 #[test]
+fn an_input_whose_elements_are_one() {
+    let t = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    let one = tensor::<f32>(&[1.0]);
+    assert_message(
+        Mse::mean().forward(one.view().expand([2, 3]).unwrap(), &t, &stream()),
+        "input: expected a stride of 1, elements beside each other, got 0",
+    );
+    assert_message(t.view().expand([4]), "self: expected shape one element, got [2, 3]");
+}
+
+#[test]
+fn rows_that_would_overlap() {
+    let x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    // SAFETY: refused.
+    let view = unsafe { View::<f32>::from_raw_strided(x.as_raw(), [2, 3], 2, 0) };
+    assert_message(view.map(|_| ()), "row_stride: expected a stride of at least 3, a row, got 2");
+    // SAFETY: refused.
+    let view = unsafe { View::<f32>::from_raw_strided(x.as_raw(), [3, 3], usize::MAX / 8, 0) };
+    assert_message(
+        view.map(|_| ()),
+        &format!(
+            "row_stride: expected a stride of rows that memory could hold, got {}",
+            usize::MAX / 8
+        ),
+    );
+}
+
+#[test]
+fn gaps_between_the_losses_of_rows() {
+    let x = Tensor::<f32>::zeros(gpu(), [2, 2, 3]).unwrap();
+    let memory = Tensor::<f32>::zeros(gpu(), [20]).unwrap();
+    // SAFETY: refused before anything writes it.
+    let loss = unsafe { ViewMut::from_raw_strided(memory.as_raw(), [2, 2], 5, gpu().ordinal()) };
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let rows = Mse { reduction: RowSum };
+    assert_message(
+        rows.forward_into(&x, &x, loss.unwrap(), &mut workspace, &stream()),
+        "loss: expected a stride of 2, rows without gaps, got 5",
+    );
+}
+
+#[test]
+fn options_without_meaning() {
+    let x = tensor::<f32>(&[1.0; 6]);
+    for delta in [0.0, -1.0, f64::NAN] {
+        assert_message(
+            Huber { delta, reduction: Mean }.forward(&x, &x, &stream()),
+            &format!("delta: expected a positive number, got {delta}"),
+        );
+    }
+    for beta in [-1.0, f64::NAN] {
+        assert_message(
+            SmoothL1 { beta, reduction: Mean }.forward(&x, &x, &stream()),
+            &format!("beta: expected a number that is not negative, got {beta}"),
+        );
+    }
+}
+
+#[test]
+fn gradients_that_overlap() {
+    let (x, t) = (tensor::<f32>(&[1.0; 6]), tensor::<f32>(&[0.0; 6]));
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let memory = Tensor::<f32>::zeros(gpu(), [12]).unwrap();
+    // SAFETY: refused before anything writes them.
+    let (one, other) = unsafe {
+        let ordinal = gpu().ordinal();
+        let one = ViewMut::<f32>::from_raw(memory.as_raw(), [6], ordinal).unwrap();
+        (one, ViewMut::<f32>::from_raw(memory.as_raw() + 20, [6], ordinal).unwrap())
+    };
+    assert_message(
+        Mse::mean().backward_into(&x, &t, &upstream, Grads::both(one, other), &stream()),
+        "grad_target: expected memory of its own, got memory that overlaps grad_input",
+    );
+}
+
+#[test]
+fn tensors_of_two_devices() {
+    let open = if gpu().is_emulated() { Gpu::emulated } else { Gpu::new };
+    let Ok(other) = open(1) else {
+        eprintln!("one device alone: nothing to mix");
+        return;
+    };
+    let x = tensor::<f32>(&[1.0; 6]);
+    let t = Tensor::<f32>::zeros(&other, [6]).unwrap();
+    assert_message(
+        Mse::mean().forward(&x, &t, &stream()),
+        "target: expected memory on device 0, got memory on device 1",
+    );
+    let mut workspace = Workspace::new(&other).unwrap();
+    let (t, mut loss) = (tensor::<f32>(&[0.0; 6]), Loss::zeros(gpu(), []).unwrap());
+    assert_message(
+        Mse::mean().forward_into(&x, &t, &mut loss, &mut workspace, &stream()),
+        "workspace: expected memory on device 0, got memory on device 1",
+    );
+}
+
+#[test]
 fn data_of_another_length() {
     assert_message(
         Tensor::from_slice(gpu(), [2, 3], &[0.0_f32; 5]),
         "data: expected 6 elements, got 5",
     );
-    let t = tensor(&[0.0_f32; 6]);
+    let t = tensor::<f32>(&[0.0_f32; 6]);
     assert_message(t.copy_to_slice(&mut [0.0; 7]), "data: expected 6 elements, got 7");
 }
 
@@ -144,13 +244,13 @@ fn the_name_says_what_the_device_is() {
 /// A refused call leaves what it was given as it was, and the stream usable.
 #[test]
 fn nothing_is_queued_by_a_refused_call() {
-    let (x, t) = (tensor(&[1.0; 6]), tensor(&[0.0; 5]));
+    let (x, t) = (tensor::<f32>(&[1.0; 6]), tensor::<f32>(&[0.0; 5]));
     let mut loss = Loss::zeros(gpu(), []).unwrap();
     let (stream, mut workspace) = (stream(), Workspace::new(gpu()).unwrap());
     Mse::mean().forward_into(&x, &t, &mut loss, &mut workspace, &stream).unwrap_err();
     stream.synchronize().unwrap();
     assert_eq!(loss.item().unwrap(), 0.0);
-    let t = tensor(&[0.0; 6]);
+    let t = tensor::<f32>(&[0.0; 6]);
     Mse::mean().forward_into(&x, &t, &mut loss, &mut workspace, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), 1.0);
 }

@@ -25,7 +25,7 @@ fn assert_gradient(got: &[f32], expected: &[f64]) {
 #[test]
 fn mean_is_the_sum_over_the_number_of_elements() {
     let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor(&[1.0, 2.0, 3.0]), tensor(&[0.0, 4.0, 3.0]));
+    let (x, t) = (tensor::<f32>(&[1.0, 2.0, 3.0]), tensor::<f32>(&[0.0, 4.0, 3.0]));
     assert_eq!(Mse::sum().forward(&x, &t, &stream).unwrap().item().unwrap(), 5.0);
     assert_eq!(Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap(), 5.0 / 3.0);
 }
@@ -33,8 +33,8 @@ fn mean_is_the_sum_over_the_number_of_elements() {
 #[test]
 fn the_gradient_is_twice_the_difference_times_the_upstream_over_the_divisor() {
     let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor(&[1.0, 2.0]), tensor(&[0.0, 4.0]));
-    let upstream = Tensor::from_slice(gpu(), [], &[8.0]).unwrap();
+    let (x, t) = (tensor::<f32>(&[1.0, 2.0]), tensor::<f32>(&[0.0, 4.0]));
+    let upstream = Tensor::from_slice(gpu(), [], &[8.0_f32]).unwrap();
     let gradient = Mse::mean().backward(&x, &t, &upstream, &stream).unwrap();
     assert_eq!(gradient.to_vec().unwrap(), [8.0, -16.0]);
     let gradient = Mse::sum().backward(&x, &t, &upstream, &stream).unwrap();
@@ -44,8 +44,8 @@ fn the_gradient_is_twice_the_difference_times_the_upstream_over_the_divisor() {
 #[test]
 fn both_in_one_pass_are_the_two_for_an_upstream_of_one() {
     let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor(&uniforms(1, 100_003)), tensor(&uniforms(2, 100_003)));
-    let one = Tensor::from_slice(gpu(), [], &[1.0]).unwrap();
+    let (x, t) = (tensor::<f32>(&uniforms(1, 100_003)), tensor::<f32>(&uniforms(2, 100_003)));
+    let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
     let (loss, gradient) = Mse::mean().forward_backward(&x, &t, &stream).unwrap();
     let alone = Mse::mean().forward(&x, &t, &stream).unwrap();
     assert_eq!(loss.item().unwrap().to_bits(), alone.item().unwrap().to_bits());
@@ -80,7 +80,7 @@ fn nothing_has_no_mean_and_a_sum_of_zero() {
 fn what_is_not_finite_stays_so() {
     let stream = gpu().stream().unwrap();
     let loss = |x: f32, t: f32| {
-        let (x, t) = (tensor(&[0.0, x, 1.0]), tensor(&[0.5, t, 1.0]));
+        let (x, t) = (tensor::<f32>(&[0.0, x, 1.0]), tensor::<f32>(&[0.5, t, 1.0]));
         let (loss, gradient) = Mse::sum().forward_backward(&x, &t, &stream).unwrap();
         (loss.item().unwrap(), gradient.to_vec().unwrap()[1])
     };
@@ -95,7 +95,7 @@ fn what_is_not_finite_stays_so() {
 #[test]
 fn a_mean_of_squares_beyond_the_largest_sum_is_finite() {
     let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor(&[1e18; 4096]), tensor(&[0.0; 4096]));
+    let (x, t) = (tensor::<f32>(&[1e18; 4096]), tensor::<f32>(&[0.0; 4096]));
     let loss = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
     assert_relative_eq!(f64::from(loss), f64::from(1e18_f32).powi(2), max_relative = LOSS);
 }
@@ -104,7 +104,7 @@ fn a_mean_of_squares_beyond_the_largest_sum_is_finite() {
 fn a_long_sum_of_small_squares_does_not_stall() {
     let stream = gpu().stream().unwrap();
     let len = 1_000_000;
-    let (x, t) = (tensor(&vec![1e-3; len]), tensor(&vec![0.0; len]));
+    let (x, t) = (tensor::<f32>(&vec![1e-3; len]), tensor::<f32>(&vec![0.0; len]));
     let loss = Mse::sum().forward(&x, &t, &stream).unwrap().item().unwrap();
     assert_relative_eq!(
         f64::from(loss),

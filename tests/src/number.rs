@@ -1,0 +1,80 @@
+//! Element types as the references see them: rounding from float64, and how far a result may be off.
+
+use fused_loss::Element;
+use half::{bf16, f16};
+
+/// An element type.
+pub trait Number: Element {
+    /// Relative error of a loss of tensors of this type, against the larger of it and the mean term.
+    const LOSS: f64;
+    /// Rounded to nearest even.
+    fn round(value: f64) -> Self;
+    /// Exact.
+    fn wide(self) -> f64;
+    /// How far an element of a result may be from `expected`, where the row's largest is `largest` and the
+    /// factor of the gradient is `scale`.
+    fn allowed(expected: f64, largest: f64, scale: f64) -> f64;
+}
+
+impl Number for f32 {
+    const LOSS: f64 = 1e-6;
+
+    fn round(value: f64) -> Self {
+        value as f32
+    }
+
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+
+    fn allowed(_: f64, largest: f64, _: f64) -> f64 {
+        2e-6 * largest
+    }
+}
+
+impl Number for f64 {
+    const LOSS: f64 = 1e-13;
+
+    fn round(value: f64) -> Self {
+        value
+    }
+
+    fn wide(self) -> f64 {
+        self
+    }
+
+    fn allowed(_: f64, largest: f64, _: f64) -> f64 {
+        1e-13 * largest
+    }
+}
+
+/// One unit in the last place of a number with `digits` bits behind the point and exponents from `least`.
+fn unit(value: f64, digits: i32, least: i32) -> f64 {
+    let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
+    2.0_f64.powi(exponent.max(least) - digits)
+}
+
+macro_rules! halves {
+    ($($name:ty, $digits:literal, $least:literal;)+) => {$(
+        impl Number for $name {
+            const LOSS: f64 = 1e-6;
+
+            fn round(value: f64) -> Self {
+                <$name>::from_f64(value)
+            }
+
+            fn wide(self) -> f64 {
+                self.to_f64()
+            }
+
+            fn allowed(expected: f64, _: f64, scale: f64) -> f64 {
+                unit(expected, $digits, $least) + 2e-7 * scale.abs()
+            }
+        }
+    )+};
+}
+
+halves! {
+    f16, 10, -14;
+    bf16, 7, -126;
+}

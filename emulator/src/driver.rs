@@ -70,6 +70,8 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
 thread_local! {
     /// The current context of this CPU thread; 0 is none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// Captures that this CPU thread has begun and not ended: it may not allocate or wait meanwhile.
+    static CAPTURES: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Runs a call, keeping a panic from crossing into the caller.
@@ -294,6 +296,9 @@ mod calls {
             if bytes == 0 {
                 return Err(INVALID_VALUE);
             }
+            if CAPTURES.get() > 0 {
+                return Err(CAPTURE_UNSUPPORTED);
+            }
             let start = memory::allocate(bytes).ok_or(OUT_OF_MEMORY)?;
             unsafe { put(address, start as u64) }
         }
@@ -345,7 +350,7 @@ mod calls {
 
         fn cuStreamSynchronize(handle: usize) {
             let stream = stream(handle)?;
-            if stream.is_capturing() {
+            if stream.is_capturing() || CAPTURES.get() > 0 {
                 return Err(CAPTURE_UNSUPPORTED);
             }
             stream.synchronize()
@@ -362,11 +367,16 @@ mod calls {
         }
 
         fn cuStreamBeginCapture_v2(handle: usize, _mode: c_int) {
-            if stream(handle)?.begin_capture() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
+            if !stream(handle)?.begin_capture() {
+                return Err(CAPTURE_UNSUPPORTED);
+            }
+            CAPTURES.set(CAPTURES.get() + 1);
+            Ok(())
         }
 
         fn cuStreamEndCapture(handle: usize, graph: *mut usize) {
             let recorded = stream(handle)?.end_capture().ok_or(INVALID_VALUE)?;
+            CAPTURES.set(CAPTURES.get().saturating_sub(1));
             unsafe { put(graph, GRAPHS.add(recorded)) }
         }
 

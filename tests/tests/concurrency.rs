@@ -74,15 +74,51 @@ fn one_workspace_serves_streams_in_turn() {
     assert!(bits.iter().all(|&other| other == bits[0]), "{bits:x?}");
 }
 
+/// Elements that keep a second stream busy for some time.
+fn busy_len() -> usize {
+    if gpu().is_emulated() { 20_000 } else { 1 << 26 }
+}
+
 #[test]
-fn a_hundred_runs_have_the_same_bits() {
-    let stream = gpu().stream().unwrap();
-    let (x, t) = (tensor::<f32>(&uniforms(11, 150_001)), tensor::<f32>(&uniforms(12, 150_001)));
-    let first = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
-    for _ in 1..100 {
-        let again = Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap();
-        assert_eq!(again.to_bits(), first.to_bits());
+fn a_hundred_runs_beside_a_busy_stream_have_the_same_bits() {
+    let (stream, other) = (gpu().stream().unwrap(), gpu().stream().unwrap());
+    let len = if gpu().is_emulated() { 30_001 } else { 5_000_001 };
+    let (x, t) = (tensor::<f32>(&uniforms(11, len)), tensor::<f32>(&uniforms(12, len)));
+    let busy = Tensor::<f32>::zeros(gpu(), [busy_len()]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let mut scratch = Tensor::<f32>::zeros(gpu(), [busy_len()]).unwrap();
+    let run = || {
+        let (loss, gradient) = Mse::mean().forward_backward(&x, &t, &stream).unwrap();
+        (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
+    };
+    let alone = run();
+    for _ in 0..100 {
+        Mse::sum().backward_into(&busy, &busy, &upstream, &mut scratch, &other).unwrap();
+        assert!(run() == alone, "a run beside a busy stream has other bits");
     }
+    other.synchronize().unwrap();
+}
+
+#[test]
+fn eight_threads_with_four_streams_each_have_the_same_bits() {
+    let (x, t) = (tensor::<f32>(&uniforms(13, 70_001)), tensor::<f32>(&uniforms(14, 70_001)));
+    let alone = {
+        let stream = gpu().stream().unwrap();
+        Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap().to_bits()
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let streams: Vec<_> = (0..4).map(|_| gpu().stream().unwrap()).collect();
+                let losses: Vec<_> = (0..16)
+                    .map(|call| Mse::mean().forward(&x, &t, &streams[call % 4]).unwrap())
+                    .collect();
+                for loss in losses {
+                    assert_eq!(loss.item().unwrap().to_bits(), alone);
+                }
+            });
+        }
+    });
 }
 
 #[test]

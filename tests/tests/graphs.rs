@@ -1,0 +1,124 @@
+//! The `_into` methods in a CUDA graph: what allocates, waits or reads back cannot be captured, and a
+//! replay computes anew from whatever the memory holds then.
+
+use cust::sys::{self, CUresult};
+use fused_loss::{Grads, Loss, Mse, Stream, Tensor, Workspace};
+use half::f16;
+use tests::gpu;
+use tests::number::Number;
+use tests::random::uniforms;
+
+#[track_caller]
+fn check(result: CUresult) {
+    assert_eq!(result, CUresult::CUDA_SUCCESS);
+}
+
+/// A captured graph.
+struct Graph(sys::CUgraphExec);
+
+impl Graph {
+    /// Captures what `calls` queues. The mode refuses every call of this thread that might wait.
+    fn capture(stream: &Stream, calls: impl FnOnce()) -> Self {
+        let handle: sys::CUstream = stream.as_raw().cast();
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the handles are valid; what is captured keeps its memory in the tests below.
+        unsafe {
+            check(sys::cuStreamBeginCapture_v2(handle, mode));
+            calls();
+            check(sys::cuStreamEndCapture(handle, &mut graph));
+            check(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+            check(sys::cuGraphDestroy(graph));
+        }
+        Graph(executable)
+    }
+
+    fn replay(&self, stream: &Stream) {
+        // SAFETY: both handles are valid.
+        check(unsafe { sys::cuGraphLaunch(self.0, stream.as_raw().cast()) });
+        stream.synchronize().unwrap();
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: every replay was waited for.
+        check(unsafe { sys::cuGraphExecDestroy(self.0) });
+    }
+}
+
+fn replays_compute_anew<T: Number>()
+where
+    T::Loss: Number,
+{
+    let (shape, len) = ([7, 5_001], 7 * 5_001);
+    let draw = |seed| -> Vec<T> {
+        uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value))).collect()
+    };
+    let stream = gpu().stream().unwrap();
+    let mut input = Tensor::<T>::zeros(gpu(), shape).unwrap();
+    let target = Tensor::from_slice(gpu(), shape, &draw(0)).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[T::Loss::round(0.5)]).unwrap();
+    let mut forward = Loss::<T::Loss>::zeros(gpu(), []).unwrap();
+    let mut both = Loss::<T::Loss>::zeros(gpu(), []).unwrap();
+    let mut by_input = Tensor::<T>::zeros(gpu(), shape).unwrap();
+    let mut by_target = Tensor::<T>::zeros(gpu(), shape).unwrap();
+    let mut alone = Tensor::<T>::zeros(gpu(), shape).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mse = Mse::mean();
+    let mut calls = || {
+        mse.forward_into(&input, &target, &mut forward, &mut workspace, &stream).unwrap();
+        let grads = Grads::both(&mut by_input, &mut by_target).scaled_by(&upstream);
+        mse.forward_backward_into(&input, &target, &mut both, grads, &mut workspace, &stream)
+            .unwrap();
+        mse.backward_into(&input, &target, &upstream, &mut alone, &stream).unwrap();
+    };
+    // The first use of a kernel compiles it, which no capture allows.
+    calls();
+    stream.synchronize().unwrap();
+    let graph = Graph::capture(&stream, calls);
+
+    for seed in 1..4 {
+        let x = draw(seed);
+        input.copy_from_slice(&x).unwrap();
+        graph.replay(&stream);
+        let expected = Mse::mean().forward(&input, &target, &stream).unwrap().item().unwrap();
+        assert!(expected != T::Loss::round(0.0));
+        assert_eq!(forward.item().unwrap(), expected);
+        assert_eq!(both.item().unwrap(), expected);
+        let expected = Mse::mean().backward(&input, &target, &upstream, &stream).unwrap();
+        let expected = expected.to_vec().unwrap();
+        assert_eq!(by_input.to_vec().unwrap(), expected);
+        assert_eq!(alone.to_vec().unwrap(), expected);
+        let negative: Vec<T> = expected.iter().map(|value| T::round(-value.wide())).collect();
+        assert_eq!(by_target.to_vec().unwrap(), negative);
+    }
+}
+
+#[test]
+fn replays_compute_anew_in_f32() {
+    replays_compute_anew::<f32>();
+}
+
+#[test]
+fn replays_compute_anew_in_f16() {
+    replays_compute_anew::<f16>();
+}
+
+/// The check itself: what allocates is refused.
+#[test]
+fn a_method_that_allocates_cannot_be_captured() {
+    let stream = gpu().stream().unwrap();
+    let x = Tensor::<f32>::zeros(gpu(), [100]).unwrap();
+    Mse::mean().forward(&x, &x, &stream).unwrap().item().unwrap();
+    let handle: sys::CUstream = stream.as_raw().cast();
+    let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the stream is valid; the graph is not used.
+    unsafe {
+        check(sys::cuStreamBeginCapture_v2(handle, mode));
+        let error = Mse::mean().forward(&x, &x, &stream).err().expect("an allocation was captured");
+        assert!(error.to_string().starts_with("cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE"), "{error}");
+        let _ = sys::cuStreamEndCapture(handle, &mut graph);
+    }
+}

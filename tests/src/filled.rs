@@ -19,7 +19,7 @@ pub fn uniforms_parallel(seed: u64, len: usize) -> Vec<f32> {
 }
 
 /// The sum of `f` over pairs of chunks, by as many threads as there are cores.
-pub fn sum_parallel(x: &[f32], t: &[f32], f: fn(&[f32], &[f32]) -> f64) -> f64 {
+pub fn sum_parallel<T: Sync>(x: &[T], t: &[T], f: fn(&[T], &[T]) -> f64) -> f64 {
     let part = part(x.len());
     std::thread::scope(|scope| {
         let sums: Vec<_> =

@@ -117,7 +117,7 @@ fn a_method_that_allocates_cannot_be_captured() {
     // SAFETY: the stream is valid; the graph is not used.
     unsafe {
         check(sys::cuStreamBeginCapture_v2(handle, mode));
-        let error = Mse::mean().forward(&x, &x, &stream).err().expect("an allocation was captured");
+        let error = Mse::mean().forward(&x, &x, &stream).expect_err("an allocation was captured");
         assert!(error.to_string().starts_with("cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE"), "{error}");
         let _ = sys::cuStreamEndCapture(handle, &mut graph);
     }

@@ -27,6 +27,9 @@ xflags::xflags! {
             /// Installs no compiler for the PTX check.
             optional --no-install
         }
+        /// Measures each loss on a GPU, beside a kernel that only reads and writes the same bytes.
+        cmd bench {
+        }
         /// Fits a linear model: the example `03_fit_linear_model`, on the GPU or the emulator.
         cmd demo {
             /// Arguments of the example; after a `--` those that begin with a dash.

@@ -1,5 +1,6 @@
 //! The project's tasks. `cargo xtask --help` lists them; each is a module.
 
+mod bench;
 mod build_ptx;
 mod cuda_builder;
 mod demo;
@@ -34,6 +35,7 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
     match flags.subcommand {
         XtaskCmd::BuildPtx(flags) => build_ptx::run(&sh, &flags),
         XtaskCmd::Test(flags) => test::run(&sh, &flags),
+        XtaskCmd::Bench(_) => bench::run(&sh),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }
 }

@@ -9,11 +9,13 @@ mod ceiling;
 mod timing;
 
 use ceiling::Pattern;
-use fused_loss::{Gpu, Loss, Mse, Tensor, Workspace};
+use fused_loss::{Gpu, Loss, Mse, Stream, Tensor, Workspace};
+use half::bf16;
 use serde_json::json;
 use std::error::Error;
 use tests::filled::{sum_parallel, uniforms_parallel};
-use tests::reference;
+use tests::number::Number;
+use tests::reference::Total;
 use timing::{Graph, interleaved};
 
 /// Calls in a graph.
@@ -23,7 +25,7 @@ const SAMPLES: usize = 21;
 
 /// One line of the table.
 struct Row {
-    name: &'static str,
+    name: String,
     bytes: f64,
     ours_ms: f64,
     ceiling_ms: f64,
@@ -35,7 +37,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // An argument that is no option (`cargo bench` passes one) is the side of the square.
     let side = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(32768);
     println!("{}, medians of {SAMPLES} samples of {CALLS} calls", gpu.name());
-    let rows = mse(&gpu, side)?;
+    let mut rows = mse::<f32>(&gpu, side)?;
+    rows.extend(mse::<bf16>(&gpu, side)?);
     print_table(&rows);
     let rows: Vec<_> = rows.iter().map(Row::json).collect();
     let json = json!({ "device": gpu.name(), "samples": SAMPLES, "calls": CALLS, "rows": rows });
@@ -45,65 +48,79 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Mean squared error, f32, mean.
-fn mse(gpu: &Gpu, side: usize) -> Result<Vec<Row>, Box<dyn Error>> {
-    let len = side * side;
-    let (x, t) = (uniforms_parallel(1, len), uniforms_parallel(2, len));
-    let expected = sum_parallel(&x, &t, reference::mse::sum) / len as f64;
+/// Mean squared error, mean.
+fn mse<T: Number<Loss = f32>>(gpu: &Gpu, side: usize) -> Result<Vec<Row>, Box<dyn Error>> {
+    let (len, name) = (side * side, T::DTYPE.name());
+    let draw = |seed| -> Vec<T> {
+        uniforms_parallel(seed, len).into_iter().map(|x| T::round(f64::from(x))).collect()
+    };
+    let (x, t) = (draw(1), draw(2));
+    let expected = sum_parallel(&x, &t, |x, t| {
+        let terms = x.iter().zip(t).map(|(x, t)| (x.wide() - t.wide()).powi(2));
+        terms.sum::<Total>().value()
+    }) / len as f64;
     let stream = gpu.stream()?;
     let input = Tensor::from_slice(gpu, [side, side], &x)?;
     let target = Tensor::from_slice(gpu, [side, side], &t)?;
     let one = Tensor::from_slice(gpu, [], &[1.0_f32])?;
-    let mut gradient = Tensor::zeros(gpu, [side, side])?;
+    let mut gradient = Tensor::<T>::zeros(gpu, [side, side])?;
     let mut loss = Loss::zeros(gpu, [])?;
     let mut workspace = Workspace::new(gpu)?;
 
     let mse = Mse::mean();
     mse.forward_backward_into(&input, &target, &mut loss, &mut gradient, &mut workspace, &stream)?;
     let error = f64::from(loss.item()?) / expected - 1.0;
-    assert!(error.abs() < 1e-6, "the loss is off by {error:e}");
+    assert!(error.abs() < T::LOSS, "the loss is off by {error:e}");
     let got = gradient.to_vec()?;
     let scale = 2.0 / len as f64;
-    let worst = (0..len).step_by(997).map(|index| {
-        let expected = (f64::from(x[index]) - f64::from(t[index])) * scale;
-        (f64::from(got[index]) - expected).abs()
-    });
-    let worst = worst.fold(0.0, f64::max);
-    assert!(worst < 2e-6 * 2.0 * scale, "the gradient is off by {worst:e}");
+    for index in (0..len).step_by(997) {
+        let expected = (x[index].wide() - t[index].wide()) * scale;
+        let off = (got[index].wide() - expected).abs();
+        assert!(
+            off <= T::allowed(expected, 2.0 * scale, scale),
+            "element {index} is off by {off:e}"
+        );
+    }
     drop((x, t, got));
 
     let arrays = [input.as_raw(), target.as_raw(), gradient.as_raw()];
-    let bytes = (len * 4) as f64;
+    let bytes = len * size_of::<T>();
     let forward = Graph::capture(&stream, CALLS, |_| {
         mse.forward_into(&input, &target, &mut loss, &mut workspace, &stream)
     })?;
     let mut rows = Vec::new();
     let pattern = Pattern { reads: 2, writes: 0 };
-    rows.push(row("MSE f32, forward", 2.0 * bytes, &stream, forward, pattern, &arrays, len)?);
+    rows.push(row(format!("MSE {name}, forward"), &stream, forward, pattern, &arrays, bytes)?);
     let both = Graph::capture(&stream, CALLS, |_| {
         let (loss, gradient) = (&mut loss, &mut gradient);
         mse.forward_backward_into(&input, &target, loss, gradient, &mut workspace, &stream)
     })?;
     let pattern = Pattern { reads: 2, writes: 1 };
-    rows.push(row("MSE f32, forward+backward", 3.0 * bytes, &stream, both, pattern, &arrays, len)?);
+    rows.push(row(
+        format!("MSE {name}, forward+backward"),
+        &stream,
+        both,
+        pattern,
+        &arrays,
+        bytes,
+    )?);
     let backward = Graph::capture(&stream, CALLS, |_| {
         mse.backward_into(&input, &target, &one, &mut gradient, &stream)
     })?;
-    rows.push(row("MSE f32, backward", 3.0 * bytes, &stream, backward, pattern, &arrays, len)?);
+    rows.push(row(format!("MSE {name}, backward"), &stream, backward, pattern, &arrays, bytes)?);
     Ok(rows)
 }
 
 /// Times `ours` beside the ceiling of its pattern.
 fn row(
-    name: &'static str,
-    bytes: f64,
-    stream: &fused_loss::Stream,
+    name: String,
+    stream: &Stream,
     ours: Graph,
     pattern: Pattern,
     arrays: &[u64],
-    len: usize,
+    array_bytes: usize,
 ) -> Result<Row, Box<dyn Error>> {
-    let launches = ceiling::best(stream, pattern, arrays, len * 4, CALLS)?;
+    let launches = ceiling::best(stream, pattern, arrays, array_bytes, CALLS)?;
     let mut candidates = vec![&ours];
     candidates.extend(launches.iter().map(|(_, graph)| graph));
     let times = interleaved(stream, &candidates, SAMPLES)?;
@@ -113,6 +130,7 @@ fn row(
         .map(|((launch, _), &time)| (launch.clone(), time / CALLS as f64))
         .min_by(|a, b| a.1.total_cmp(&b.1))
         .expect("there are candidates");
+    let bytes = ((pattern.reads + pattern.writes) * array_bytes) as f64;
     Ok(Row { name, bytes, ours_ms: times[0] / CALLS as f64, ceiling_ms, ceiling })
 }
 

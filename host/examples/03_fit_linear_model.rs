@@ -10,11 +10,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use linfa_linalg::qr::LeastSquaresQr;
 use ndarray::{Array1, Array2, Axis, concatenate};
 
-const STEPS: u64 = 400;
-/// Step size and momentum of the heavy-ball method. The Hessian of the standardised features lies between
-/// 0.017 and 8; a step of 0.2 keeps the loss from rising at first.
-const STEP: f64 = 0.2;
-const MOMENTUM: f64 = 0.85;
+const STEPS: u64 = 4000;
+/// The Hessian of the standardised features lies between 0.017 and 8: below 2/8 no step raises the loss, and
+/// (1 - 0.017 × 0.24)⁴⁰⁰⁰ is 10⁻⁷.
+const STEP: f64 = 0.24;
 /// How far a weight may be from the closed form's, relative to the largest weight.
 const TOLERANCE: f64 = 1e-4;
 
@@ -48,11 +47,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut workspace = Workspace::new(&gpu)?;
 
     let bar = ProgressBar::new(STEPS).with_style(
-        ProgressStyle::with_template("{bar:40} step {pos:>3} of {len}  {msg}")?
+        ProgressStyle::with_template("{bar:40} step {pos:>4} of {len}  {msg}")?
             .progress_chars("=> "),
     );
     let mut weights = Array1::<f64>::zeros(features.ncols());
-    let mut velocity = weights.clone();
     let mut lines = Vec::new();
     for step in 0..STEPS {
         prediction.copy_from_slice(&to_f32(&features.dot(&weights)))?;
@@ -67,12 +65,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let value = loss.item()?;
         let by_prediction: Array1<f64> = gradient.to_vec()?.into_iter().map(f64::from).collect();
         let by_weights = features.t().dot(&by_prediction);
-        velocity = velocity * MOMENTUM - by_weights * STEP;
-        weights += &velocity;
+        weights.scaled_add(-STEP, &by_weights);
         bar.set_message(format!("loss {value:.7}"));
         bar.inc(1);
         if step.is_power_of_two() || step == 0 || step + 1 == STEPS {
-            lines.push(format!("step {step:>3}: loss {value:.7}"));
+            lines.push(format!("step {step:>4}: loss {value:.7}"));
         }
     }
     bar.finish_and_clear();

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::Mean;
+use crate::reduction::{ElementwiseReduction, Mean};
 
 static KERNELS: Kernels = pairwise::kernels!(huber);
 
@@ -36,4 +36,4 @@ impl<R: Copy> Huber<R> {
     }
 }
 
-pairwise::methods!(Huber, "Huber loss");
+pairwise::methods!(Huber, "Huber loss", ElementwiseReduction);

@@ -18,7 +18,7 @@
 //!
 //! | layer | what it is for |
 //! |---|---|
-//! | [`Mse`], [`Huber`], [`SmoothL1`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
+//! | [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
 //! | [`Tensor`], [`View`], [`ViewMut`] | memory on the GPU: owned, or borrowed from whoever owns it |
 //! | [`Gpu`], [`Stream`], [`Workspace`] | a device, a queue of work on it, scratch memory |
 //!
@@ -38,6 +38,7 @@ mod driver;
 mod error;
 mod gpu;
 mod huber;
+mod kl_div;
 mod launch;
 mod mse;
 mod pairwise;
@@ -52,9 +53,10 @@ mod view;
 pub use error::{DriverError, Error, Result};
 pub use gpu::Gpu;
 pub use huber::Huber;
+pub use kl_div::KlDiv;
 pub use mse::Mse;
 pub use pairwise::Grads;
-pub use reduction::{Mean, RowMean, RowSum, Sum};
+pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum};
 pub use smooth_l1::SmoothL1;
 pub use stream::{Stream, Workspace};
 pub use tensor::{Loss, Tensor};

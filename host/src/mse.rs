@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::{Mean, Sum};
+use crate::reduction::{ElementwiseReduction, Mean, Sum};
 
 static KERNELS: Kernels = pairwise::kernels!(mse);
 
@@ -45,4 +45,4 @@ impl<R: Copy> Mse<R> {
     }
 }
 
-pairwise::methods!(Mse, "squared error");
+pairwise::methods!(Mse, "squared error", ElementwiseReduction);

@@ -256,8 +256,8 @@ impl<R: Reduction> Pairwise<R> {
 
 /// The methods of a loss `$loss<R>` that has a method `pairwise(&self) -> Result<Pairwise<R>>`.
 macro_rules! methods {
-    ($loss:ident, $name:literal) => {
-        impl<R: $crate::reduction::ElementwiseReduction> $loss<R> {
+    ($loss:ident, $name:literal, $reduction:path) => {
+        impl<R: $reduction> $loss<R> {
             #[doc = concat!("The ", $name, " of `input` and `target`, of one shape.")]
             ///
             /// # Errors

@@ -32,6 +32,9 @@ pub trait Reduction: Copy + Debug + sealed::Sealed {
 /// [`Huber`](crate::Huber), [`SmoothL1`](crate::SmoothL1).
 pub trait ElementwiseReduction: Reduction {}
 
+/// The reductions of [`KlDiv`](crate::KlDiv).
+pub trait DivergenceReduction: Reduction {}
+
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident: $value:ty, $kind:ident, $shape:expr, $divisor:expr;)+) => {$(
         $(#[$doc])*
@@ -64,6 +67,8 @@ reductions! {
     Sum: T::Loss, SCALAR, |_| Shape::SCALAR, |_| 1.0;
     /// The sum of all terms divided by their number; NaN where there are none.
     Mean: T::Loss, SCALAR, |_| Shape::SCALAR, |input| input.len() as f64;
+    /// The sum of all terms divided by the first dimension, the batch; NaN where that is 0.
+    BatchMean: T::Loss, SCALAR, |_| Shape::SCALAR, |input| input.batch() as f64;
     /// The sum of each row: a loss for each, of the input's shape without its last dimension.
     RowSum: T::Loss, ROWS, Shape::of_rows, |_| 1.0;
     /// The mean of each row; NaN where rows have no elements.
@@ -75,3 +80,9 @@ impl ElementwiseReduction for Sum {}
 impl ElementwiseReduction for Mean {}
 impl ElementwiseReduction for RowSum {}
 impl ElementwiseReduction for RowMean {}
+impl DivergenceReduction for None {}
+impl DivergenceReduction for Sum {}
+impl DivergenceReduction for Mean {}
+impl DivergenceReduction for BatchMean {}
+impl DivergenceReduction for RowSum {}
+impl DivergenceReduction for RowMean {}

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::Mean;
+use crate::reduction::{ElementwiseReduction, Mean};
 
 static KERNELS: Kernels = pairwise::kernels!(smooth_l1);
 
@@ -37,4 +37,4 @@ impl<R: Copy> SmoothL1<R> {
     }
 }
 
-pairwise::methods!(SmoothL1, "smooth L1 loss");
+pairwise::methods!(SmoothL1, "smooth L1 loss", ElementwiseReduction);

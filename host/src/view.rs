@@ -99,6 +99,11 @@ impl Shape {
         self.dims().iter().rev().skip(1).product()
     }
 
+    /// The first dimension, 1 for a scalar.
+    pub(crate) fn batch(&self) -> usize {
+        self.dims().first().copied().unwrap_or(1)
+    }
+
     /// The shape of a value for each row.
     pub(crate) fn of_rows(self) -> Self {
         let rank = self.rank.saturating_sub(1);

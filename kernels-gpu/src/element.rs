@@ -1,6 +1,7 @@
 //! Element types: how one is loaded 16 bytes at a time, widened for arithmetic, and narrowed.
 
 use crate::abi::Dtype;
+use crate::math::horner;
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
@@ -21,10 +22,46 @@ pub trait Real:
     const ONE: Self;
     /// One half.
     const HALF: Self;
+    /// Positive infinity.
+    const INFINITY: Self;
+    /// Not a number.
+    const NAN: Self;
+    /// The smallest normal number.
+    const MIN_NORMAL: Self;
+    /// Binary digits of the significand, the hidden one included.
+    const DIGITS: i32;
+    /// 1.5 times the power of two whose unit in the last place is 1.
+    const WHOLE: Self;
+    /// ln 2 with enough zeros at its end that products with exponents are exact.
+    const LN_2_HIGH: Self;
+    /// ln 2 less [`Self::LN_2_HIGH`].
+    const LN_2_LOW: Self;
+    /// Beyond it the exponential is infinite.
+    const EXP_OVERFLOWS: Self;
+    /// Below it the exponential is zero.
+    const EXP_VANISHES: Self;
     /// Rounds to this type.
     fn from_f64(value: f64) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
+    /// Exact, for exponents.
+    fn from_i32(value: i32) -> Self;
+    /// Towards zero; 0 for NaN.
+    fn to_i32(self) -> i32;
+    /// `self * a + b`, rounded once.
+    fn fma(self, a: Self, b: Self) -> Self;
+    /// Whether it is not a number.
+    fn is_nan(self) -> bool;
+    /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a number.
+    fn mantissa(self) -> Self;
+    /// The exponent of a positive normal number.
+    fn exponent(self) -> i32;
+    /// 2ⁿ, for n from the exponent of the smallest normal number to that of the largest.
+    fn power_of_two(n: i32) -> Self;
+    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.172 (fdlibm's, from its logarithms).
+    fn artanh_tail(z: Self) -> Self;
+    /// (eʳ − 1 − r)/r², for |r| up to half of ln 2.
+    fn exp_tail(r: Self) -> Self;
 
     /// The magnitude.
     #[inline(always)]
@@ -33,36 +70,107 @@ pub trait Real:
     }
 }
 
-impl Real for f32 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const HALF: Self = 0.5;
+macro_rules! reals {
+    ($(
+        $name:ident: $bits:ty, $fma:path, whole $whole:literal, ln_2 $high:literal $low:literal,
+        exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
+    )+) => {$(
+        // fdlibm's digits.
+        #[allow(clippy::excessive_precision)]
+        impl Real for $name {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const HALF: Self = 0.5;
+            const INFINITY: Self = $name::INFINITY;
+            const NAN: Self = $name::NAN;
+            const MIN_NORMAL: Self = $name::MIN_POSITIVE;
+            const DIGITS: i32 = $name::MANTISSA_DIGITS as i32;
+            const WHOLE: Self = $whole;
+            const LN_2_HIGH: Self = $high;
+            const LN_2_LOW: Self = $low;
+            const EXP_OVERFLOWS: Self = $overflows;
+            const EXP_VANISHES: Self = $vanishes;
 
-    #[inline(always)]
-    fn from_f64(value: f64) -> Self {
-        value as f32
-    }
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self {
+                value as $name
+            }
 
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+
+            #[inline(always)]
+            fn from_i32(value: i32) -> Self {
+                value as $name
+            }
+
+            #[inline(always)]
+            fn to_i32(self) -> i32 {
+                self as i32
+            }
+
+            #[inline(always)]
+            fn fma(self, a: Self, b: Self) -> Self {
+                $fma(self, a, b)
+            }
+
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                $name::is_nan(self)
+            }
+
+            #[inline(always)]
+            fn mantissa(self) -> Self {
+                const EXPONENT: $bits = $name::INFINITY.to_bits();
+                const SIGN: $bits = (-0.0 as $name).to_bits();
+                $name::from_bits(self.to_bits() & !(EXPONENT | SIGN) | (1.0 as $name).to_bits())
+            }
+
+            #[inline(always)]
+            fn exponent(self) -> i32 {
+                let exponent = (self.to_bits() >> ($name::MANTISSA_DIGITS - 1)) as i32;
+                exponent - ($name::MAX_EXP - 1)
+            }
+
+            #[inline(always)]
+            fn power_of_two(n: i32) -> Self {
+                let exponent = (n + ($name::MAX_EXP - 1)) as $bits;
+                $name::from_bits(exponent << ($name::MANTISSA_DIGITS - 1))
+            }
+
+            #[inline(always)]
+            fn artanh_tail(z: Self) -> Self {
+                z * horner!(z; $artanh)
+            }
+
+            #[inline(always)]
+            fn exp_tail(r: Self) -> Self {
+                horner!(r; $exp)
+            }
+        }
+    )+};
 }
 
-impl Real for f64 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const HALF: Self = 0.5;
-
-    #[inline(always)]
-    fn from_f64(value: f64) -> Self {
-        value
-    }
-
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self
-    }
+reals! {
+    f32: u32, math::fma_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
+        artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
+        exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
+    f64: u64, math::fma_f64, whole 6_755_399_441_055_744.0,
+        ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
+        exp 709.782_712_893_384 -745.133_219_101_941_2,
+        artanh (
+            0.666_666_666_666_673_5 0.399_999_999_994_094_2 0.285_714_287_436_623_9 0.222_221_984_321_497_84
+            0.181_835_721_616_180_5 0.153_138_376_992_093_73 0.147_981_986_051_165_86
+        ),
+        // 1/2! to 1/14!
+        exp_tail (
+            0.5 0.166_666_666_666_666_66 0.041_666_666_666_666_664 0.008_333_333_333_333_333
+            0.001_388_888_888_888_889 1.984_126_984_126_984_1e-4 2.480_158_730_158_730_2e-5
+            2.755_731_922_398_589_3e-6 2.755_731_922_398_589e-7 2.505_210_838_544_172e-8
+            2.087_675_698_786_81e-9 1.605_904_383_682_161_3e-10 1.147_074_559_772_972_5e-11
+        );
 }
 
 /// The types that tensors hold.
@@ -79,24 +187,27 @@ pub trait Element: Word {
     fn narrow(value: Self::Real) -> Self;
     /// Element `lane` of 16 bytes.
     fn extract(from: Vec16, lane: u32) -> Self;
-    /// 16 bytes of elements.
-    fn pack(element: impl FnMut(u32) -> Self) -> Vec16;
+    /// 16 bytes of the first elements.
+    fn pack(elements: [Self; MAX_LANES]) -> Vec16;
 }
 
 /// The most elements that 16 bytes hold.
 pub const MAX_LANES: usize = 8;
 
-/// Calls `body` with 0 to `count` - 1, a constant of at most [`MAX_LANES`], without a loop: LLVM does not
-/// unroll every loop over a register array, and one that stays puts the array in memory.
-#[inline(always)]
-pub(crate) fn unrolled(count: usize, mut body: impl FnMut(usize)) {
-    macro_rules! calls {
-        ($($index:literal)*) => {
-            $(if $index < count { body($index) })*
-        };
-    }
-    calls!(0 1 2 3 4 5 6 7);
+/// A loop over 0 to a constant of at most [`MAX_LANES`], written out: LLVM does not unroll every loop over a
+/// register array nor inline every closure, and what stays puts the array in memory.
+macro_rules! unrolled {
+    (for $index:ident in 0..$count:expr; $body:block) => {
+        $crate::element::unrolled!(@ $index $count; $body; 0 1 2 3 4 5 6 7)
+    };
+    (@ $index:ident $count:expr; $body:block; $($value:literal)+) => {
+        $(if $value < $count {
+            let $index: usize = $value;
+            $body
+        })+
+    };
 }
+pub(crate) use unrolled;
 
 impl Element for f32 {
     type Real = f32;
@@ -118,8 +229,8 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    fn pack(mut element: impl FnMut(u32) -> Self) -> Vec16 {
-        let mut word = |lane| element(lane).to_bits();
+    fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
+        let word = |lane: usize| elements[lane].to_bits();
         Vec16([word(0), word(1), word(2), word(3)])
     }
 }
@@ -145,8 +256,8 @@ impl Element for f64 {
     }
 
     #[inline(always)]
-    fn pack(mut element: impl FnMut(u32) -> Self) -> Vec16 {
-        let (a, b) = (element(0).to_bits(), element(1).to_bits());
+    fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
+        let (a, b) = (elements[0].to_bits(), elements[1].to_bits());
         Vec16([a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32])
     }
 }
@@ -182,8 +293,9 @@ macro_rules! halves {
             }
 
             #[inline(always)]
-            fn pack(mut element: impl FnMut(u32) -> Self) -> Vec16 {
-                let mut word = |at| u32::from(element(at).0) | u32::from(element(at + 1).0) << 16;
+            fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
+                let word =
+                    |at: usize| u32::from(elements[at].0) | u32::from(elements[at + 1].0) << 16;
                 Vec16([word(0), word(2), word(4), word(6)])
             }
         }

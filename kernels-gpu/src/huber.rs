@@ -1,5 +1,6 @@
 //! Huber's loss, d = x − t: d²/2 where |d| ≤ δ, δ (|d| − δ/2) beyond.
 
+use crate::abi::PairwiseArgs;
 use crate::element::Real;
 use crate::pairwise::Pairwise;
 
@@ -10,8 +11,8 @@ pub(crate) struct Huber<R> {
 
 impl<R: Real> Pairwise<R> for Huber<R> {
     #[inline(always)]
-    fn new(delta: f64) -> Self {
-        Huber { delta: R::from_f64(delta) }
+    fn new(args: &PairwiseArgs) -> Self {
+        Huber { delta: R::from_f64(args.parameter) }
     }
 
     #[inline(always)]

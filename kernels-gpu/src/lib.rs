@@ -10,6 +10,8 @@ pub mod abi;
 mod ceiling;
 pub mod element;
 mod huber;
+mod kl_div;
+mod math;
 mod mse;
 mod pairwise;
 mod reduce;
@@ -23,6 +25,11 @@ table::losses! {
     mse: pairwise(crate::mse::Mse);
     huber: pairwise(crate::huber::Huber<R>);
     smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>);
+    // From log-probabilities and from probabilities, to probabilities and to their logarithms.
+    kl_div: pairwise(crate::kl_div::KlDiv<true, false>);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>);
+    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>);
+    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>);
     // What the benchmarks measure against.
     ceiling: ceiling();
 }

@@ -1,5 +1,6 @@
 //! Mean squared error: (x − t)².
 
+use crate::abi::PairwiseArgs;
 use crate::element::Real;
 use crate::pairwise::Pairwise;
 
@@ -8,7 +9,7 @@ pub(crate) struct Mse;
 
 impl<R: Real> Pairwise<R> for Mse {
     #[inline(always)]
-    fn new(_: f64) -> Self {
+    fn new(_: &PairwiseArgs) -> Self {
         Mse
     }
 

@@ -10,6 +10,7 @@ use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{Workspace, grid_sum, team_sum};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
+use cuda_std::hint::opaque;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
@@ -37,8 +38,8 @@ pub(crate) use kernels;
 
 /// A loss of pairs (x, t).
 pub(crate) trait Pairwise<R: Real>: Copy {
-    /// The loss with its parameter.
-    fn new(parameter: f64) -> Self;
+    /// The loss with its parameter and options.
+    fn new(args: &PairwiseArgs) -> Self;
     /// What one pair adds to the sum.
     fn term(self, x: R, t: R) -> R;
     /// The gradient of the term by x, times `scale`.
@@ -120,7 +121,7 @@ unsafe fn run<
 >(
     args: &PairwiseArgs,
 ) {
-    let pass = Pass::<E, L, DENSE> { args, loss: L::new(args.parameter), element: PhantomData };
+    let pass = Pass::<E, L, DENSE> { args, loss: L::new(args), element: PhantomData };
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     if DENSE {
@@ -319,7 +320,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             let first = tile * width + u64::from(in_tile);
             let mut x = [Vec16::default(); UNROLL];
             let mut t = [Vec16::default(); UNROLL];
-            unrolled(UNROLL, |k| {
+            unrolled!(for k in 0..UNROLL; {
                 let group = first + k as u64 * u64::from(WARP_SIZE);
                 // SAFETY: condition 1; the group is one of `groups`.
                 unsafe {
@@ -327,7 +328,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                     t[k] = load_streaming(row.group_of(row.target, group));
                 }
             });
-            unrolled(UNROLL, |k| {
+            unrolled!(for k in 0..UNROLL; {
                 let group = first + k as u64 * u64::from(WARP_SIZE);
                 // SAFETY: conditions 1 and 3; the group is one of `groups`.
                 unsafe { row.pairs::<TERMS, GRADS>(group, x[k], t[k], &mut sums) };
@@ -359,7 +360,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         }
 
         let mut sum = sums[0];
-        unrolled(E::LANES as usize, |lane| {
+        unrolled!(for lane in 0..E::LANES as usize; {
             if lane > 0 {
                 sum = sum + sums[lane];
             }
@@ -406,44 +407,51 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         sums: &mut [E::Real; MAX_LANES],
     ) {
         let loss = self.loss;
-        let pair = |lane| (E::extract(x, lane).widen(), E::extract(t, lane).widen());
+        let (to_terms, from_upstream) = (opaque(self.terms), opaque(self.upstream));
+        let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
+        let mut upstream = Vec16::default();
+        if GRADS && from_upstream != 0 {
+            // SAFETY: the caller's conditions.
+            upstream = unsafe { load_streaming(self.group_of(from_upstream, group)) };
+        }
+        let none = E::narrow(E::Real::ZERO);
+        let mut terms = [none; MAX_LANES];
+        let mut by_input = [none; MAX_LANES];
+        let mut by_target = [none; MAX_LANES];
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let x = E::extract(x, lane as u32).widen();
+            let t = E::extract(t, lane as u32).widen();
+            if TERMS {
+                let term = loss.term(x, t);
+                if to_terms == 0 {
+                    sums[lane] = sums[lane] + term;
+                } else {
+                    terms[lane] = E::narrow(term);
+                }
+            }
+            if GRADS {
+                let mut scale = self.scale;
+                if from_upstream != 0 {
+                    scale = E::extract(upstream, lane as u32).widen();
+                }
+                if to_input != 0 {
+                    by_input[lane] = E::narrow(loss.grad_input(x, t, scale));
+                }
+                if to_target != 0 {
+                    by_target[lane] = E::narrow(loss.grad_target(x, t, scale));
+                }
+            }
+        });
         // SAFETY: the caller's conditions.
         unsafe {
-            if TERMS && self.terms != 0 {
-                let terms = E::pack(|lane| {
-                    let (x, t) = pair(lane);
-                    E::narrow(loss.term(x, t))
-                });
-                store_streaming(self.group_of(self.terms, group), terms);
-            } else if TERMS {
-                unrolled(E::LANES as usize, |lane| {
-                    let (x, t) = pair(lane as u32);
-                    sums[lane] = sums[lane] + loss.term(x, t);
-                });
+            if TERMS && to_terms != 0 {
+                store_streaming(self.group_of(to_terms, group), E::pack(terms));
             }
-            if !GRADS {
-                return;
+            if GRADS && to_input != 0 {
+                store_streaming(self.group_of(to_input, group), E::pack(by_input));
             }
-            let mut upstream = Vec16::default();
-            if self.upstream != 0 {
-                upstream = load_streaming(self.group_of(self.upstream, group));
-            }
-            let scale = |lane| {
-                if self.upstream == 0 { self.scale } else { E::extract(upstream, lane).widen() }
-            };
-            if self.grad_input != 0 {
-                let gradient = E::pack(|lane| {
-                    let (x, t) = pair(lane);
-                    E::narrow(loss.grad_input(x, t, scale(lane)))
-                });
-                store_streaming(self.group_of(self.grad_input, group), gradient);
-            }
-            if self.grad_target != 0 {
-                let gradient = E::pack(|lane| {
-                    let (x, t) = pair(lane);
-                    E::narrow(loss.grad_target(x, t, scale(lane)))
-                });
-                store_streaming(self.group_of(self.grad_target, group), gradient);
+            if GRADS && to_target != 0 {
+                store_streaming(self.group_of(to_target, group), E::pack(by_target));
             }
         }
     }

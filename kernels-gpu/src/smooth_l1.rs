@@ -1,5 +1,6 @@
 //! Smooth L1, d = x − t: d²/(2β) where |d| < β, |d| − β/2 beyond; |d| for β = 0.
 
+use crate::abi::PairwiseArgs;
 use crate::element::Real;
 use crate::pairwise::Pairwise;
 
@@ -10,8 +11,8 @@ pub(crate) struct SmoothL1<R> {
 
 impl<R: Real> Pairwise<R> for SmoothL1<R> {
     #[inline(always)]
-    fn new(beta: f64) -> Self {
-        SmoothL1 { beta: R::from_f64(beta) }
+    fn new(args: &PairwiseArgs) -> Self {
+        SmoothL1 { beta: R::from_f64(args.parameter) }
     }
 
     #[inline(always)]

@@ -1,9 +1,9 @@
 //! PyTorch's answers: every case of data/pytorch.jsonl whose loss is built, through forward, backward and
 //! both in one pass. data/README.md says what a case is, docs/semantics.md why it is so.
 
-use fused_loss::reduction::{self, ElementwiseReduction};
-use fused_loss::{Element, Error, Grads, Huber, Mean, Mse, RowMean, RowSum, SmoothL1, Stream, Sum};
-use fused_loss::{Tensor, View, Workspace};
+use fused_loss::reduction::{self, DivergenceReduction, ElementwiseReduction, Reduction};
+use fused_loss::{BatchMean, Element, Error, Grads, Huber, KlDiv, Mean, Mse, RowMean, RowSum};
+use fused_loss::{SmoothL1, Stream, Sum, Tensor, View, Workspace};
 use half::{bf16, f16};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -31,6 +31,11 @@ fn smooth_l1() {
     replay("smooth_l1", 80);
 }
 
+#[test]
+fn kl_div() {
+    replay("kl_div", 218);
+}
+
 /// The rest of the data, which [`replay_as`] has no arm for yet.
 #[test]
 fn no_case_is_lost() {
@@ -38,10 +43,10 @@ fn no_case_is_lost() {
     for case in cases() {
         *counts.entry(case.loss).or_insert(0) += 1;
     }
-    for built in ["mse", "huber", "smooth_l1"] {
+    for built in ["mse", "huber", "smooth_l1", "kl_div"] {
         counts.remove(built);
     }
-    let not_built = [("cross_entropy", 479), ("kl_div", 218)];
+    let not_built = [("cross_entropy", 479)];
     assert_eq!(counts, not_built.map(|(loss, count)| (loss.to_owned(), count)).into());
 }
 
@@ -68,18 +73,18 @@ where
     T::Loss: Number,
 {
     macro_rules! by_reduction {
-        ($loss:ident { $($option:ident)? }) => {{
-            $(let $option = case.options[stringify!($option)].as_f64().unwrap();)?
+        ($loss:ident { $($option:ident: $value:expr),* } $($own:literal => $reduction:expr)?) => {{
             macro_rules! replay {
-                ($reduction:expr) => {
+                ($reduces:expr) => {
                     replay_elementwise::<T, _, _>(
                         case,
-                        $loss { $($option,)? reduction: $reduction },
-                        $reduction,
+                        $loss { $($option: $value,)* reduction: $reduces },
+                        $reduces,
                     )
                 };
             }
             match case.reduction.as_str() {
+                $($own => replay!($reduction),)?
                 "none" => replay!(reduction::None),
                 "sum" => replay!(Sum),
                 "mean" => replay!(Mean),
@@ -89,16 +94,22 @@ where
             }
         }};
     }
+    let number = |option: &str| case.options[option].as_f64().unwrap();
     match case.loss.as_str() {
         "mse" => by_reduction!(Mse {}),
-        "huber" => by_reduction!(Huber { delta }),
-        "smooth_l1" => by_reduction!(SmoothL1 { beta }),
+        "huber" => by_reduction!(Huber { delta: number("delta") }),
+        "smooth_l1" => by_reduction!(SmoothL1 { beta: number("beta") }),
+        "kl_div" => {
+            let log_input = case.options["input"].as_str().unwrap() == "log_prob";
+            let log_target = case.options["log_target"].as_bool().unwrap();
+            by_reduction!(KlDiv { log_input: log_input, log_target: log_target } "batchmean" => BatchMean)
+        }
         other => panic!("{}: the loss is {other}", case.name),
     }
 }
 
 /// The calls of a loss that compares element by element.
-trait Elementwise<R: ElementwiseReduction> {
+trait Elementwise<R: Reduction> {
     fn forward<T: Element>(
         &self,
         tensors: [&Tensor<T>; 2],
@@ -126,8 +137,8 @@ trait Elementwise<R: ElementwiseReduction> {
 }
 
 macro_rules! elementwise {
-    ($($loss:ident)+) => {$(
-        impl<R: ElementwiseReduction> Elementwise<R> for $loss<R> {
+    ($($loss:ident: $reduction:ident;)+) => {$(
+        impl<R: $reduction> Elementwise<R> for $loss<R> {
             fn forward<T: Element>(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
@@ -161,13 +172,18 @@ macro_rules! elementwise {
         }
     )+};
 }
-elementwise!(Mse Huber SmoothL1);
+elementwise! {
+    Mse: ElementwiseReduction;
+    Huber: ElementwiseReduction;
+    SmoothL1: ElementwiseReduction;
+    KlDiv: DivergenceReduction;
+}
 
 /// One case through the three calls.
 fn replay_elementwise<T, R, L>(case: &Case, loss: L, reduction: R) -> Vec<String>
 where
     T: Number,
-    R: ElementwiseReduction,
+    R: Reduction,
     R::Value<T>: Number,
     L: Elementwise<R>,
 {
@@ -318,11 +334,12 @@ impl Case {
         if let Err(error) = &outcome.queued {
             return Err(format!("refused: {error}"));
         }
-        // An unreduced loss in 16 bits is rounded as gradients are. No term is negative, so that the loss
-        // is not less than the mean of the terms' magnitudes.
-        let allowed = |_, expected: f64| match size_of::<V>() {
-            2 => V::allowed(expected, expected.abs(), expected),
-            _ => V::LOSS * expected.abs(),
+        // An unreduced loss in 16 bits is rounded as gradients are. Where terms cancel, the error is held
+        // against their magnitudes.
+        let magnitudes = self.magnitudes(expected.loss.as_ref().map_or(0, Vec::len));
+        let allowed = |at: usize, expected: f64| match size_of::<V>() {
+            2 => V::allowed(expected, expected.abs(), magnitudes[at]),
+            _ => V::LOSS * expected.abs().max(magnitudes[at]),
         };
         compare("loss", &outcome.loss, &expected.loss, allowed)?;
         for (what, got, expected) in [
@@ -336,6 +353,27 @@ impl Case {
         Ok(())
     }
 
+    /// What the magnitudes of each loss's terms add up to, divided as the loss is; 0 for losses whose terms
+    /// cannot cancel.
+    fn magnitudes(&self, losses: usize) -> Vec<f64> {
+        let mut magnitudes = vec![0.0; losses];
+        if self.loss != "kl_div" {
+            return magnitudes;
+        }
+        let log_target = self.options["log_target"].as_bool().unwrap();
+        let log_input = self.options["input"].as_str().unwrap() == "log_prob";
+        for (at, (&input, &target)) in self.input.iter().zip(&self.target).enumerate() {
+            let x = if log_input { input } else { input.ln() };
+            let (t, log_t) =
+                if log_target { (target.exp(), target) } else { (target, target.ln()) };
+            let magnitude = (t * log_t).abs() + (t * x).abs();
+            if magnitude.is_finite() {
+                magnitudes[at * losses / self.input.len()] += magnitude / self.divisor();
+            }
+        }
+        magnitudes
+    }
+
     /// The largest finite magnitude in the row of element `at`.
     fn largest_of_row(&self, values: &Option<Vec<f64>>, at: usize) -> f64 {
         let [_, cols] = self.shape;
@@ -346,13 +384,20 @@ impl Case {
     /// The factor of the gradient of element `at`: its upstream over what its loss is divided by.
     fn scale(&self, at: usize) -> f64 {
         let [rows, cols] = self.shape;
+        let upstream = self.upstream.as_deref().unwrap_or(&[1.0]);
+        upstream[at * upstream.len() / (rows * cols)] / self.divisor()
+    }
+
+    /// What a sum of terms is divided by.
+    fn divisor(&self) -> f64 {
+        let [rows, cols] = self.shape;
         let divisor = match self.reduction.as_str() {
             "mean" => rows * cols,
             "row_mean" => cols,
+            "batchmean" => rows,
             _ => 1,
         };
-        let upstream = self.upstream.as_deref().unwrap_or(&[1.0]);
-        upstream[at * upstream.len() / (rows * cols)] / divisor as f64
+        divisor as f64
     }
 }
 

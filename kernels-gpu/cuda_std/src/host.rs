@@ -172,3 +172,7 @@ pub(crate) fn f16_from_f32(value: f32) -> u16 {
 pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     half::bf16::from_f32(value).to_bits()
 }
+
+pub(crate) fn opaque(value: u64) -> u64 {
+    value
+}

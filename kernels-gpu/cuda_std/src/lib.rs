@@ -26,6 +26,7 @@ pub mod nvptx;
 use nvptx as side;
 
 pub mod atomic;
+pub mod hint;
 pub mod math;
 pub mod memory;
 mod shared;

@@ -164,3 +164,10 @@ pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     }
     bits
 }
+
+#[inline(always)]
+pub(crate) fn opaque(mut value: u64) -> u64 {
+    // SAFETY: no instruction. Not `pure`: it has to stay where it is, in the loop.
+    unsafe { asm!("// {0}", inout(reg64) value, options(nomem, nostack, preserves_flags)) };
+    value
+}

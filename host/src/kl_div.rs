@@ -1,0 +1,54 @@
+//! Kullback-Leibler divergence.
+
+use crate::error::Result;
+use crate::pairwise::{self, Kernels, Pairwise};
+use crate::reduction::{BatchMean, DivergenceReduction};
+
+/// Kernels by form: `[log_input][log_target]`.
+static KERNELS: [[Kernels; 2]; 2] = [
+    [pairwise::kernels!(kl_div_prob), pairwise::kernels!(kl_div_prob_log_target)],
+    [pairwise::kernels!(kl_div), pairwise::kernels!(kl_div_log_target)],
+];
+
+/// Kullback-Leibler divergence of an input from a target of one shape: t (log t − x), reduced, where x is the
+/// logarithm of the input's probability and t the target's probability. As PyTorch's `torch.nn.KLDivLoss`, for
+/// which the input is x; here it may be the probability itself, whose logarithm is then taken in the same pass.
+///
+/// The term is 0 at t = 0 for finite x, NaN there for others and for t below 0, and +∞ for t above 0 at a
+/// probability of 0. Of two probabilities that are equal it is exactly 0, and of two that are nearly equal as
+/// accurate as of others.
+///
+/// Gradients, times what arrives from upstream, divided as the loss is:
+///
+/// | of | |
+/// |---|---|
+/// | x | −t |
+/// | the input's probability p | −t/p |
+/// | t | log t + 1 − x, NaN at t = 0 and t = ∞ |
+/// | log t | t (log t + 1 − x) |
+///
+/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KlDiv<R = BatchMean> {
+    /// Whether the input is log-probabilities, as PyTorch has it, or probabilities.
+    pub log_input: bool,
+    /// Whether the target is log-probabilities, or probabilities.
+    pub log_target: bool,
+    /// What becomes of the terms.
+    pub reduction: R,
+}
+
+impl Default for KlDiv<BatchMean> {
+    fn default() -> Self {
+        KlDiv { log_input: true, log_target: false, reduction: BatchMean }
+    }
+}
+
+impl<R: Copy> KlDiv<R> {
+    fn pairwise(&self) -> Result<Pairwise<R>> {
+        let kernels = &KERNELS[usize::from(self.log_input)][usize::from(self.log_target)];
+        Ok(Pairwise { kernels, parameter: 0.0, reduction: self.reduction })
+    }
+}
+
+pairwise::methods!(KlDiv, "divergence", DivergenceReduction);

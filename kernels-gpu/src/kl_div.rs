@@ -1,0 +1,82 @@
+//! Kullback-Leibler divergence: t (log t − x), where the input is x, or p with x = log p, and the target is t, or
+//! its logarithm.
+
+use crate::abi::PairwiseArgs;
+use crate::element::Real;
+use crate::math::{exp, ln, ln_ratio};
+use crate::pairwise::Pairwise;
+
+/// The divergence, with kernels of its own for each form of input and target: what the one needs no other
+/// pays for.
+#[derive(Clone, Copy)]
+pub(crate) struct KlDiv<const LOG_INPUT: bool, const LOG_TARGET: bool>;
+
+impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET> {
+    /// log t − x. Of two probabilities as one logarithm, so that what is left where they are nearly equal is not
+    /// the error of two.
+    #[inline(always)]
+    fn difference<R: Real>(input: R, target: R) -> R {
+        match (LOG_INPUT, LOG_TARGET) {
+            (true, true) => target - input,
+            (true, false) => ln(target) - input,
+            (false, true) => target - ln(input),
+            (false, false) => ln_ratio(target, input),
+        }
+    }
+
+    /// The target's probability.
+    #[inline(always)]
+    fn t<R: Real>(target: R) -> R {
+        if LOG_TARGET { exp(target) } else { target }
+    }
+}
+
+impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
+    for KlDiv<LOG_INPUT, LOG_TARGET>
+{
+    #[inline(always)]
+    fn new(_: &PairwiseArgs) -> Self {
+        KlDiv
+    }
+
+    /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as PyTorch has it.
+    #[inline(always)]
+    fn term(self, input: R, target: R) -> R {
+        let difference = Self::difference(input, target);
+        let term = Self::t(target) * difference;
+        if LOG_TARGET {
+            return term;
+        }
+        // 0 · x and ∞ · x, where the difference no longer tells x.
+        let finite = if LOG_INPUT {
+            input.magnitude() < R::INFINITY
+        } else {
+            input > R::ZERO && input < R::INFINITY
+        };
+        let above = if LOG_INPUT { input > R::ZERO } else { input > R::ONE };
+        let below = if LOG_INPUT { input < R::ZERO } else { input < R::ONE && input >= R::ZERO };
+        let at_zero = if finite { R::ZERO } else { R::NAN };
+        let at_infinity = if below && !above { R::INFINITY } else { R::NAN };
+        let term = if target == R::ZERO { at_zero } else { term };
+        if target == R::INFINITY { at_infinity } else { term }
+    }
+
+    /// −t by x, −t/p by p.
+    #[inline(always)]
+    fn grad_input(self, input: R, target: R, scale: R) -> R {
+        let t = Self::t(target);
+        let weight = if LOG_INPUT { t } else { t / input };
+        -weight * scale
+    }
+
+    /// log t + 1 − x by t, NaN at 0 and ∞; t (log t + 1 − x) by log t.
+    #[inline(always)]
+    fn grad_target(self, input: R, target: R, scale: R) -> R {
+        let slope = Self::difference(input, target) + R::ONE;
+        if LOG_TARGET {
+            return Self::t(target) * slope * scale;
+        }
+        let defined = target > R::ZERO && target < R::INFINITY;
+        if defined { slope * scale } else { R::NAN }
+    }
+}

@@ -1,0 +1,71 @@
+//! Logarithms and exponentials, without tables: those of libm need a stack, and the hardware's are not
+//! accurate near 1.
+//!
+//! Only operations that IEEE 754 rounds correctly: the CPU gets the same bits as the GPU.
+
+use crate::element::Real;
+
+/// ln(t / p) = ln t − ln p, to about two units in the last place also where it is small: exactly 0 for t = p.
+/// What the logarithms of 0, of infinity and below 0 make of it where t or p is one of those. No branches.
+///
+/// With t = 2ᵏ·m·p and m between √½ and √2: k ln 2 + 2 artanh(s), s = (m p − p) / (m p + p). The numerator is
+/// exact.
+#[inline(always)]
+pub(crate) fn ln_ratio<R: Real>(t: R, p: R) -> R {
+    let ((m, t_exponent), (n, p_exponent)) = (split(t), split(p));
+    let sqrt2 = R::from_f64(core::f64::consts::SQRT_2);
+    let (above, below) = (m > n * sqrt2, m * sqrt2 < n);
+    let k = t_exponent - p_exponent + i32::from(above) - i32::from(below);
+    let m = if above { m * R::HALF } else { m };
+    let m = if below { m + m } else { m };
+    let s = (m - n) / (m + n);
+    let tail = s * R::artanh_tail(s * s);
+    let k = R::from_i32(k);
+    k.fma(R::LN_2_HIGH, (s + s) + k.fma(R::LN_2_LOW, tail)) + (beyond(t) - beyond(p))
+}
+
+/// Significand from 1 up to 2, and exponent; of any number, and right for positive finite ones.
+#[inline(always)]
+fn split<R: Real>(x: R) -> (R, i32) {
+    let subnormal = x < R::MIN_NORMAL;
+    let scaled = if subnormal { x * R::power_of_two(R::DIGITS) } else { x };
+    (scaled.mantissa(), scaled.exponent() - if subnormal { R::DIGITS } else { 0 })
+}
+
+/// 0 for positive finite numbers, and ln x for all others.
+#[inline(always)]
+fn beyond<R: Real>(x: R) -> R {
+    let beyond = if x == R::ZERO { -R::INFINITY } else { R::NAN };
+    let beyond = if x > R::ZERO { R::ZERO } else { beyond };
+    if x == R::INFINITY { R::INFINITY } else { beyond }
+}
+
+/// ln x: NaN below 0, −∞ at 0.
+#[inline(always)]
+pub(crate) fn ln<R: Real>(x: R) -> R {
+    ln_ratio(x, R::ONE)
+}
+
+/// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
+#[inline(always)]
+pub(crate) fn exp<R: Real>(x: R) -> R {
+    // Adding and taking away a number whose unit is 1 rounds to a whole one.
+    let n = (x * R::from_f64(core::f64::consts::LOG2_E) + R::WHOLE) - R::WHOLE;
+    let r = (-n).fma(R::LN_2_LOW, (-n).fma(R::LN_2_HIGH, x));
+    let value = R::ONE + (r + r * r * R::exp_tail(r));
+    // In two steps: 2ⁿ alone may be beyond the type. Far beyond, whatever comes of it is not used.
+    let n = n.to_i32();
+    let value = value * R::power_of_two(n / 2) * R::power_of_two(n - n / 2);
+    let value = if x > R::EXP_OVERFLOWS { R::INFINITY } else { value };
+    let value = if x < R::EXP_VANISHES { R::ZERO } else { value };
+    if x.is_nan() { x } else { value }
+}
+
+/// The polynomial with these coefficients, lowest first.
+macro_rules! horner {
+    ($x:ident; ($last:literal)) => { $last };
+    ($x:ident; ($first:literal $($rest:literal)+)) => {
+        Self::fma($crate::math::horner!($x; ($($rest)+)), $x, $first)
+    };
+}
+pub(crate) use horner;

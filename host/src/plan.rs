@@ -40,10 +40,9 @@ const ELEMENTWISE: &[(Pass, usize, u32, u32)] = &[
     (Pass::Backward,         256 << 10,     256,     1056),
     (Pass::ForwardBackward,  256 << 10,     256,     1056),
     // A sum wants blocks that live long enough to pay for its end, ...
-    (Pass::Forward,          usize::MAX,    1024,    132 * 64),
+    (Pass::Forward,          usize::MAX,    512,     132 * 64),
     // ... writes want blocks that begin in the order of memory, as the hardware starts them.
-    (Pass::Backward,         usize::MAX,    1024,    u32::MAX),
-    // Half the threads where four groups of each tensor need the registers.
+    (Pass::Backward,         usize::MAX,    512,     u32::MAX),
     (Pass::ForwardBackward,  usize::MAX,    512,     MAX_PARTIALS),
 ];
 
@@ -131,11 +130,11 @@ mod tests {
     #[test]
     fn many_elements_go_to_long_blocks() {
         let launch = elementwise(Pass::Forward, 1 << 30, 4);
-        assert_eq!(launch, Launch { blocks: 8448, threads: 1024 });
+        assert_eq!(launch, Launch { blocks: 8448, threads: 512 });
         let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4);
         assert_eq!(launch, Launch { blocks: 33792, threads: 512 });
         let launch = elementwise(Pass::Backward, 1 << 30, 4);
-        assert_eq!(launch, Launch { blocks: 131_072, threads: 1024 });
+        assert_eq!(launch, Launch { blocks: 262_144, threads: 512 });
     }
 
     #[test]

@@ -50,6 +50,10 @@ pub trait Real:
     fn to_i32(self) -> i32;
     /// `self * a + b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
+    /// `self / divisor`, but perhaps for the last bit, for a divisor from ½ to 8 and a smaller magnitude.
+    fn over_significand(self, divisor: Self) -> Self;
+    /// Whether it is a positive, normal, finite number.
+    fn is_positive_normal(self) -> bool;
     /// Whether it is not a number.
     fn is_nan(self) -> bool;
     /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a number.
@@ -72,7 +76,7 @@ pub trait Real:
 
 macro_rules! reals {
     ($(
-        $name:ident: $bits:ty, $fma:path, whole $whole:literal, ln_2 $high:literal $low:literal,
+        $name:ident: $bits:ty, $fma:path, $divide:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
         // fdlibm's digits.
@@ -117,6 +121,17 @@ macro_rules! reals {
             }
 
             #[inline(always)]
+            fn over_significand(self, divisor: Self) -> Self {
+                $divide(self, divisor)
+            }
+
+            #[inline(always)]
+            fn is_positive_normal(self) -> bool {
+                const LEAST: $bits = $name::MIN_POSITIVE.to_bits();
+                self.to_bits().wrapping_sub(LEAST) < $name::INFINITY.to_bits() - LEAST
+            }
+
+            #[inline(always)]
             fn is_nan(self) -> bool {
                 $name::is_nan(self)
             }
@@ -154,10 +169,10 @@ macro_rules! reals {
 }
 
 reals! {
-    f32: u32, math::fma_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
+    f32: u32, math::fma_f32, math::divide_significands_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
-    f64: u64, math::fma_f64, whole 6_755_399_441_055_744.0,
+    f64: u64, math::fma_f64, core::ops::Div::div, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         exp 709.782_712_893_384 -745.133_219_101_941_2,
         artanh (

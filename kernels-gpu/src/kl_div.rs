@@ -3,7 +3,7 @@
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
-use crate::math::{exp, ln, ln_ratio};
+use crate::math::{exp, ln, ln_of_normal, ln_ratio, ln_ratio_of_normal};
 use crate::pairwise::Pairwise;
 
 /// The divergence, with kernels of its own for each form of input and target: what the one needs no other
@@ -16,12 +16,27 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
     /// the error of two.
     #[inline(always)]
     fn difference<R: Real>(input: R, target: R) -> R {
+        if Self::is_plain(input, target) {
+            return match (LOG_INPUT, LOG_TARGET) {
+                (true, true) => target - input,
+                (true, false) => ln_of_normal(target) - input,
+                (false, true) => target - ln_of_normal(input),
+                (false, false) => ln_ratio_of_normal(target, input),
+            };
+        }
         match (LOG_INPUT, LOG_TARGET) {
             (true, true) => target - input,
             (true, false) => ln(target) - input,
             (false, true) => target - ln(input),
             (false, false) => ln_ratio(target, input),
         }
+    }
+
+    /// Whether what is a probability is a positive, normal, finite number: then the logarithm is a short one,
+    /// and nothing is special.
+    #[inline(always)]
+    fn is_plain<R: Real>(input: R, target: R) -> bool {
+        (LOG_INPUT || input.is_positive_normal()) && (LOG_TARGET || target.is_positive_normal())
     }
 
     /// The target's probability.
@@ -44,7 +59,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     fn term(self, input: R, target: R) -> R {
         let difference = Self::difference(input, target);
         let term = Self::t(target) * difference;
-        if LOG_TARGET {
+        if LOG_TARGET || Self::is_plain(input, target) {
             return term;
         }
         // 0 · x and ∞ · x, where the difference no longer tells x.

@@ -20,16 +20,17 @@ mod table;
 
 pub use table::{Entry, Family, all, find};
 
-// The table: a loss a line, with the kind of kernels it has and its type in them.
+// The table: a loss a line, with the kind of kernels it has, its type in them, and
+// how many groups of 16 bytes a thread has in flight in the pass that does all.
 table::losses! {
-    mse: pairwise(crate::mse::Mse);
-    huber: pairwise(crate::huber::Huber<R>);
-    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>);
+    mse: pairwise(crate::mse::Mse, 4);
+    huber: pairwise(crate::huber::Huber<R>, 4);
+    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 4);
     // From log-probabilities and from probabilities, to probabilities and to their logarithms.
-    kl_div: pairwise(crate::kl_div::KlDiv<true, false>);
-    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>);
-    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>);
-    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>);
+    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 2);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 2);
+    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 2);
+    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 2);
     // What the benchmarks measure against.
     ceiling: ceiling();
 }

@@ -133,7 +133,9 @@ impl Program {
                 }
             };
             functions += usize::from(item.kind != Kind::Variable);
-            writeln!(text, "{item_text}")?;
+            for line in item_text.lines().filter(|line| !is_comment(line)) {
+                writeln!(text, "{line}")?;
+            }
         }
         Ok(text)
     }
@@ -235,6 +237,11 @@ fn name(code: &str) -> Option<String> {
     words(&outside)
         .find(|word| !word.starts_with(|first: char| first == '.' || first.is_ascii_digit()))
         .map(str::to_owned)
+}
+
+/// Whether a line says nothing: LLVM marks the beginning and the end of every `asm!`.
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with("//")
 }
 
 /// Declares the entry's block size, which rustc cannot: ptxas then fits the registers to that many

@@ -176,3 +176,7 @@ pub(crate) fn bf16_from_f32(value: f32) -> u16 {
 pub(crate) fn opaque(value: u64) -> u64 {
     value
 }
+
+pub(crate) fn divide_significands_f32(a: f32, b: f32) -> f32 {
+    a / b
+}

@@ -14,6 +14,8 @@ unsafe extern "C" {
     safe fn shfl_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
     #[link_name = "llvm.nvvm.membar.gl"]
     safe fn membar_gl();
+    #[link_name = "llvm.nvvm.rcp.approx.ftz.f"]
+    safe fn rcp_approx(x: f32) -> f32;
     #[link_name = "llvm.fma.f32"]
     safe fn llvm_fma_f32(a: f32, b: f32, c: f32) -> f32;
     #[link_name = "llvm.fma.f64"]
@@ -170,4 +172,12 @@ pub(crate) fn opaque(mut value: u64) -> u64 {
     // SAFETY: no instruction. Not `pure`: it has to stay where it is, in the loop.
     unsafe { asm!("// {0}", inout(reg64) value, options(nomem, nostack, preserves_flags)) };
     value
+}
+
+#[inline(always)]
+pub(crate) fn divide_significands_f32(a: f32, b: f32) -> f32 {
+    let reciprocal = rcp_approx(b);
+    let quotient = a * reciprocal;
+    // What the quotient leaves over, divided once more.
+    llvm_fma_f32(llvm_fma_f32(-quotient, b, a), reciprocal, quotient)
 }

@@ -9,7 +9,7 @@ mod ceiling;
 mod timing;
 
 use ceiling::Pattern;
-use fused_loss::{Gpu, Loss, Mse, Stream, Tensor, Workspace};
+use fused_loss::{BatchMean, Gpu, KlDiv, Loss, Mse, Stream, Tensor, Workspace};
 use half::bf16;
 use serde_json::json;
 use std::error::Error;
@@ -39,6 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}, medians of {SAMPLES} samples of {CALLS} calls", gpu.name());
     let mut rows = mse::<f32>(&gpu, side)?;
     rows.extend(mse::<bf16>(&gpu, side)?);
+    rows.extend(kl_div::<f32>(&gpu, side / 2)?);
+    rows.extend(kl_div::<bf16>(&gpu, side / 2)?);
     print_table(&rows);
     let rows: Vec<_> = rows.iter().map(Row::json).collect();
     let json = json!({ "device": gpu.name(), "samples": SAMPLES, "calls": CALLS, "rows": rows });
@@ -48,67 +50,101 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// The three passes of a loss that compares element by element: checked against float64, then timed.
+macro_rules! elementwise {
+    ($loss:expr, $name:expr, $gpu:expr, $side:expr, $x:expr, $t:expr, $expected:expr, $gradient:expr) => {{
+        let (loss_of, name, gpu, side, x, t) = ($loss, $name, $gpu, $side, $x, $t);
+        let stream = gpu.stream()?;
+        let input = Tensor::from_slice(gpu, [side, side], &x)?;
+        let target = Tensor::from_slice(gpu, [side, side], &t)?;
+        let one = Tensor::from_slice(gpu, [], &[1.0_f32])?;
+        let mut gradient = Tensor::<T>::zeros(gpu, [side, side])?;
+        let mut loss = Loss::zeros(gpu, [])?;
+        let mut workspace = Workspace::new(gpu)?;
+        let both = |gradient: &mut Tensor<T>, loss: &mut Loss<f32>, workspace: &mut Workspace| {
+            loss_of.forward_backward_into(&input, &target, loss, gradient, workspace, &stream)
+        };
+
+        both(&mut gradient, &mut loss, &mut workspace)?;
+        let error = f64::from(loss.item()?) / $expected - 1.0;
+        println!("{name}: the loss is off by {error:.1e}");
+        assert!(error.abs() < T::LOSS, "the loss is off by {error:e}");
+        let got = gradient.to_vec()?;
+        let expected: Vec<f64> = (0..side * side).step_by(997).map($gradient).collect();
+        let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+        for (index, &expected) in expected.iter().enumerate() {
+            let off = (got[index * 997].wide() - expected).abs();
+            let allowed = T::allowed(expected, largest, largest);
+            assert!(off <= allowed, "{name}: gradient {index} is off by {off:e}");
+        }
+        drop((x, t, got));
+
+        let arrays = [input.as_raw(), target.as_raw(), gradient.as_raw()];
+        let bytes = side * side * size_of::<T>();
+        let reads = Pattern { reads: 2, writes: 0 };
+        let writes = Pattern { reads: 2, writes: 1 };
+        let mut rows = Vec::new();
+        let graph = Graph::capture(&stream, CALLS, |_| {
+            loss_of.forward_into(&input, &target, &mut loss, &mut workspace, &stream)
+        })?;
+        rows.push(row(format!("{name}, forward"), &stream, graph, reads, &arrays, bytes)?);
+        let graph =
+            Graph::capture(&stream, CALLS, |_| both(&mut gradient, &mut loss, &mut workspace))?;
+        rows.push(row(
+            format!("{name}, forward+backward"),
+            &stream,
+            graph,
+            writes,
+            &arrays,
+            bytes,
+        )?);
+        let graph = Graph::capture(&stream, CALLS, |_| {
+            loss_of.backward_into(&input, &target, &one, &mut gradient, &stream)
+        })?;
+        rows.push(row(format!("{name}, backward"), &stream, graph, writes, &arrays, bytes)?);
+        rows
+    }};
+}
+
+/// Numbers of [-1, 1), or with `positive` of (0, 1).
+fn draw<T: Number>(seed: u64, len: usize, positive: bool) -> Vec<T> {
+    let number = |x: f32| if positive { f64::from(x) * 0.4995 + 0.5 } else { f64::from(x) };
+    uniforms_parallel(seed, len).into_iter().map(|x| T::round(number(x))).collect()
+}
+
 /// Mean squared error, mean.
 fn mse<T: Number<Loss = f32>>(gpu: &Gpu, side: usize) -> Result<Vec<Row>, Box<dyn Error>> {
-    let (len, name) = (side * side, T::DTYPE.name());
-    let draw = |seed| -> Vec<T> {
-        uniforms_parallel(seed, len).into_iter().map(|x| T::round(f64::from(x))).collect()
-    };
-    let (x, t) = (draw(1), draw(2));
+    let len = side * side;
+    let (x, t) = (draw::<T>(1, len, false), draw::<T>(2, len, false));
     let expected = sum_parallel(&x, &t, |x, t| {
         let terms = x.iter().zip(t).map(|(x, t)| (x.wide() - t.wide()).powi(2));
         terms.sum::<Total>().value()
     }) / len as f64;
-    let stream = gpu.stream()?;
-    let input = Tensor::from_slice(gpu, [side, side], &x)?;
-    let target = Tensor::from_slice(gpu, [side, side], &t)?;
-    let one = Tensor::from_slice(gpu, [], &[1.0_f32])?;
-    let mut gradient = Tensor::<T>::zeros(gpu, [side, side])?;
-    let mut loss = Loss::zeros(gpu, [])?;
-    let mut workspace = Workspace::new(gpu)?;
+    let name = format!("MSE {}", T::DTYPE.name());
+    let gradient: Vec<f64> = (0..len)
+        .step_by(997)
+        .map(|index| 2.0 * (x[index].wide() - t[index].wide()) / len as f64)
+        .collect();
+    let gradient = |index: usize| gradient[index / 997];
+    Ok(elementwise!(Mse::mean(), name, gpu, side, x, t, expected, gradient))
+}
 
-    let mse = Mse::mean();
-    mse.forward_backward_into(&input, &target, &mut loss, &mut gradient, &mut workspace, &stream)?;
-    let error = f64::from(loss.item()?) / expected - 1.0;
-    assert!(error.abs() < T::LOSS, "the loss is off by {error:e}");
-    let got = gradient.to_vec()?;
-    let scale = 2.0 / len as f64;
-    for index in (0..len).step_by(997) {
-        let expected = (x[index].wide() - t[index].wide()) * scale;
-        let off = (got[index].wide() - expected).abs();
-        assert!(
-            off <= T::allowed(expected, 2.0 * scale, scale),
-            "element {index} is off by {off:e}"
-        );
-    }
-    drop((x, t, got));
-
-    let arrays = [input.as_raw(), target.as_raw(), gradient.as_raw()];
-    let bytes = len * size_of::<T>();
-    let forward = Graph::capture(&stream, CALLS, |_| {
-        mse.forward_into(&input, &target, &mut loss, &mut workspace, &stream)
-    })?;
-    let mut rows = Vec::new();
-    let pattern = Pattern { reads: 2, writes: 0 };
-    rows.push(row(format!("MSE {name}, forward"), &stream, forward, pattern, &arrays, bytes)?);
-    let both = Graph::capture(&stream, CALLS, |_| {
-        let (loss, gradient) = (&mut loss, &mut gradient);
-        mse.forward_backward_into(&input, &target, loss, gradient, &mut workspace, &stream)
-    })?;
-    let pattern = Pattern { reads: 2, writes: 1 };
-    rows.push(row(
-        format!("MSE {name}, forward+backward"),
-        &stream,
-        both,
-        pattern,
-        &arrays,
-        bytes,
-    )?);
-    let backward = Graph::capture(&stream, CALLS, |_| {
-        mse.backward_into(&input, &target, &one, &mut gradient, &stream)
-    })?;
-    rows.push(row(format!("MSE {name}, backward"), &stream, backward, pattern, &arrays, bytes)?);
-    Ok(rows)
+/// Kullback-Leibler divergence of probabilities, divided by the first dimension.
+fn kl_div<T: Number<Loss = f32>>(gpu: &Gpu, side: usize) -> Result<Vec<Row>, Box<dyn Error>> {
+    let len = side * side;
+    let (x, t) = (draw::<T>(3, len, true), draw::<T>(4, len, true));
+    let expected = sum_parallel(&x, &t, |p, t| {
+        let terms = p.iter().zip(t).map(|(p, t)| t.wide() * (t.wide() / p.wide()).ln());
+        terms.sum::<Total>().value()
+    }) / side as f64;
+    let name = format!("KL from probabilities {}", T::DTYPE.name());
+    let gradient: Vec<f64> = (0..len)
+        .step_by(997)
+        .map(|index| -t[index].wide() / x[index].wide() / side as f64)
+        .collect();
+    let gradient = |index: usize| gradient[index / 997];
+    let loss = KlDiv { log_input: false, log_target: false, reduction: BatchMean };
+    Ok(elementwise!(loss, name, gpu, side, x, t, expected, gradient))
 }
 
 /// Times `ours` beside the ceiling of its pattern.

@@ -56,8 +56,8 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize) -> Launc
     // Groups that the kernel has in flight in a thread; one is enough where a thread gets no more.
     let unroll = match (threads, pass) {
         (256, _) => 1,
-        (_, Pass::ForwardBackward) => 4,
-        _ => 2,
+        (_, Pass::Backward) => 2,
+        _ => 4,
     };
     let tiles = groups.div_ceil(threads as usize * unroll);
     Launch { blocks: tiles.min(most as usize) as u32, threads }

@@ -50,10 +50,15 @@ pub trait Real:
     fn to_i32(self) -> i32;
     /// `self * a + b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
-    /// `self / divisor`, but perhaps for the last bit, for a divisor from ½ to 8 and a smaller magnitude.
-    fn over_significand(self, divisor: Self) -> Self;
-    /// Whether it is a positive, normal, finite number.
-    fn is_positive_normal(self) -> bool;
+    /// Whether logarithms may take the short way: from the smallest normal number up to an eighth of the
+    /// largest power of two, so that sums and reciprocals stay in range.
+    fn is_plain(self) -> bool;
+    /// `self / divisor`, but perhaps for the last bit, for a magnitude not above the divisor, which is a sum
+    /// of plain numbers.
+    fn over_plain(self, divisor: Self) -> Self;
+    /// m = `self`/2ᵏ between two thirds and one and a half of `other`, and k; for plain numbers. As integers,
+    /// floating-point numbers are nearly their logarithms: the difference, rounded to exponents, is k.
+    fn near(self, other: Self) -> (Self, i32);
     /// Whether it is not a number.
     fn is_nan(self) -> bool;
     /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a number.
@@ -121,14 +126,24 @@ macro_rules! reals {
             }
 
             #[inline(always)]
-            fn over_significand(self, divisor: Self) -> Self {
+            fn is_plain(self) -> bool {
+                const LEAST: $bits = $name::MIN_POSITIVE.to_bits();
+                const LIMIT: $bits = $name::INFINITY.to_bits() - (4 << ($name::MANTISSA_DIGITS - 1));
+                self.to_bits().wrapping_sub(LEAST) < LIMIT - LEAST
+            }
+
+            #[inline(always)]
+            fn over_plain(self, divisor: Self) -> Self {
                 $divide(self, divisor)
             }
 
             #[inline(always)]
-            fn is_positive_normal(self) -> bool {
-                const LEAST: $bits = $name::MIN_POSITIVE.to_bits();
-                self.to_bits().wrapping_sub(LEAST) < $name::INFINITY.to_bits() - LEAST
+            fn near(self, other: Self) -> (Self, i32) {
+                const UNIT: u32 = $name::MANTISSA_DIGITS - 1;
+                let apart = self.to_bits().wrapping_sub(other.to_bits()).cast_signed();
+                let k = (apart + (1 << (UNIT - 1))) >> UNIT;
+                let bits = self.to_bits().wrapping_sub((k << UNIT).cast_unsigned());
+                ($name::from_bits(bits), k as i32)
             }
 
             #[inline(always)]
@@ -169,7 +184,7 @@ macro_rules! reals {
 }
 
 reals! {
-    f32: u32, math::fma_f32, math::divide_significands_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
+    f32: u32, math::fma_f32, math::divide_plain_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
     f64: u64, math::fma_f64, core::ops::Div::div, whole 6_755_399_441_055_744.0,

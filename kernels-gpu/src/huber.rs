@@ -16,14 +16,14 @@ impl<R: Real> Pairwise<R> for Huber<R> {
     }
 
     #[inline(always)]
-    fn term(self, x: R, t: R) -> R {
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> R {
         let d = (x - t).magnitude();
         if d > self.delta { self.delta * (d - R::HALF * self.delta) } else { R::HALF * d * d }
     }
 
     /// d held between −δ and δ; NaN stays NaN.
     #[inline(always)]
-    fn grad_input(self, x: R, t: R, scale: R) -> R {
+    fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         let d = x - t;
         let held = if d > self.delta {
             self.delta
@@ -36,7 +36,7 @@ impl<R: Real> Pairwise<R> for Huber<R> {
     }
 
     #[inline(always)]
-    fn grad_target(self, x: R, t: R, scale: R) -> R {
-        self.grad_input(x, t, -scale)
+    fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
+        <Self as Pairwise<R>>::grad_input::<PLAIN>(self, x, t, -scale)
     }
 }

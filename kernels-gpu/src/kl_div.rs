@@ -3,7 +3,7 @@
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
-use crate::math::{exp, ln, ln_of_normal, ln_ratio, ln_ratio_of_normal};
+use crate::math::{exp, ln, ln_of_plain, ln_ratio, ln_ratio_of_plain};
 use crate::pairwise::Pairwise;
 
 /// The divergence, with kernels of its own for each form of input and target: what the one needs no other
@@ -15,28 +15,16 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
     /// log t − x. Of two probabilities as one logarithm, so that what is left where they are nearly equal is not
     /// the error of two.
     #[inline(always)]
-    fn difference<R: Real>(input: R, target: R) -> R {
-        if Self::is_plain(input, target) {
-            return match (LOG_INPUT, LOG_TARGET) {
-                (true, true) => target - input,
-                (true, false) => ln_of_normal(target) - input,
-                (false, true) => target - ln_of_normal(input),
-                (false, false) => ln_ratio_of_normal(target, input),
-            };
-        }
+    fn difference<R: Real, const PLAIN: bool>(input: R, target: R) -> R {
         match (LOG_INPUT, LOG_TARGET) {
             (true, true) => target - input,
+            (true, false) if PLAIN => ln_of_plain(target) - input,
             (true, false) => ln(target) - input,
+            (false, true) if PLAIN => target - ln_of_plain(input),
             (false, true) => target - ln(input),
+            (false, false) if PLAIN => ln_ratio_of_plain(target, input),
             (false, false) => ln_ratio(target, input),
         }
-    }
-
-    /// Whether what is a probability is a positive, normal, finite number: then the logarithm is a short one,
-    /// and nothing is special.
-    #[inline(always)]
-    fn is_plain<R: Real>(input: R, target: R) -> bool {
-        (LOG_INPUT || input.is_positive_normal()) && (LOG_TARGET || target.is_positive_normal())
     }
 
     /// The target's probability.
@@ -54,12 +42,19 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         KlDiv
     }
 
+    /// Whether what is a probability is an ordinary number: its logarithm is then a short one, and nothing is
+    /// special.
+    #[inline(always)]
+    fn is_plain(self, input: R, target: R) -> bool {
+        (LOG_INPUT || input.is_plain()) && (LOG_TARGET || target.is_plain())
+    }
+
     /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as PyTorch has it.
     #[inline(always)]
-    fn term(self, input: R, target: R) -> R {
-        let difference = Self::difference(input, target);
+    fn term<const PLAIN: bool>(self, input: R, target: R) -> R {
+        let difference = Self::difference::<R, PLAIN>(input, target);
         let term = Self::t(target) * difference;
-        if LOG_TARGET || Self::is_plain(input, target) {
+        if LOG_TARGET || PLAIN {
             return term;
         }
         // 0 · x and ∞ · x, where the difference no longer tells x.
@@ -78,7 +73,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     /// −t by x, −t/p by p.
     #[inline(always)]
-    fn grad_input(self, input: R, target: R, scale: R) -> R {
+    fn grad_input<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let t = Self::t(target);
         let weight = if LOG_INPUT { t } else { t / input };
         -weight * scale
@@ -86,12 +81,12 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     /// log t + 1 − x by t, NaN at 0 and ∞; t (log t + 1 − x) by log t.
     #[inline(always)]
-    fn grad_target(self, input: R, target: R, scale: R) -> R {
-        let slope = Self::difference(input, target) + R::ONE;
+    fn grad_target<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
+        let slope = Self::difference::<R, PLAIN>(input, target) + R::ONE;
         if LOG_TARGET {
             return Self::t(target) * slope * scale;
         }
-        let defined = target > R::ZERO && target < R::INFINITY;
+        let defined = PLAIN || (target > R::ZERO && target < R::INFINITY);
         if defined { slope * scale } else { R::NAN }
     }
 }

@@ -21,7 +21,7 @@ mod table;
 pub use table::{Entry, Family, all, find};
 
 // The table: a loss a line, with the kind of kernels it has, its type in them, and
-// how many groups of 16 bytes a thread has in flight in the pass that does all.
+// how many groups of 16 bytes a thread has in flight in the passes that sum.
 table::losses! {
     mse: pairwise(crate::mse::Mse, 4);
     huber: pairwise(crate::huber::Huber<R>, 4);

@@ -5,41 +5,38 @@
 
 use crate::element::Real;
 
-/// ln(t / p) of positive, normal, finite numbers, to about two units in the last place also where it is small:
+/// ln(t / p) of plain numbers ([`Real::is_plain`]), to about two units in the last place also where it is small:
 /// exactly 0 for t = p.
 ///
-/// With t = 2ᵏ·m·p and m between √½ and √2: k ln 2 + 2 artanh(s), s = (m p − p) / (m p + p). The numerator is
-/// exact.
+/// With m = t/2ᵏ between 2p/3 and 3p/2: k ln 2 + 2 artanh(s), s = (m − p) / (m + p). The numerator is exact.
 #[inline(always)]
-pub(crate) fn ln_ratio_of_normal<R: Real>(t: R, p: R) -> R {
-    ln_ratio_of_parts((t.mantissa(), t.exponent()), (p.mantissa(), p.exponent()))
+pub(crate) fn ln_ratio_of_plain<R: Real>(t: R, p: R) -> R {
+    let (m, k) = t.near(p);
+    ln_of_parts(m, p, k)
 }
 
-/// ln x of a positive, normal, finite number.
+/// ln x of a plain number.
 #[inline(always)]
-pub(crate) fn ln_of_normal<R: Real>(x: R) -> R {
-    ln_ratio_of_parts((x.mantissa(), x.exponent()), (R::ONE, 0))
+pub(crate) fn ln_of_plain<R: Real>(x: R) -> R {
+    ln_ratio_of_plain(x, R::ONE)
 }
 
-/// [`ln_ratio_of_normal`] of numbers in parts: significands from 1 up to 2, and exponents.
+/// k ln 2 + ln(m / p), for m between 2p/3 and 3p/2.
 #[inline(always)]
-fn ln_ratio_of_parts<R: Real>((m, t_exponent): (R, i32), (n, p_exponent): (R, i32)) -> R {
-    let sqrt2 = R::from_f64(core::f64::consts::SQRT_2);
-    let (above, below) = (m > n * sqrt2, m * sqrt2 < n);
-    let k = t_exponent - p_exponent + i32::from(above) - i32::from(below);
-    let m = if above { m * R::HALF } else { m };
-    let m = if below { m + m } else { m };
-    let s = (m - n).over_significand(m + n);
+fn ln_of_parts<R: Real>(m: R, p: R, k: i32) -> R {
+    let s = (m - p).over_plain(m + p);
     let tail = s * R::artanh_tail(s * s);
     let k = R::from_i32(k);
     k.fma(R::LN_2_HIGH, (s + s) + k.fma(R::LN_2_LOW, tail))
 }
 
-/// ln(t / p) = ln t − ln p, as [`ln_ratio_of_normal`], and what the logarithms of subnormal numbers, of 0, of
-/// infinity and below 0 make of it where t or p is one of those. No branches.
+/// ln(t / p) = ln t − ln p, as [`ln_ratio_of_plain`], of any numbers: what the logarithms of 0, of infinity and
+/// below 0 make of it.
 #[inline(always)]
 pub(crate) fn ln_ratio<R: Real>(t: R, p: R) -> R {
-    ln_ratio_of_parts(split(t), split(p)) + (beyond(t) - beyond(p))
+    let ((t_part, t_exponent), (p_part, p_exponent)) = (split(t), split(p));
+    let (m, k) = t_part.near(p_part);
+    ln_of_parts(m, p_part, k + t_exponent - p_exponent) + (beyond(t) - beyond(p))
 }
 
 /// Significand from 1 up to 2, and exponent; of any number, and right for positive finite ones.

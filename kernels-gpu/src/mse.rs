@@ -14,19 +14,19 @@ impl<R: Real> Pairwise<R> for Mse {
     }
 
     #[inline(always)]
-    fn term(self, x: R, t: R) -> R {
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> R {
         let d = x - t;
         d * d
     }
 
     /// 2 (x − t), the 2 on the scale's side: the difference may be near the largest number.
     #[inline(always)]
-    fn grad_input(self, x: R, t: R, scale: R) -> R {
+    fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         (x - t) * (scale + scale)
     }
 
     #[inline(always)]
-    fn grad_target(self, x: R, t: R, scale: R) -> R {
+    fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         (t - x) * (scale + scale)
     }
 }

@@ -16,7 +16,7 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 /// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors and, with
-/// `_rows`, the other. `$flight` groups of each tensor are in flight in a thread of the pass that does all.
+/// `_rows`, the other. `$flight` groups of each tensor are in flight in a thread of the passes that sum.
 macro_rules! kernels {
     ($loss:ident, $type:ty, $flight:literal) => {
         use crate::abi::{DENSE_BLOCK, PairwiseArgs, ROWS_BLOCK};
@@ -24,7 +24,7 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), DENSE_BLOCK, 6 barriers;
+            FORWARD = forward: forward::<E, $type, true, $flight>, (PairwiseArgs), DENSE_BLOCK, 6 barriers;
             FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
             BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), DENSE_BLOCK, 0 barriers;
             BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 0 barriers;
@@ -39,12 +39,17 @@ pub(crate) use kernels;
 pub(crate) trait Pairwise<R: Real>: Copy {
     /// The loss with its parameter and options.
     fn new(args: &PairwiseArgs) -> Self;
+    /// Whether the pair is an ordinary one, for which the methods below have a shorter way, `PLAIN`.
+    #[inline(always)]
+    fn is_plain(self, _: R, _: R) -> bool {
+        true
+    }
     /// What one pair adds to the sum.
-    fn term(self, x: R, t: R) -> R;
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> R;
     /// The gradient of the term by x, times `scale`.
-    fn grad_input(self, x: R, t: R, scale: R) -> R;
+    fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R;
     /// The gradient of the term by t, times `scale`.
-    fn grad_target(self, x: R, t: R, scale: R) -> R;
+    fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R;
 }
 
 /// The loss: Σ term ÷ divisor, over all or over each row, or the terms themselves.
@@ -310,19 +315,18 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         } else {
             (u64::from(args.team.get()), u64::from(args.splits.get()))
         };
-        let flight = const { in_flight::<E>(UNROLL, GRADS) };
         let one_each = row.groups <= team * splits;
-        let (width, in_tile) = if flight == 1 || one_each {
+        let (width, in_tile) = if UNROLL == 1 || one_each {
             (team, u64::from(lane))
         } else {
-            let in_tile = lane / WARP_SIZE * WARP_SIZE * flight as u32 + lane % WARP_SIZE;
-            (team * flight as u64, u64::from(in_tile))
+            let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
+            (team * UNROLL as u64, u64::from(in_tile))
         };
         let mut first = split * width + in_tile;
         while first < row.groups {
             let mut x = [Vec16::default(); UNROLL];
             let mut t = [Vec16::default(); UNROLL];
-            unrolled!(for k in 0..flight; {
+            unrolled!(for k in 0..UNROLL; {
                 let group = (first + k as u64 * u64::from(WARP_SIZE)).min(row.groups - 1);
                 // SAFETY: condition 1; the group is one of `groups`.
                 unsafe {
@@ -330,7 +334,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                     t[k] = load_streaming(row.group_of(row.target, group));
                 }
             });
-            unrolled!(for k in 0..flight; {
+            unrolled!(for k in 0..UNROLL; {
                 let group = first + k as u64 * u64::from(WARP_SIZE);
                 if k == 0 || !one_each && group < row.groups {
                     // SAFETY: conditions 1 and 3; the group is one of `groups`.
@@ -360,12 +364,6 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     }
 }
 
-/// Groups of each tensor that a thread has in flight: half as many where gradients are written of elements
-/// of which a group has eight, which need the registers.
-const fn in_flight<E: Element>(unroll: usize, grads: bool) -> usize {
-    if grads && size_of::<E>() == 2 && unroll > 1 { unroll / 2 } else { unroll }
-}
-
 /// A row of every tensor: addresses, 0 for a tensor that is not used.
 ///
 /// Where all tensors lie alike to 16 bytes, everything but the ends of the row moves in groups of 16
@@ -391,12 +389,40 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
     }
 
-    /// The pairs of one group.
+    /// The pairs of one group: the short way where all of them are plain.
     ///
     /// # Safety
     /// [`forward`]'s conditions 1 and 3; the group is one of `groups`.
     #[inline(always)]
     unsafe fn pairs<const TERMS: bool, const GRADS: bool>(
+        &self,
+        group: u64,
+        x: Vec16,
+        t: Vec16,
+        sums: &mut [E::Real; MAX_LANES],
+    ) {
+        let mut plain = true;
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let x = E::extract(x, lane as u32).widen();
+            let t = E::extract(t, lane as u32).widen();
+            plain &= self.loss.is_plain(x, t);
+        });
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if plain {
+                self.pairs_as::<TERMS, GRADS, true>(group, x, t, sums);
+            } else {
+                self.pairs_as::<TERMS, GRADS, false>(group, x, t, sums);
+            }
+        }
+    }
+
+    /// [`pairs`](Self::pairs), the one way or the other.
+    ///
+    /// # Safety
+    /// As it.
+    #[inline(always)]
+    unsafe fn pairs_as<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
         group: u64,
         x: Vec16,
@@ -419,7 +445,7 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
             let x = E::extract(x, lane as u32).widen();
             let t = E::extract(t, lane as u32).widen();
             if TERMS {
-                let term = loss.term(x, t);
+                let term = loss.term::<PLAIN>(x, t);
                 if to_terms == 0 {
                     sums[lane] = sums[lane] + term;
                 } else {
@@ -432,10 +458,10 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
                     scale = E::extract(upstream, lane as u32).widen();
                 }
                 if to_input != 0 {
-                    by_input[lane] = E::narrow(loss.grad_input(x, t, scale));
+                    by_input[lane] = E::narrow(loss.grad_input::<PLAIN>(x, t, scale));
                 }
                 if to_target != 0 {
-                    by_target[lane] = E::narrow(loss.grad_target(x, t, scale));
+                    by_target[lane] = E::narrow(loss.grad_target::<PLAIN>(x, t, scale));
                 }
             }
         });
@@ -469,9 +495,9 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         unsafe {
             let (x, t) = (load(at(self.input)).widen(), load(at(self.target)).widen());
             if TERMS && self.terms != 0 {
-                store(at(self.terms), E::narrow(loss.term(x, t)));
+                store(at(self.terms), E::narrow(loss.term::<false>(x, t)));
             } else if TERMS {
-                sums[0] = sums[0] + loss.term(x, t);
+                sums[0] = sums[0] + loss.term::<false>(x, t);
             }
             if !GRADS {
                 return;
@@ -481,10 +507,10 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
                 scale = load(at(self.upstream)).widen();
             }
             if self.grad_input != 0 {
-                store(at(self.grad_input), E::narrow(loss.grad_input(x, t, scale)));
+                store(at(self.grad_input), E::narrow(loss.grad_input::<false>(x, t, scale)));
             }
             if self.grad_target != 0 {
-                store(at(self.grad_target), E::narrow(loss.grad_target(x, t, scale)));
+                store(at(self.grad_target), E::narrow(loss.grad_target::<false>(x, t, scale)));
             }
         }
     }

@@ -16,14 +16,14 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
     }
 
     #[inline(always)]
-    fn term(self, x: R, t: R) -> R {
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> R {
         let d = (x - t).magnitude();
         if d < self.beta { R::HALF * d * d / self.beta } else { d - R::HALF * self.beta }
     }
 
     /// d/β held between −1 and 1; for β = 0 the sign of d, and 0 at 0. NaN stays NaN.
     #[inline(always)]
-    fn grad_input(self, x: R, t: R, scale: R) -> R {
+    fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         let d = x - t;
         let slope = if d.magnitude() < self.beta {
             d / self.beta
@@ -38,7 +38,7 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
     }
 
     #[inline(always)]
-    fn grad_target(self, x: R, t: R, scale: R) -> R {
-        self.grad_input(x, t, -scale)
+    fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
+        <Self as Pairwise<R>>::grad_input::<PLAIN>(self, x, t, -scale)
     }
 }

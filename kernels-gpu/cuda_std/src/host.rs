@@ -177,6 +177,6 @@ pub(crate) fn opaque(value: u64) -> u64 {
     value
 }
 
-pub(crate) fn divide_significands_f32(a: f32, b: f32) -> f32 {
+pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     a / b
 }

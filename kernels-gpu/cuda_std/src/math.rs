@@ -38,9 +38,9 @@ pub fn bf16_from_f32(value: f32) -> u16 {
     side::bf16_from_f32(value)
 }
 
-/// `a / b` for b from ½ to 8 and |a| ≤ b, but perhaps for the last bit: without the cases that a division
+/// `a / b` for |a| ≤ b and normal b up to 2¹²⁶, but perhaps for the last bit: without the cases that a division
 /// elsewhere has to look out for.
 #[inline(always)]
-pub fn divide_significands_f32(a: f32, b: f32) -> f32 {
-    side::divide_significands_f32(a, b)
+pub fn divide_plain_f32(a: f32, b: f32) -> f32 {
+    side::divide_plain_f32(a, b)
 }

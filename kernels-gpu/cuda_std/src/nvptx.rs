@@ -175,7 +175,7 @@ pub(crate) fn opaque(mut value: u64) -> u64 {
 }
 
 #[inline(always)]
-pub(crate) fn divide_significands_f32(a: f32, b: f32) -> f32 {
+pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     let reciprocal = rcp_approx(b);
     let quotient = a * reciprocal;
     // What the quotient leaves over, divided once more.

@@ -6,8 +6,11 @@ use crate::reduction::{BatchMean, DivergenceReduction};
 
 /// Kernels by form: `[log_input][log_target]`.
 static KERNELS: [[Kernels; 2]; 2] = [
-    [pairwise::kernels!(kl_div_prob), pairwise::kernels!(kl_div_prob_log_target)],
-    [pairwise::kernels!(kl_div), pairwise::kernels!(kl_div_log_target)],
+    [
+        pairwise::kernels!(kl_div_prob, 256 threads),
+        pairwise::kernels!(kl_div_prob_log_target, 256 threads),
+    ],
+    [pairwise::kernels!(kl_div, 256 threads), pairwise::kernels!(kl_div_log_target, 256 threads)],
 ];
 
 /// Kullback-Leibler divergence of an input from a target of one shape: t (log t − x), reduced, where x is the

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
 use crate::reduction::{ElementwiseReduction, Mean, Sum};
 
-static KERNELS: Kernels = pairwise::kernels!(mse);
+static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 
 /// Mean squared error of an input x and a target t of one shape: (x − t)², reduced. The gradient of x is
 /// 2 (x − t), times what arrives from upstream, divided as the loss is; the target's is its negative. As

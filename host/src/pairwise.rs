@@ -64,6 +64,8 @@ impl<'a, T: Element, V: Element> From<&'a mut Tensor<T>> for Grads<'a, T, V> {
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
+    /// Threads of a block of the dense kernels, where there is much to do.
+    pub(crate) threads: u32,
     pub(crate) forward: Forms,
     pub(crate) backward: Forms,
     pub(crate) forward_backward: Forms,
@@ -77,8 +79,9 @@ pub(crate) struct Forms {
 
 /// The [`Kernels`] of a loss, by its name in the table.
 macro_rules! kernels {
-    ($loss:ident) => {
+    ($loss:ident, $threads:literal threads) => {
         $crate::pairwise::Kernels {
+            threads: $threads,
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
                 rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
@@ -242,7 +245,10 @@ impl<R: Reduction> Pairwise<R> {
         }
         (args.team, args.splits) = (plan.team, plan.splits);
         let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
-            (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>()))
+            (
+                forms.dense,
+                plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.threads),
+            )
         } else {
             (forms.rows, plan.launch)
         };

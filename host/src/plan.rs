@@ -30,37 +30,42 @@ pub(crate) enum Pass {
     ForwardBackward,
 }
 
-/// The launch shapes of the elementwise kernels, by pass and by groups of 16 bytes in the input: the
-/// first line with as many groups or more. Measured on an H200 (`cargo xtask bench`).
+/// Groups of 16 bytes up to which an input is small: a block for each multiprocessor comes before a long one
+/// for any.
+const SMALL: usize = 256 << 10;
+
+/// The most threads of all blocks of a pass that sums, and the most blocks of one that does not. Measured on an
+/// H200 (`cargo xtask bench`).
 #[rustfmt::skip]
-const ELEMENTWISE: &[(Pass, usize, u32, u32)] = &[
-    // pass                  groups up to   threads  blocks at most
-    // Few: a block for each multiprocessor before a long one for any.
-    (Pass::Forward,          256 << 10,     256,     1056),
-    (Pass::Backward,         256 << 10,     256,     1056),
-    (Pass::ForwardBackward,  256 << 10,     256,     1056),
+const MOST: [(Pass, usize); 3] = [
     // A sum wants blocks that live long enough to pay for its end, ...
-    (Pass::Forward,          usize::MAX,    512,     132 * 64),
+    (Pass::Forward,          132 * 64 * 512),
     // ... writes want blocks that begin in the order of memory, as the hardware starts them.
-    (Pass::Backward,         usize::MAX,    512,     u32::MAX),
-    (Pass::ForwardBackward,  usize::MAX,    512,     MAX_PARTIALS),
+    (Pass::ForwardBackward,  132 * 256 * 512),
+    (Pass::Backward,         usize::MAX),
 ];
 
-/// The launch of an elementwise kernel over `len` elements of `element_bytes` each. At least one block, even for nothing: it writes the loss.
-pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize) -> Launch {
+/// The launch of a dense kernel over `len` elements of `element_bytes` each, by blocks of `threads` where there
+/// is much to do. At least one block, even for nothing: it writes the loss.
+pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, threads: u32) -> Launch {
     let groups = (len / (16 / element_bytes)).max(1);
-    let &(.., threads, most) = ELEMENTWISE
-        .iter()
-        .find(|&&(of, up_to, ..)| of == pass && groups <= up_to)
-        .expect("the table ends with usize::MAX for each pass");
-    // Groups that the kernel has in flight in a thread; one is enough where a thread gets no more.
-    let unroll = match (threads, pass) {
-        (256, _) => 1,
-        (_, Pass::Backward) => 2,
-        _ => 4,
-    };
-    let tiles = groups.div_ceil(threads as usize * unroll);
-    Launch { blocks: tiles.min(most as usize) as u32, threads }
+    if groups <= SMALL {
+        let threads = threads.min(256);
+        return Launch { blocks: groups.div_ceil(threads as usize) as u32, threads };
+    }
+    // What sums and writes elements of 16 bits needs so many registers that only short blocks overlap.
+    let short = pass == Pass::ForwardBackward && element_bytes == 2;
+    let threads = if short { threads.min(256) } else { threads };
+    // Groups that the kernel has in flight in a thread.
+    let flight = if pass == Pass::ForwardBackward { 4 } else { 2 };
+    let tiles = groups.div_ceil(threads as usize * flight);
+    let &(_, most) =
+        MOST.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
+    let mut most = most / threads as usize;
+    if pass != Pass::Backward {
+        most = most.min(MAX_PARTIALS as usize);
+    }
+    Launch { blocks: tiles.min(most).min(i32::MAX as usize) as u32, threads }
 }
 
 /// Blocks that keep every multiprocessor busy: fewer rows than that are split.
@@ -104,8 +109,8 @@ mod tests {
     #[test]
     fn a_launch_has_a_block_even_for_nothing() {
         for pass in PASSES {
-            assert_eq!(elementwise(pass, 0, 4).blocks, 1);
-            assert_eq!(elementwise(pass, 1, 4).blocks, 1);
+            assert_eq!(elementwise(pass, 0, 4, 512).blocks, 1);
+            assert_eq!(elementwise(pass, 1, 4, 512).blocks, 1);
         }
     }
 
@@ -113,9 +118,10 @@ mod tests {
     fn a_launch_that_sums_has_room_for_its_partial_sums() {
         for len in (0..45).map(|power| 1 << power) {
             for element_bytes in [2, 4, 8] {
-                assert!(elementwise(Pass::Forward, len, element_bytes).blocks <= MAX_PARTIALS);
+                assert!(elementwise(Pass::Forward, len, element_bytes, 512).blocks <= MAX_PARTIALS);
                 assert!(
-                    elementwise(Pass::ForwardBackward, len, element_bytes).blocks <= MAX_PARTIALS
+                    elementwise(Pass::ForwardBackward, len, element_bytes, 512).blocks
+                        <= MAX_PARTIALS
                 );
             }
         }
@@ -123,17 +129,17 @@ mod tests {
 
     #[test]
     fn few_elements_go_to_many_multiprocessors() {
-        let launch = elementwise(Pass::Forward, 128 * 1000, 4);
+        let launch = elementwise(Pass::Forward, 128 * 1000, 4, 512);
         assert_eq!(launch, Launch { blocks: 125, threads: 256 });
     }
 
     #[test]
     fn many_elements_go_to_long_blocks() {
-        let launch = elementwise(Pass::Forward, 1 << 30, 4);
+        let launch = elementwise(Pass::Forward, 1 << 30, 4, 512);
         assert_eq!(launch, Launch { blocks: 8448, threads: 512 });
-        let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4);
+        let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4, 512);
         assert_eq!(launch, Launch { blocks: 33792, threads: 512 });
-        let launch = elementwise(Pass::Backward, 1 << 30, 4);
+        let launch = elementwise(Pass::Backward, 1 << 30, 4, 512);
         assert_eq!(launch, Launch { blocks: 262_144, threads: 512 });
     }
 

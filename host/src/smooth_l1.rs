@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::pairwise::{self, Kernels, Pairwise};
 use crate::reduction::{ElementwiseReduction, Mean};
 
-static KERNELS: Kernels = pairwise::kernels!(smooth_l1);
+static KERNELS: Kernels = pairwise::kernels!(smooth_l1, 512 threads);
 
 /// Smooth L1 of the differences d = x − t of an input and a target of one shape: d²/(2β) where |d| < β and
 /// |d| − β/2 beyond, reduced; |d| for β = 0. The gradient of x is d/β held between −1 and 1 (for β = 0 the

@@ -34,9 +34,6 @@ impl Dtype {
 /// The most threads of a block.
 pub const MAX_BLOCK: u32 = 1024;
 
-/// The most threads of a block of the kernels for dense tensors: twice as many would have half the registers.
-pub const DENSE_BLOCK: u32 = 512;
-
 /// The most threads of a block of the kernels for rows, which need more registers.
 pub const ROWS_BLOCK: u32 = 256;
 

@@ -67,7 +67,7 @@ pub trait Real:
     fn exponent(self) -> i32;
     /// 2ⁿ, for n from the exponent of the smallest normal number to that of the largest.
     fn power_of_two(n: i32) -> Self;
-    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.172 (fdlibm's, from its logarithms).
+    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.2: fdlibm's logf in f32, the series in f64.
     fn artanh_tail(z: Self) -> Self;
     /// (eʳ − 1 − r)/r², for |r| up to half of ln 2.
     fn exp_tail(r: Self) -> Self;
@@ -84,8 +84,7 @@ macro_rules! reals {
         $name:ident: $bits:ty, $fma:path, $divide:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
-        // fdlibm's digits.
-        #[allow(clippy::excessive_precision)]
+        #[allow(clippy::excessive_precision)] // as published
         impl Real for $name {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -190,9 +189,11 @@ reals! {
     f64: u64, math::fma_f64, core::ops::Div::div, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         exp 709.782_712_893_384 -745.133_219_101_941_2,
+        // 2/3 to 2/23
         artanh (
-            0.666_666_666_666_673_5 0.399_999_999_994_094_2 0.285_714_287_436_623_9 0.222_221_984_321_497_84
-            0.181_835_721_616_180_5 0.153_138_376_992_093_73 0.147_981_986_051_165_86
+            0.666_666_666_666_666_6 0.4 0.285_714_285_714_285_7 0.222_222_222_222_222_2
+            0.181_818_181_818_181_82 0.153_846_153_846_153_85 0.133_333_333_333_333_33 0.117_647_058_823_529_41
+            0.105_263_157_894_736_84 0.095_238_095_238_095_23 0.086_956_521_739_130_43
         ),
         // 1/2! to 1/14!
         exp_tail (

@@ -20,17 +20,18 @@ mod table;
 
 pub use table::{Entry, Family, all, find};
 
-// The table: a loss a line, with the kind of kernels it has, its type in them, and
-// how many groups of 16 bytes a thread has in flight in the passes that sum.
+// The table: a loss a line, with the kind of kernels it has, its type in them, the most threads of their blocks
+// (more threads have fewer registers), and how many groups of 16 bytes a thread has in flight in the pass that
+// does all.
 table::losses! {
-    mse: pairwise(crate::mse::Mse, 4);
-    huber: pairwise(crate::huber::Huber<R>, 4);
-    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 4);
+    mse: pairwise(crate::mse::Mse, 1024, 512 threads by 4);
+    huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4);
+    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4);
     // From log-probabilities and from probabilities, to probabilities and to their logarithms.
-    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 2);
-    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 2);
-    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 2);
-    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 2);
+    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 768, 768 threads by 2);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 768, 768 threads by 2);
+    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 768, 768 threads by 2);
+    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2);
     // What the benchmarks measure against.
     ceiling: ceiling();
 }

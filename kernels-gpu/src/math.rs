@@ -5,7 +5,7 @@
 
 use crate::element::Real;
 
-/// ln(t / p) of plain numbers ([`Real::is_plain`]), to about two units in the last place also where it is small:
+/// ln(t / p) of plain numbers ([`Real::is_plain`]), to a few units in the last place also where it is small:
 /// exactly 0 for t = p.
 ///
 /// With m = t/2ᵏ between 2p/3 and 3p/2: k ln 2 + 2 artanh(s), s = (m − p) / (m + p). The numerator is exact.
@@ -84,3 +84,94 @@ macro_rules! horner {
     };
 }
 pub(crate) use horner;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers between 2⁻ˢᵖᵃⁿ and 2ˢᵖᵃⁿ, of random exponents and digits.
+    fn numbers(seed: u64, span: f64) -> impl Iterator<Item = f64> {
+        (0..100_000_u64).map(move |index| {
+            let mut bits = (seed + index).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            (((bits >> 11) as f64 / (1_u64 << 52) as f64 - 1.0) * span).exp2()
+        })
+    }
+
+    #[track_caller]
+    fn assert_near(got: f64, expected: f64, relative: f64, what: &str) {
+        assert!(
+            (got - expected).abs() <= relative * expected.abs(),
+            "{what}: {got}, not {expected}"
+        );
+    }
+
+    #[test]
+    fn logarithms_of_ratios_in_f32() {
+        for (t, p) in numbers(1, 20.0).zip(numbers(2, 20.0)) {
+            let (t, p) = (t as f32, p as f32);
+            let expected = (f64::from(t) / f64::from(p)).ln();
+            assert_near(ln_ratio_of_plain(t, p).into(), expected, 3e-7, &format!("ln({t}/{p})"));
+            assert_near(ln_ratio(t, p).into(), expected, 3e-7, &format!("ln({t}/{p})"));
+            // Nearly equal: the error is of what is left, not of the logarithms.
+            let near = f32::from_bits(p.to_bits() + (t.to_bits() & 0xff));
+            let (apart, p) = (f64::from(near) - f64::from(p), f64::from(p));
+            let got = ln_ratio_of_plain(near, p as f32);
+            assert_near(got.into(), (apart / p).ln_1p(), 3e-7, &format!("ln({near}/{p})"));
+        }
+    }
+
+    #[test]
+    fn logarithms_of_ratios_in_f64() {
+        for (t, p) in numbers(3, 200.0).zip(numbers(4, 200.0)) {
+            let near = f64::from_bits(p.to_bits() + (t.to_bits() & 0xfffff));
+            assert_near(ln_ratio_of_plain(near, p), ((near - p) / p).ln_1p(), 1e-15, "near");
+            // Of two logarithms the difference is not known to its last place.
+            let (got, expected) = (ln_ratio_of_plain(t, p), t.ln() - p.ln());
+            assert!((got - expected).abs() <= 1e-15 * (t.ln().abs() + p.ln().abs()), "ln({t}/{p})");
+            assert_near(ln(t), t.ln(), 1e-15, &format!("ln({t})"));
+        }
+    }
+
+    #[test]
+    fn exponentials() {
+        for x in numbers(5, 6.0).chain(numbers(6, 6.0).map(|x| -x)) {
+            let single = x as f32;
+            let expected = f64::from(single).exp();
+            if expected > f64::from(f32::MIN_POSITIVE) && expected < f64::from(f32::MAX) {
+                assert_near(exp(single).into(), expected, 2e-7, &format!("exp({single})"));
+            }
+            assert_near(exp(x), x.exp(), 5e-16, &format!("exp({x})"));
+        }
+    }
+
+    #[test]
+    fn what_is_special_stays_so() {
+        macro_rules! special {
+            ($($real:ident)+) => {$(
+                let (infinity, nan) = ($real::INFINITY, $real::NAN);
+                assert_eq!(ln::<$real>(0.0), -infinity);
+                assert_eq!(ln::<$real>(-0.0), -infinity);
+                assert_eq!(ln(infinity), infinity);
+                assert!(ln::<$real>(-1.0).is_nan() && ln(nan).is_nan() && ln(-infinity).is_nan());
+                assert_eq!(ln::<$real>(1.0), 0.0);
+                let tiny = $real::MIN_POSITIVE / 8.0;
+                assert!((ln(tiny) / tiny.ln() - 1.0).abs() < 1e-6);
+                assert_eq!(ln_ratio(tiny, tiny), 0.0);
+                assert_eq!(ln_ratio::<$real>(3.0, 3.0), 0.0);
+                assert_eq!(ln_ratio(infinity, 1.0), infinity);
+                assert!(ln_ratio(infinity, infinity).is_nan());
+                assert_eq!(exp(infinity), infinity);
+                assert_eq!(exp(-infinity), 0.0);
+                assert_eq!(exp::<$real>(0.0), 1.0);
+                assert!(exp(nan).is_nan());
+                assert_eq!(exp::<$real>(1000.0), infinity);
+                assert_eq!(exp::<$real>(-1000.0), 0.0);
+                let below = $real::MIN_POSITIVE.ln() - 3.0;
+                assert!((exp(below) / below.exp() - 1.0).abs() < 1e-5, "subnormal");
+            )+};
+        }
+        special!(f32 f64);
+    }
+}

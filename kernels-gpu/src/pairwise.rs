@@ -16,24 +16,30 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 /// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors and, with
-/// `_rows`, the other. `$flight` groups of each tensor are in flight in a thread of the passes that sum.
+/// `_rows`, the other. `$block` is the most threads of a dense block, `$both` of the pass that does all, in which
+/// `$flight` groups of each tensor are in flight in a thread.
 macro_rules! kernels {
-    ($loss:ident, $type:ty, $flight:literal) => {
-        use crate::abi::{DENSE_BLOCK, PairwiseArgs, ROWS_BLOCK};
-        use crate::pairwise::{backward, forward, forward_backward};
+    ($loss:ident, $type:ty, $block:literal, $both:literal threads by $flight:literal) => {
+        use crate::abi::{PairwiseArgs, ROWS_BLOCK};
+        use crate::pairwise::{backward, dense_block, forward, forward_backward};
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, $flight>, (PairwiseArgs), DENSE_BLOCK, 6 barriers;
+            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 6 barriers;
             FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
-            BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), DENSE_BLOCK, 0 barriers;
+            BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 0 barriers;
             BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), DENSE_BLOCK, 6 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), dense_block::<E>($both), 6 barriers;
             FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
         }
     };
 }
 pub(crate) use kernels;
+
+/// The most threads of a dense block: of 65536 registers, which float64 has to have half of.
+pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
+    if size_of::<E>() == 8 && threads > 512 { 512 } else { threads }
+}
 
 /// A loss of pairs (x, t).
 pub(crate) trait Pairwise<R: Real>: Copy {
@@ -307,46 +313,56 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let row = unsafe { self.row::<TERMS, GRADS>(row) };
         let mut sums = [E::Real::ZERO; MAX_LANES];
 
-        // Tiles of UNROLL groups a thread, or of one where one is all there is for each. In a tile a warp's
-        // groups lie together, so that a thread's are a constant apart. Loads do not wait to learn whether
-        // the tile is cut short: past the end they load the last group, for nothing.
+        // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a tile a
+        // warp's groups lie together, so that a thread's are a constant apart.
         let (team, splits) = if DENSE {
             (u64::from(block_dim_x()), u64::from(grid_dim_x()))
         } else {
             (u64::from(args.team.get()), u64::from(args.splits.get()))
         };
-        let one_each = row.groups <= team * splits;
-        let (width, in_tile) = if UNROLL == 1 || one_each {
-            (team, u64::from(lane))
-        } else {
+        let mine = split * team + u64::from(lane);
+        let mut group = mine;
+        if UNROLL > 1 {
+            let width = team * UNROLL as u64;
+            let tiles = if row.groups <= team * splits { 0 } else { row.groups / width };
             let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
-            (team * UNROLL as u64, u64::from(in_tile))
-        };
-        let mut first = split * width + in_tile;
-        while first < row.groups {
-            let mut x = [Vec16::default(); UNROLL];
-            let mut t = [Vec16::default(); UNROLL];
-            unrolled!(for k in 0..UNROLL; {
-                let group = (first + k as u64 * u64::from(WARP_SIZE)).min(row.groups - 1);
-                // SAFETY: condition 1; the group is one of `groups`.
-                unsafe {
-                    x[k] = load_streaming(row.group_of(row.input, group));
-                    t[k] = load_streaming(row.group_of(row.target, group));
-                }
-            });
-            unrolled!(for k in 0..UNROLL; {
-                let group = first + k as u64 * u64::from(WARP_SIZE);
-                if k == 0 || !one_each && group < row.groups {
+            let mut tile = split;
+            while tile < tiles {
+                let first = tile * width + u64::from(in_tile);
+                let mut x = [Vec16::default(); UNROLL];
+                let mut t = [Vec16::default(); UNROLL];
+                unrolled!(for k in 0..UNROLL; {
+                    let group = first + k as u64 * u64::from(WARP_SIZE);
+                    // SAFETY: condition 1; the group is one of `groups`.
+                    unsafe {
+                        x[k] = load_streaming(row.group_of(row.input, group));
+                        t[k] = load_streaming(row.group_of(row.target, group));
+                    }
+                });
+                unrolled!(for k in 0..UNROLL; {
+                    let group = first + k as u64 * u64::from(WARP_SIZE);
                     // SAFETY: conditions 1 and 3; the group is one of `groups`.
                     unsafe { row.pairs::<TERMS, GRADS>(group, x[k], t[k], &mut sums) };
-                }
-            });
-            first += splits * width;
+                });
+                tile += splits;
+            }
+            group += tiles * width;
+        }
+
+        // What the tiles leave over.
+        while group < row.groups {
+            // SAFETY: as above.
+            unsafe {
+                let x = load_streaming(row.group_of(row.input, group));
+                let t = load_streaming(row.group_of(row.target, group));
+                row.pairs::<TERMS, GRADS>(group, x, t, &mut sums);
+            }
+            group += splits * team;
         }
 
         // What the groups leave over, at both ends.
         let grouped = row.groups * u64::from(E::LANES);
-        let mut single = split * team + u64::from(lane);
+        let mut single = mine;
         while single < args.cols - grouped {
             let index = if single < row.head { single } else { single + grouped };
             // SAFETY: conditions 1 and 3; `index` is below `cols`.

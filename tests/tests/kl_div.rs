@@ -1,0 +1,101 @@
+//! Kullback-Leibler divergence, beyond PyTorch's answers (golden.rs).
+
+use approx::assert_relative_eq;
+use fused_loss::{BatchMean, Error, Grads, KlDiv, RowMean, Sum, Tensor};
+use tests::random::uniforms;
+use tests::reference::Total;
+use tests::{gpu, tensor};
+
+const PROBABILITIES: KlDiv<Sum> = KlDiv { log_input: false, log_target: false, reduction: Sum };
+
+/// Numbers from 0.01 up to 1.01.
+fn probabilities(seed: u64, len: usize) -> Vec<f32> {
+    uniforms(seed, len).into_iter().map(|value| (value + 1.0) / 2.0 + 0.01).collect()
+}
+
+#[test]
+fn of_equal_probabilities_exactly_nothing() {
+    let stream = gpu().stream().unwrap();
+    let mut same = probabilities(1, 10_000);
+    same.extend([1e-45, 1e-38, f32::MIN_POSITIVE, 1.0, 3e38]);
+    let t = tensor(&same);
+    let none =
+        KlDiv { log_input: false, log_target: false, reduction: fused_loss::reduction::None };
+    let terms = none.forward(&t, &t, &stream).unwrap().values().to_vec().unwrap();
+    assert!(terms.iter().all(|&term| term == 0.0));
+}
+
+/// The error is one of the terms that are left, not of the logarithms that cancel.
+#[test]
+fn of_nearly_equal_probabilities_what_is_left() {
+    let stream = gpu().stream().unwrap();
+    let p = probabilities(2, 10_000);
+    let nearly = |(&p, jitter): (&f32, f32)| p * (1.0 + jitter * 1e-4);
+    let t: Vec<f32> = p.iter().zip(uniforms(3, p.len())).map(nearly).collect();
+    let term = |(&p, &t): (&f32, &f32)| {
+        let (p, t) = (f64::from(p), f64::from(t));
+        t * ((t - p) / p).ln_1p()
+    };
+    let terms: Vec<f64> = p.iter().zip(&t).map(term).collect();
+    let magnitude = terms.iter().map(|term| term.abs()).sum::<Total>().value();
+    let expected = terms.into_iter().sum::<Total>().value();
+    let loss = PROBABILITIES.forward(&tensor(&p), &tensor(&t), &stream).unwrap().item().unwrap();
+    let off = (f64::from(loss) - expected).abs();
+    assert!(off <= 1e-6 * magnitude, "expected {expected}, got {loss}, of terms of {magnitude}");
+}
+
+/// Σ p·log(p/t) ÷ D per row with a gradient per row: the input is log t, the target p, and the gradient is the
+/// target's.
+#[test]
+fn per_sample_with_backward() {
+    let stream = gpu().stream().unwrap();
+    let (rows, cols) = (9, 1_003);
+    let (p, t) = (probabilities(4, rows * cols), probabilities(5, rows * cols));
+    let log_t: Vec<f32> = t.iter().map(|t| t.ln()).collect();
+    let g: Vec<f32> = uniforms(6, rows);
+    let input = Tensor::from_slice(gpu(), [rows, cols], &log_t).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows, cols], &p).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [rows], &g).unwrap();
+    let loss = KlDiv { log_input: true, log_target: false, reduction: RowMean };
+    let values = loss.forward(&input, &target, &stream).unwrap().values().to_vec().unwrap();
+    let mut gradient = Tensor::zeros(gpu(), [rows, cols]).unwrap();
+    let grads = Grads::target(&mut gradient);
+    loss.backward_into(&input, &target, &upstream, grads, &stream).unwrap();
+    let gradient = gradient.to_vec().unwrap();
+    for row in 0..rows {
+        let range = row * cols..(row + 1) * cols;
+        let pair = |index: usize| (f64::from(p[index]), f64::from(log_t[index]));
+        let term = |index| {
+            let (p, log_t) = pair(index);
+            p * (p.ln() - log_t)
+        };
+        let expected = range.clone().map(term).sum::<Total>().value() / cols as f64;
+        assert_relative_eq!(f64::from(values[row]), expected, max_relative = 1e-5);
+        for index in range {
+            let (p, log_t) = pair(index);
+            let expected = f64::from(g[row]) / cols as f64 * (p.ln() - log_t + 1.0);
+            assert!((f64::from(gradient[index]) - expected).abs() <= 2e-6 * 6.0 / cols as f64);
+        }
+    }
+}
+
+#[test]
+fn the_batch_is_the_first_dimension() {
+    let stream = gpu().stream().unwrap();
+    let (p, t) = (probabilities(7, 24), probabilities(8, 24));
+    let loss = |dims: &[usize]| {
+        let p = Tensor::from_slice(gpu(), dims, &p).unwrap();
+        let t = Tensor::from_slice(gpu(), dims, &t).unwrap();
+        let loss = KlDiv { log_input: false, log_target: false, reduction: BatchMean };
+        loss.forward(&p, &t, &stream).unwrap().item().unwrap()
+    };
+    assert_relative_eq!(loss(&[2, 3, 4]) * 2.0, loss(&[4, 6]) * 4.0, max_relative = 1e-6);
+}
+
+#[test]
+fn a_target_of_another_shape_is_refused() -> Result<(), Error> {
+    let (p, t) = (Tensor::<f32>::zeros(gpu(), [3, 4])?, Tensor::zeros(gpu(), [4, 3])?);
+    let error = KlDiv::default().forward(&p, &t, &gpu().stream()?).unwrap_err();
+    assert_eq!(error.to_string(), "target: expected shape [3, 4], got [4, 3]");
+    Ok(())
+}

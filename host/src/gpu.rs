@@ -64,7 +64,7 @@ impl Gpu {
     }
 
     /// The emulated GPU with this number, 0 or 1: the same kernels on the CPU, each access to memory
-    /// and each barrier checked, some thousand times slower. Its name says what it is.
+    /// and each barrier checked, very much slower. Its name says what it is.
     ///
     /// # Errors
     /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver.

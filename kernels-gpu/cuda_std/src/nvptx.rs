@@ -83,8 +83,8 @@ pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
 #[inline(always)]
 pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
     let (a, b, c, d);
-    // SAFETY: the caller's conditions. Not the read-only path (`.nc`), which is not faster and would not
-    // allow a gradient to be written over its input.
+    // SAFETY: the caller's conditions. Not the read-only path (`.nc`): a
+    // gradient may be written over its input.
     unsafe {
         asm!(
             "ld.global.L1::no_allocate.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",

@@ -56,7 +56,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, threads:
     // What sums and writes elements of 16 bits needs so many registers that only short blocks overlap.
     let short = pass == Pass::ForwardBackward && element_bytes == 2;
     let threads = if short { threads.min(256) } else { threads };
-    // Groups that the kernel has in flight in a thread.
+    // Groups that a thread of the kernels has in flight, at most: more would leave blocks without a tile.
     let flight = if pass == Pass::ForwardBackward { 4 } else { 2 };
     let tiles = groups.div_ceil(threads as usize * flight);
     let &(_, most) =

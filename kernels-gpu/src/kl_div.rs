@@ -63,10 +63,9 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         } else {
             input > R::ZERO && input < R::INFINITY
         };
-        let above = if LOG_INPUT { input > R::ZERO } else { input > R::ONE };
         let below = if LOG_INPUT { input < R::ZERO } else { input < R::ONE && input >= R::ZERO };
         let at_zero = if finite { R::ZERO } else { R::NAN };
-        let at_infinity = if below && !above { R::INFINITY } else { R::NAN };
+        let at_infinity = if below { R::INFINITY } else { R::NAN };
         let term = if target == R::ZERO { at_zero } else { term };
         if target == R::INFINITY { at_infinity } else { term }
     }

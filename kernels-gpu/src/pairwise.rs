@@ -36,7 +36,7 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// The most threads of a dense block: of 65536 registers, which float64 has to have half of.
+/// The most threads of a dense block: a block's threads share 65536 registers, and float64 takes two for one.
 pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
     if size_of::<E>() == 8 && threads > 512 { 512 } else { threads }
 }

@@ -103,6 +103,24 @@ pub enum Error {
         got: f64,
     },
 
+    /// A target is no class: found on the device, when the loss is asked for.
+    #[error("target: expected a class below {classes}, got {target} in row {row}")]
+    TargetOutOfRange {
+        /// The lowest row with such a target.
+        row: usize,
+        /// The target.
+        target: i64,
+        /// The classes there are.
+        classes: usize,
+    },
+
+    /// Targets that are classes have no gradient.
+    #[error("{argument}: expected no gradient of classes to write, got one")]
+    ClassGradient {
+        /// The argument at fault.
+        argument: &'static str,
+    },
+
     /// A call would compute no gradient.
     #[error("{argument}: expected a gradient of input or target to write, got neither")]
     NoGradient {

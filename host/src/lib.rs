@@ -1,15 +1,15 @@
 //! Loss functions of a training step on NVIDIA GPUs, forward and backward in one pass over memory.
 //!
 //! ```no_run
-//! use fused_loss::{Gpu, Mse, Tensor};
+//! use fused_loss::{CrossEntropy, Gpu, Tensor};
 //!
 //! # fn main() -> Result<(), fused_loss::Error> {
 //! let gpu = Gpu::new(0)?;
 //! let stream = gpu.stream()?;
-//! let input = Tensor::from_slice(&gpu, [2, 3], &[0.5_f32, 1.0, 1.5, 2.0, 2.5, 3.0])?;
-//! let target = Tensor::from_slice(&gpu, [2, 3], &[1.0_f32; 6])?;
+//! let logits = Tensor::from_slice(&gpu, [2, 3], &[0.5_f32, 1.0, 1.5, 2.0, 2.5, 3.0])?;
+//! let classes = Tensor::from_slice(&gpu, [2], &[2_i64, 0])?;
 //!
-//! let (loss, gradient) = Mse::mean().forward_backward(&input, &target, &stream)?;
+//! let (loss, gradient) = CrossEntropy::mean().forward_backward(&logits, &classes, &stream)?;
 //! println!("{} on {}", loss.item()?, gpu.name());
 //! println!("{:?}", gradient.to_vec()?);
 //! # Ok(())
@@ -18,7 +18,7 @@
 //!
 //! | layer | what it is for |
 //! |---|---|
-//! | [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
+//! | [`CrossEntropy`], [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
 //! | [`Tensor`], [`View`], [`ViewMut`] | memory on the GPU: owned, or borrowed from whoever owns it |
 //! | [`Gpu`], [`Stream`], [`Workspace`] | a device, a queue of work on it, scratch memory |
 //!
@@ -34,6 +34,7 @@
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod ceiling;
+mod cross_entropy;
 mod driver;
 mod error;
 mod gpu;
@@ -50,6 +51,7 @@ mod stream;
 mod tensor;
 mod view;
 
+pub use cross_entropy::{CrossEntropy, Saved, Targets};
 pub use error::{DriverError, Error, Result};
 pub use gpu::Gpu;
 pub use huber::Huber;
@@ -60,7 +62,7 @@ pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum};
 pub use smooth_l1::SmoothL1;
 pub use stream::{Stream, Workspace};
 pub use tensor::{Loss, Tensor};
-pub use view::{Element, Shape, View, ViewMut};
+pub use view::{Class, Element, Float, Shape, View, ViewMut};
 
-/// A number type of tensors, as [`Element::DTYPE`] names it.
+/// A number type of tensors, as [`Float::DTYPE`] names it.
 pub use kernels_gpu::abi::Dtype;

@@ -7,22 +7,23 @@ use crate::plan::{self, Pass};
 use crate::reduction::Reduction;
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
-use crate::view::{Element, Memory, Shape, View, ViewMut, check_shape};
+use crate::view::{Float, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{Matrix, PairwiseArgs, reduction};
 use std::num::NonZeroU32;
+use std::sync::atomic::Ordering;
 
 /// The gradients that a call writes: of the input, of the target, or of both. A `&mut Tensor` or a
 /// [`ViewMut`] alone is the input's.
 ///
 /// `V` is the element type of the loss, and so of the upstream gradient.
 pub struct Grads<'a, T, V> {
-    input: Option<ViewMut<'a, T>>,
-    target: Option<ViewMut<'a, T>>,
-    upstream: Option<View<'a, V>>,
+    pub(crate) input: Option<ViewMut<'a, T>>,
+    pub(crate) target: Option<ViewMut<'a, T>>,
+    pub(crate) upstream: Option<View<'a, V>>,
 }
 
-impl<'a, T: Element, V: Element> Grads<'a, T, V> {
+impl<'a, T: Float, V: Float> Grads<'a, T, V> {
     /// The gradient of the input, of its shape.
     pub fn input(input: impl Into<ViewMut<'a, T>>) -> Self {
         Grads { input: Some(input.into()), target: None, upstream: None }
@@ -50,13 +51,13 @@ impl<'a, T: Element, V: Element> Grads<'a, T, V> {
     }
 }
 
-impl<'a, T: Element, V: Element> From<ViewMut<'a, T>> for Grads<'a, T, V> {
+impl<'a, T: Float, V: Float> From<ViewMut<'a, T>> for Grads<'a, T, V> {
     fn from(input: ViewMut<'a, T>) -> Self {
         Grads::input(input)
     }
 }
 
-impl<'a, T: Element, V: Element> From<&'a mut Tensor<T>> for Grads<'a, T, V> {
+impl<'a, T: Float, V: Float> From<&'a mut Tensor<T>> for Grads<'a, T, V> {
     fn from(input: &'a mut Tensor<T>) -> Self {
         Grads::input(input)
     }
@@ -118,7 +119,7 @@ pub(crate) struct Call<'a, T, V> {
 
 impl<R: Reduction> Pairwise<R> {
     /// Memory for a loss of `input`.
-    pub(crate) fn new_loss<T: Element>(
+    pub(crate) fn new_loss<T: Float>(
         &self,
         input: Shape,
         stream: &Stream,
@@ -127,7 +128,7 @@ impl<R: Reduction> Pairwise<R> {
     }
 
     /// Refuses inputs that do not fit, before memory for results is allocated.
-    pub(crate) fn check_inputs<T: Element>(
+    pub(crate) fn check_inputs<T: Float>(
         &self,
         input: &View<'_, T>,
         target: &View<'_, T>,
@@ -144,7 +145,7 @@ impl<R: Reduction> Pairwise<R> {
 
     /// Checks all of a call and queues its one launch: forward where a loss is to be written, backward
     /// where gradients are.
-    pub(crate) fn queue<T: Element>(
+    pub(crate) fn queue<T: Float>(
         &self,
         call: Call<'_, T, R::Value<T>>,
         workspace: &Workspace,
@@ -184,7 +185,9 @@ impl<R: Reduction> Pairwise<R> {
             (Some(_), None) => (&self.kernels.forward, Pass::Forward),
             (None, _) => (&self.kernels.backward, Pass::Backward),
         };
-        if let Some(ViewMut { memory, .. }) = loss {
+        let mut fault = None;
+        if let Some(ViewMut { memory, fault: found, .. }) = loss {
+            fault = found;
             check_shape("loss", of_loss, memory.shape)?;
             memory.check::<R::Value<T>>("loss")?;
             if R::KIND != reduction::ELEMENTS {
@@ -256,7 +259,12 @@ impl<R: Reduction> Pairwise<R> {
         // what is written overlaps nothing else but, in place, the input that it is the gradient of; the
         // plans have no more partial sums than the workspace has room for; that the memory is there until
         // the work is done is the views' condition, or the tensors' doing.
-        unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes) }
+        unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
+        if let Some(fault) = fault {
+            // Nothing here reports a target.
+            fault.classes.store(0, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 
@@ -268,7 +276,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the loss is short.")]
-            pub fn forward<'a, T: $crate::Element>(
+            pub fn forward<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -294,7 +302,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_into<'a, T: $crate::Element>(
+            pub fn forward_into<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -313,7 +321,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient is short.")]
-            pub fn backward<'a, T: $crate::Element>(
+            pub fn backward<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -341,7 +349,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn backward_into<'a, T: $crate::Element>(
+            pub fn backward_into<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -359,7 +367,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn backward_in_place<'a, T: $crate::Element>(
+            pub fn backward_in_place<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::ViewMut<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -377,7 +385,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the results is short.")]
-            pub fn forward_backward<'a, T: $crate::Element>(
+            pub fn forward_backward<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -403,7 +411,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_backward_into<'a, T: $crate::Element>(
+            pub fn forward_backward_into<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -423,7 +431,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_backward_in_place<'a, T: $crate::Element>(
+            pub fn forward_backward_in_place<'a, T: $crate::Float>(
                 &self,
                 input: impl Into<$crate::ViewMut<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,

@@ -100,6 +100,93 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
     }
 }
 
+/// A launch of a kernel of cross-entropy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SamplesLaunch {
+    pub(crate) rows: RowsLaunch,
+    pub(crate) form: Form,
+}
+
+/// Who takes a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// A team of a warp, which holds it in registers.
+    Short,
+    /// A block, which holds it in registers.
+    Held,
+    /// A block or several, which do not.
+    Long,
+}
+
+/// What the kernels of cross-entropy can do, and may.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SamplesKernels {
+    /// Groups of 16 bytes that a thread holds, of those that hold rows; 0 where none may.
+    pub(crate) held: u32,
+    /// The most threads of a block, by form.
+    pub(crate) short_block: u32,
+    pub(crate) held_block: u32,
+    pub(crate) long_block: u32,
+}
+
+/// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
+const FLIGHT: usize = 4;
+
+/// The most blocks that sum: four sums each.
+const MOST_SAMPLES: usize = MAX_PARTIALS as usize / 4;
+
+/// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has
+/// no forms, but teams all the same. Rows that are long and few are split over blocks, but not in the pass that does
+/// all.
+pub(crate) fn samples(
+    pass: Pass,
+    rows: usize,
+    cols: usize,
+    element_bytes: usize,
+    kernels: SamplesKernels,
+) -> SamplesLaunch {
+    let groups = cols.div_ceil(16 / element_bytes).max(1);
+    let backward = pass == Pass::Backward;
+    let each = if backward || kernels.held == 0 { FLIGHT } else { kernels.held as usize };
+    let wanted = groups.div_ceil(each);
+    let form = match wanted {
+        0..=32 if backward || kernels.held > 0 => Form::Short,
+        _ if !backward && kernels.held > 0 && wanted <= kernels.held_block as usize => Form::Held,
+        _ => Form::Long,
+    };
+    let most = match form {
+        Form::Short => kernels.short_block,
+        Form::Held => kernels.held_block,
+        Form::Long => kernels.long_block,
+    } as usize;
+    let (threads, team, mut splits) = match form {
+        // Two at least: one for each end of the row.
+        Form::Short => (most, wanted.next_power_of_two().max(2), 1),
+        _ => {
+            let threads = wanted.next_multiple_of(32).min(most);
+            (threads, threads, 1)
+        }
+    };
+    if form == Form::Long && pass != Pass::ForwardBackward && rows < BUSY {
+        splits = BUSY.div_ceil(rows.max(1)).min(groups / (FLIGHT * threads)).max(1);
+        if pass == Pass::Forward {
+            // Five partial results a part.
+            splits = splits.min(MAX_PARTIALS as usize / 5 / rows.max(1)).max(1);
+        }
+    }
+    let blocks = (rows * splits).div_ceil(threads / team).max(1);
+    let most = if backward { i32::MAX as usize } else { MOST_SAMPLES };
+    let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
+    let launch = Launch { blocks: blocks.min(most) as u32, threads: threads as u32 };
+    SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
+}
+
+/// The launch of the kernel that sums the class weights of `rows` targets.
+pub(crate) fn totals(rows: usize) -> Launch {
+    // Targets are loaded one after the other: a few in each thread are fastest.
+    Launch { blocks: rows.div_ceil(256 * 4).clamp(1, 132 * 4) as u32, threads: 256 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +228,46 @@ mod tests {
         assert_eq!(launch, Launch { blocks: 33792, threads: 512 });
         let launch = elementwise(Pass::Backward, 1 << 30, 4, 512);
         assert_eq!(launch, Launch { blocks: 262_144, threads: 512 });
+    }
+
+    const KERNELS: SamplesKernels =
+        SamplesKernels { held: 4, short_block: 256, held_block: 512, long_block: 512 };
+
+    #[test]
+    fn samples_get_as_many_threads_as_hold_them() {
+        let launch = |rows, cols| samples(Pass::Forward, rows, cols, 4, KERNELS);
+        let shape = |plan: SamplesLaunch| {
+            let RowsLaunch { launch, team, splits } = plan.rows;
+            (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
+        };
+        assert_eq!(shape(launch(1000, 2)), (Form::Short, 8, 256, 2, 1));
+        assert_eq!(shape(launch(262_144, 128)), (Form::Short, 8192, 256, 8, 1));
+        assert_eq!(shape(launch(128, 1000)), (Form::Held, 128, 64, 64, 1));
+        assert_eq!(shape(launch(32768, 4096)), (Form::Held, 8448, 256, 256, 1));
+        assert_eq!(shape(launch(8000, 8200)), (Form::Long, 8000, 512, 512, 1));
+        assert_eq!(shape(launch(8, 262_144)), (Form::Long, 256, 512, 512, 32));
+        assert_eq!(shape(launch(0, 5)), (Form::Short, 1, 256, 2, 1));
+    }
+
+    #[test]
+    fn parts_of_samples_have_room_for_their_results() {
+        for count in (0..30).map(|power| (1 << power) + 1) {
+            for cols in (0..31).map(|power| 1 << power) {
+                for pass in PASSES {
+                    let plan = samples(pass, count, cols, 8, KERNELS);
+                    let splits = plan.rows.splits.get() as usize;
+                    assert!(
+                        splits == 1 || pass != Pass::ForwardBackward && plan.form == Form::Long
+                    );
+                    assert!(
+                        pass != Pass::Forward
+                            || splits == 1
+                            || count * splits * 5 <= MAX_PARTIALS as usize
+                    );
+                    assert!(pass == Pass::Backward || plan.rows.launch.blocks * 4 <= MAX_PARTIALS);
+                }
+            }
+        }
     }
 
     #[test]

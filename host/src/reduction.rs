@@ -3,7 +3,7 @@
 //!
 //! Rows are the last dimension: a tensor of shape `[2, 3, 8]` has six rows of eight elements.
 
-use crate::view::{Element, Shape};
+use crate::view::{Float, Shape};
 use kernels_gpu::abi::reduction;
 use std::fmt::Debug;
 
@@ -14,7 +14,7 @@ mod sealed {
 /// A reduction of a loss's terms.
 pub trait Reduction: Copy + Debug + sealed::Sealed {
     /// The element type of the loss, for inputs of `T`.
-    type Value<T: Element>: Element;
+    type Value<T: Float>: Float;
 
     /// What the kernels know it by.
     #[doc(hidden)]
@@ -35,6 +35,19 @@ pub trait ElementwiseReduction: Reduction {}
 /// The reductions of [`KlDiv`](crate::KlDiv).
 pub trait DivergenceReduction: Reduction {}
 
+/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are of rows: with [`None`] its loss is one
+/// for each row.
+pub trait SampleReduction: Reduction {
+    /// The shape of the loss, for inputs of `input`.
+    fn shape_of_samples(self, input: Shape) -> Shape {
+        if Self::KIND == reduction::ELEMENTS { input.of_rows() } else { Shape::SCALAR }
+    }
+
+    /// Whether the sum is divided by what the rows' class weights add up to.
+    #[doc(hidden)]
+    const MEAN: bool;
+}
+
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident: $value:ty, $kind:ident, $shape:expr, $divisor:expr;)+) => {$(
         $(#[$doc])*
@@ -44,7 +57,7 @@ macro_rules! reductions {
         impl sealed::Sealed for $name {}
 
         impl Reduction for $name {
-            type Value<T: Element> = $value;
+            type Value<T: Float> = $value;
             const KIND: u32 = reduction::$kind;
 
             fn shape(self, input: Shape) -> Shape {
@@ -86,3 +99,13 @@ impl DivergenceReduction for Mean {}
 impl DivergenceReduction for BatchMean {}
 impl DivergenceReduction for RowSum {}
 impl DivergenceReduction for RowMean {}
+
+impl SampleReduction for None {
+    const MEAN: bool = false;
+}
+impl SampleReduction for Sum {
+    const MEAN: bool = false;
+}
+impl SampleReduction for Mean {
+    const MEAN: bool = true;
+}

@@ -4,11 +4,12 @@ use crate::driver::check;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::stream::{Event, Stream};
-use crate::view::{Element, IntoShape, Memory, Shape, View, ViewMut, check_shape};
+use crate::view::{Element, Fault, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use cust::sys;
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// A dense tensor on a GPU, row-major, owned.
@@ -105,6 +106,24 @@ impl Buffer {
         &self.gpu
     }
 
+    /// Copies what is `offset` bytes behind the start to `data`. Waits for the work that writes it.
+    fn read<T: Element>(&self, offset: usize, data: &mut [T]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        // On the stream that wrote, so that a fault there is reported here.
+        let writer = self.usage.users().writer.clone();
+        let stream = writer.map_or_else(|| self.gpu.transfers(), Ok)?;
+        stream.synchronize()?;
+        let _current = self.gpu.bind()?;
+        // SAFETY: both sides have these bytes, and the copy is done before this returns.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let (from, to) = (self.address + offset as u64, data.as_mut_ptr().cast::<c_void>());
+            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), stream.handle())
+        })?;
+        stream.synchronize()
+    }
+
     /// Sets the first `bytes` bytes to zero, behind all work that uses them, and waits until it is done.
     pub(crate) fn clear(&mut self, bytes: usize) -> Result<()> {
         if bytes == 0 {
@@ -138,7 +157,12 @@ impl Drop for Buffer {
 impl<T: Element> Tensor<T> {
     /// Memory that is not initialised: whoever calls it writes every element before it is read.
     pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
-        let buffer = Buffer::new(gpu, shape.len() * size_of::<T>())?;
+        Self::with_tail(gpu, shape, 0)
+    }
+
+    /// As [`uninitialised`](Self::uninitialised), with `tail` bytes behind the elements.
+    fn with_tail(gpu: &Gpu, shape: Shape, tail: usize) -> Result<Self> {
+        let buffer = Buffer::new(gpu, shape.len() * size_of::<T>() + tail)?;
         Ok(Tensor { buffer, shape, element: PhantomData })
     }
 
@@ -211,20 +235,7 @@ impl<T: Element> Tensor<T> {
             let (expected, got) = (self.shape.len(), data.len());
             return Err(Error::Length { argument: "data", expected, got });
         }
-        if data.is_empty() {
-            return Ok(());
-        }
-        // On the stream that wrote, so that a fault there is reported here.
-        let writer = self.buffer.usage.users().writer.clone();
-        let stream = writer.map_or_else(|| self.buffer.gpu.transfers(), Ok)?;
-        stream.synchronize()?;
-        let _current = self.buffer.gpu.bind()?;
-        // SAFETY: both sides have these bytes, and the copy is done before this returns.
-        check("cuMemcpyDtoHAsync", unsafe {
-            let to = data.as_mut_ptr().cast::<c_void>();
-            sys::cuMemcpyDtoHAsync_v2(to, self.buffer.address, self.bytes(), stream.handle())
-        })?;
-        stream.synchronize()
+        self.buffer.read(0, data)
     }
 
     /// The dimensions.
@@ -277,19 +288,29 @@ impl<'a, T: Element> From<&'a mut Tensor<T>> for ViewMut<'a, T> {
 
 impl<T: Element> fmt::Debug for Tensor<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor<{}>{:?} on {:?}", T::DTYPE.name(), self.shape, self.buffer.gpu)
+        write!(f, "Tensor<{}>{:?} on {:?}", T::NAME, self.shape, self.buffer.gpu)
     }
 }
 
 /// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
 pub struct Loss<V> {
+    /// The values and, behind them, [`Fault`].
     values: Tensor<V>,
+    classes: AtomicUsize,
 }
 
 impl<V: Element> Loss<V> {
+    /// Bytes of a [`Fault`].
+    const TAIL: usize = 16;
+
     /// Memory for a loss, which the launch that gets it writes.
     pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
-        Ok(Loss { values: Tensor::uninitialised(gpu, shape)? })
+        let tail = Self::fault_offset(shape) + Self::TAIL - shape.len() * size_of::<V>();
+        Ok(Loss { values: Tensor::with_tail(gpu, shape, tail)?, classes: AtomicUsize::new(0) })
+    }
+
+    fn fault_offset(shape: Shape) -> usize {
+        (shape.len() * size_of::<V>()).next_multiple_of(Self::TAIL)
     }
 
     /// A loss of zeros, for the `_into` methods to write.
@@ -297,18 +318,39 @@ impl<V: Element> Loss<V> {
     /// # Errors
     /// As [`Tensor::zeros`].
     pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
-        Ok(Loss { values: Tensor::zeros(gpu, shape)? })
+        let mut loss = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
+        loss.values.buffer.clear(loss.values.bytes())?;
+        Ok(loss)
     }
 
     /// Waits for the work that computes the loss, and returns its one value.
     ///
     /// # Errors
-    /// [`Error::Driver`] where that work failed; [`Error::Shape`] where the loss is not a scalar.
+    /// Those of [`check`](Self::check); [`Error::Shape`] where the loss is not a scalar.
     pub fn item(&self) -> Result<V> {
         check_shape("loss", Shape::SCALAR, self.values.shape)?;
+        self.check()?;
         let mut value = [V::default()];
         self.values.copy_to_slice(&mut value)?;
         Ok(value[0])
+    }
+
+    /// Waits for the work that computes the loss, and says whether it could.
+    ///
+    /// # Errors
+    /// [`Error::TargetOutOfRange`] where a target is no class: the lowest such row; its loss and its gradient are
+    /// NaN, and so is a sum or a mean that it is part of. [`Error::Driver`] where the work failed.
+    pub fn check(&self) -> Result<()> {
+        let classes = self.classes.load(Ordering::Relaxed);
+        if classes == 0 {
+            return Ok(());
+        }
+        let mut fault = [0_i64; 2];
+        self.values.buffer.read(Self::fault_offset(self.values.shape), &mut fault)?;
+        match (usize::try_from(fault[0]), fault[1]) {
+            (Ok(row), target) => Err(Error::TargetOutOfRange { row, target, classes }),
+            _ => Ok(()),
+        }
     }
 
     /// The values.
@@ -318,6 +360,7 @@ impl<V: Element> Loss<V> {
 
     /// The values, to write.
     pub fn values_mut(&mut self) -> &mut Tensor<V> {
+        *self.classes.get_mut() = 0;
         &mut self.values
     }
 }
@@ -330,7 +373,11 @@ impl<V: Element> fmt::Debug for Loss<V> {
 
 impl<'a, V: Element> From<&'a mut Loss<V>> for ViewMut<'a, V> {
     fn from(loss: &'a mut Loss<V>) -> Self {
-        loss.values.view_mut()
+        let Loss { values, classes } = loss;
+        let address = values.as_raw() + Loss::<V>::fault_offset(values.shape) as u64;
+        let mut view = values.view_mut();
+        view.fault = Some(Fault { address, classes });
+        view
     }
 }
 

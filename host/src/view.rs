@@ -5,30 +5,50 @@ use crate::tensor::Usage;
 use kernels_gpu::abi::{Dtype, Matrix};
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::AtomicUsize;
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// A number type that tensors hold.
+/// A number type that tensors hold: a [`Float`] or a [`Class`].
 ///
 /// # Safety
-/// Sealed: the library implements it for the types that its kernels are compiled for, which are
-/// valid for every bit pattern and laid out as on the device.
+/// Sealed: the library implements it for types that are valid for every bit pattern and laid out as on the
+/// device.
 pub unsafe trait Element:
     Copy + fmt::Debug + fmt::Display + Default + PartialEq + Send + Sync + 'static + sealed::Sealed
 {
+    /// The type's name.
+    const NAME: &'static str;
+}
+
+/// A number type that losses are computed of: `f32`, `f64`, `half::f16`, `half::bf16`.
+///
+/// # Safety
+/// Sealed: the library implements it for the types that its kernels are compiled for.
+pub unsafe trait Float: Element {
     /// The type by the name that kernels carry.
     const DTYPE: Dtype;
     /// The type of a reduced loss of this type's tensors, and of its upstream gradient.
-    type Loss: Element;
+    type Loss: Float;
 }
+
+/// A number type of class indices: `i64`, `i32`, `u8`.
+///
+/// # Safety
+/// Sealed: the library implements it for the types that its kernels can load.
+pub unsafe trait Class: Element {}
 
 macro_rules! elements {
     ($($name:ty, $dtype:ident, $loss:ty;)+) => {$(
         impl sealed::Sealed for $name {}
         // SAFETY: every bit pattern is a number of the type; host and device are both little-endian IEEE 754.
         unsafe impl Element for $name {
+            const NAME: &'static str = Dtype::$dtype.name();
+        }
+        // SAFETY: `kernels_gpu` compiles every loss for it.
+        unsafe impl Float for $name {
             const DTYPE: Dtype = Dtype::$dtype;
             type Loss = $loss;
         }
@@ -40,6 +60,19 @@ elements! {
     half::f16, F16, f32;
     half::bf16, Bf16, f32;
 }
+
+macro_rules! classes {
+    ($($name:ident)+) => {$(
+        impl sealed::Sealed for $name {}
+        // SAFETY: every bit pattern is a number of the type; host and device are both little-endian.
+        unsafe impl Element for $name {
+            const NAME: &'static str = stringify!($name);
+        }
+        // SAFETY: the kernels tell the three apart by their sizes.
+        unsafe impl Class for $name {}
+    )+};
+}
+classes!(i64 i32 u8);
 
 /// The dimensions of a tensor, outermost first; at most [`Shape::MAX_DIMS`], and none for a scalar.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,6 +130,13 @@ impl Shape {
     /// Rows: the product of all dimensions but the last, 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.dims().iter().rev().skip(1).product()
+    }
+
+    /// One row.
+    pub(crate) fn row(cols: usize) -> Self {
+        let mut dims = [0; Self::MAX_DIMS];
+        dims[0] = cols;
+        Shape { dims, rank: 1 }
     }
 
     /// The first dimension, 1 for a scalar.
@@ -174,7 +214,18 @@ pub struct View<'a, T> {
 /// Memory on a GPU that a call writes.
 pub struct ViewMut<'a, T> {
     pub(crate) memory: Memory<'a>,
+    /// Where a loss keeps which target was no class.
+    pub(crate) fault: Option<Fault<'a>>,
     element: PhantomData<&'a mut [T]>,
+}
+
+/// Where the kernels write which target is no class, beside a loss.
+#[derive(Clone, Copy)]
+pub(crate) struct Fault<'a> {
+    /// Two `i64` on the device.
+    pub(crate) address: u64,
+    /// The classes there are, where what was queued last writes them; 0 where it does not.
+    pub(crate) classes: &'a AtomicUsize,
 }
 
 /// A view without its element type.
@@ -232,16 +283,17 @@ impl<'a> Memory<'a> {
 
     /// Refuses what no kernel may get.
     pub(crate) fn check<T>(&self, argument: &'static str) -> Result<()> {
+        self.check_aligned(argument, size_of::<T>())
+    }
+
+    /// [`check`](Self::check) for elements of `bytes` each.
+    pub(crate) fn check_aligned(&self, argument: &'static str, bytes: usize) -> Result<()> {
         let len = self.shape.len();
         if self.address == 0 && len > 0 {
             return Err(Error::NullPointer { argument, len });
         }
-        if !self.address.is_multiple_of(size_of::<T>() as u64) {
-            return Err(Error::Misaligned {
-                argument,
-                expected: size_of::<T>(),
-                got: self.address,
-            });
+        if !self.address.is_multiple_of(bytes as u64) {
+            return Err(Error::Misaligned { argument, expected: bytes, got: self.address });
         }
         Ok(())
     }
@@ -269,13 +321,18 @@ impl<'a> Memory<'a> {
         self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
     }
 
+    /// Elements of `shape` in the middle, `offset` bytes behind the first.
+    pub(crate) fn part<T>(self, offset: u64, shape: Shape) -> Self {
+        Self::dense::<T>(self.address + offset, shape, self.device, self.usage)
+    }
+
     pub(crate) fn matrix(&self) -> Matrix {
         Matrix { start: self.address, row_stride: self.row_stride as u64 }
     }
 }
 
 macro_rules! raw_views {
-    ($($view:ident, $second:literal;)+) => {$(
+    ($($view:ident $(with $fault:ident)?, $second:literal;)+) => {$(
         impl<'a, T: Element> $view<'a, T> {
             /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary context,
             /// as this library does), in row-major order without gaps. Nothing more is checked until a
@@ -324,7 +381,7 @@ macro_rules! raw_views {
 
         impl<'a, T> $view<'a, T> {
             pub(crate) fn of(memory: Memory<'a>) -> Self {
-                $view { memory, element: PhantomData }
+                $view { memory, $($fault: None,)? element: PhantomData }
             }
         }
     )+};
@@ -332,7 +389,13 @@ macro_rules! raw_views {
 
 raw_views! {
     View, "2. Nothing writes them but work that is ordered before on the call's stream.";
-    ViewMut, "2. Nothing accesses them but work that is ordered before on the call's stream.";
+    ViewMut with fault, "2. Nothing accesses them but work that is ordered before on the call's stream.";
+}
+
+impl<T> fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View{:?} on device {}", self.memory.shape, self.memory.device)
+    }
 }
 
 impl<'a, T: Element> View<'a, T> {

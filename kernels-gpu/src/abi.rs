@@ -40,9 +40,25 @@ pub const ROWS_BLOCK: u32 = 256;
 /// The most blocks of a grid that reduces: one partial sum each.
 pub const MAX_PARTIALS: u32 = 132 * 256;
 
-/// Bytes of the scratch memory that a reduction needs: the count of finished blocks (zero between
-/// launches, in the first 16 bytes), then the partial sums.
-pub const WORKSPACE_BYTES: usize = 16 + MAX_PARTIALS as usize * 8;
+/// Where things are in the scratch memory of a launch, in bytes.
+pub mod workspace {
+    /// The count of finished blocks; zero between launches.
+    pub const COUNT: u64 = 0;
+    /// The complement of the lowest row that is not as it should be, or 0; zero between launches.
+    pub const FAULT: u64 = 8;
+    /// What a launch leaves for the next: [`TotalsArgs`](super::TotalsArgs).
+    pub const TOTALS: u64 = 16;
+    /// The partial sums.
+    pub const PARTIALS: u64 = 32;
+    /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows are split.
+    pub const SAVED: u64 = PARTIALS + super::MAX_PARTIALS as u64 * 8;
+    /// The most rows that are.
+    pub const SAVED_ROWS: usize = 256;
+}
+
+/// Bytes of the scratch memory that a launch needs.
+pub const WORKSPACE_BYTES: usize =
+    workspace::SAVED as usize + workspace::SAVED_ROWS * saved::COUNT * 8;
 
 /// What becomes of the terms of a loss.
 pub mod reduction {
@@ -116,4 +132,108 @@ pub struct CeilingArgs {
     pub groups: u64,
     /// Where a kernel that writes nothing could.
     pub sink: u64,
+}
+
+/// The per-row results that a forward pass can leave for the backward: four arrays of a value a row, of the
+/// arithmetic's type.
+pub mod saved {
+    /// The row's largest logit, m.
+    pub const MAX: u64 = 0;
+    /// log Σ exp(x − m).
+    pub const LOG_SUM: u64 = 1;
+    /// What the shares of all classes in the target add up to: the class weights or, of probabilities, the target.
+    pub const WEIGHT: u64 = 2;
+    /// m + log Σ exp(x − m).
+    pub const LOG_SUM_EXP: u64 = 3;
+    /// Arrays.
+    pub const COUNT: usize = 4;
+}
+
+/// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CrossEntropyArgs {
+    /// Logits.
+    pub input: Matrix,
+    /// Rows.
+    pub rows: u64,
+    /// Elements of a row: classes, from 1 to 2³¹ − 1.
+    pub cols: u32,
+    /// The classes of the rows, or probabilities for all.
+    pub target: Target,
+    /// Class weights, of the element type; null for ones.
+    pub weight: u64,
+    /// 1 − ε and ε/C of label smoothing.
+    pub keep: f64,
+    /// See `keep`.
+    pub share: f64,
+    /// λ; 0 for none.
+    pub z_loss: f64,
+    /// What a sum is divided by; 0 for the totals.
+    pub divisor: f64,
+    /// [`reduction::SCALAR`] or [`reduction::ROWS`].
+    pub reduction: u32,
+    /// Threads of a team: a power of two up to 32, or the whole block.
+    pub team: NonZeroU32,
+    /// Blocks that share a row, for the kernel that allows it: `rows * splits` is at most [`MAX_PARTIALS`] / 5.
+    pub splits: NonZeroU32,
+    /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
+    pub upstream_stride: u32,
+    /// One value, or one a row.
+    pub loss: u64,
+    /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.
+    pub fault: u64,
+    /// [`WORKSPACE_BYTES`] of scratch.
+    pub workspace: u64,
+    /// The sums of class weights and of rows that count, two `f64`: written by the forward kernels unless null,
+    /// read by those that compute gradients where `divisor` is 0.
+    pub totals: u64,
+    /// [`saved`]: written by the forward kernels unless null, read by the backward kernels.
+    pub saved: u64,
+    /// The gradient that arrives, one value or one a row; null stands for ones.
+    pub upstream: u64,
+    /// Gradient of the input.
+    pub grad_input: Matrix,
+    /// Gradient of the target probabilities, or null where it is not wanted.
+    pub grad_target: Matrix,
+}
+
+/// What rows should be.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Target {
+    /// The first target. Classes have no gaps between them, probabilities are rows as the input's.
+    pub start: u64,
+    /// Elements from the start of a row of probabilities to the start of the next.
+    pub row_stride: u64,
+    /// The class of rows that do not count.
+    pub ignore_index: i64,
+    /// Bytes of a class: 1 (`u8`), 4 (`i32`) or 8 (`i64`); 0 for probabilities.
+    pub class_bytes: u32,
+}
+
+impl Target {
+    /// The rows of probabilities; null, of classes.
+    pub fn rows(&self) -> Matrix {
+        let start = if self.class_bytes == 0 { self.start } else { 0 };
+        Matrix { start, row_stride: self.row_stride }
+    }
+}
+
+/// Arguments of the kernel that adds up what a mean of cross-entropy is divided by.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct TotalsArgs {
+    /// Classes.
+    pub target: Target,
+    /// Targets.
+    pub rows: u64,
+    /// Classes there are.
+    pub cols: u32,
+    /// Class weights, of the element type; null for ones.
+    pub weight: u64,
+    /// [`WORKSPACE_BYTES`] of scratch.
+    pub workspace: u64,
+    /// Where it writes the sums of class weights and of rows that count, two `f64`.
+    pub totals: u64,
 }

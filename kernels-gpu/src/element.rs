@@ -5,10 +5,12 @@ use crate::math::horner;
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
+use cuda_std::warp::WarpShuffleValue;
 
 /// The types that arithmetic is done in.
 pub trait Real:
     Word
+    + WarpShuffleValue
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -24,6 +26,8 @@ pub trait Real:
     const HALF: Self;
     /// Positive infinity.
     const INFINITY: Self;
+    /// Negative infinity.
+    const NEG_INFINITY: Self;
     /// Not a number.
     const NAN: Self;
     /// The smallest normal number.
@@ -72,6 +76,12 @@ pub trait Real:
     /// (eʳ − 1 − r)/r², for |r| up to half of ln 2.
     fn exp_tail(r: Self) -> Self;
 
+    /// The larger one; the other where one is NaN.
+    fn max(self, other: Self) -> Self;
+    /// eˣ for x of at most 0. In f32 to 2 units in the last place of eˣ and of x, and 0 where it would be
+    /// subnormal.
+    fn exp_below(self) -> Self;
+
     /// The magnitude.
     #[inline(always)]
     fn magnitude(self) -> Self {
@@ -81,7 +91,7 @@ pub trait Real:
 
 macro_rules! reals {
     ($(
-        $name:ident: $bits:ty, $fma:path, $divide:path, whole $whole:literal, ln_2 $high:literal $low:literal,
+        $name:ident: $bits:ty, $fma:path, $divide:path, $exp_below:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
         #[allow(clippy::excessive_precision)] // as published
@@ -90,6 +100,7 @@ macro_rules! reals {
             const ONE: Self = 1.0;
             const HALF: Self = 0.5;
             const INFINITY: Self = $name::INFINITY;
+            const NEG_INFINITY: Self = $name::NEG_INFINITY;
             const NAN: Self = $name::NAN;
             const MIN_NORMAL: Self = $name::MIN_POSITIVE;
             const DIGITS: i32 = $name::MANTISSA_DIGITS as i32;
@@ -122,6 +133,16 @@ macro_rules! reals {
             #[inline(always)]
             fn fma(self, a: Self, b: Self) -> Self {
                 $fma(self, a, b)
+            }
+
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                $name::max(self, other)
+            }
+
+            #[inline(always)]
+            fn exp_below(self) -> Self {
+                $exp_below(self)
             }
 
             #[inline(always)]
@@ -183,10 +204,10 @@ macro_rules! reals {
 }
 
 reals! {
-    f32: u32, math::fma_f32, math::divide_plain_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
+    f32: u32, math::fma_f32, math::divide_plain_f32, exp_below_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
-    f64: u64, math::fma_f64, core::ops::Div::div, whole 6_755_399_441_055_744.0,
+    f64: u64, math::fma_f64, core::ops::Div::div, crate::math::exp, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         exp 709.782_712_893_384 -745.133_219_101_941_2,
         // 2/3 to 2/23
@@ -204,6 +225,11 @@ reals! {
         );
 }
 
+#[inline(always)]
+fn exp_below_f32(x: f32) -> f32 {
+    math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
+}
+
 /// The types that tensors hold.
 pub trait Element: Word {
     /// What arithmetic on this type is done in, and the type of a reduced loss.
@@ -212,6 +238,8 @@ pub trait Element: Word {
     const DTYPE: Dtype;
     /// Elements in 16 bytes, at most [`MAX_LANES`].
     const LANES: u32 = 16 / size_of::<Self>() as u32;
+    /// Negative infinity.
+    const LOWEST: Self;
     /// Exact.
     fn widen(self) -> Self::Real;
     /// Rounds to nearest even.
@@ -231,6 +259,9 @@ macro_rules! unrolled {
     (for $index:ident in 0..$count:expr; $body:block) => {
         $crate::element::unrolled!(@ $index $count; $body; 0 1 2 3 4 5 6 7)
     };
+    (for $index:ident in 1..$count:expr; $body:block) => {
+        $crate::element::unrolled!(@ $index $count; $body; 1 2 3 4 5 6 7)
+    };
     (@ $index:ident $count:expr; $body:block; $($value:literal)+) => {
         $(if $value < $count {
             let $index: usize = $value;
@@ -243,6 +274,7 @@ pub(crate) use unrolled;
 impl Element for f32 {
     type Real = f32;
     const DTYPE: Dtype = Dtype::F32;
+    const LOWEST: f32 = f32::NEG_INFINITY;
 
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -269,6 +301,7 @@ impl Element for f32 {
 impl Element for f64 {
     type Real = f64;
     const DTYPE: Dtype = Dtype::F64;
+    const LOWEST: f64 = f64::NEG_INFINITY;
 
     #[inline(always)]
     fn widen(self) -> f64 {
@@ -295,7 +328,7 @@ impl Element for f64 {
 
 /// The types of 16 bits: a name, and the conversions from and to f32.
 macro_rules! halves {
-    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $widen:path, $narrow:path;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(transparent)]
@@ -307,6 +340,7 @@ macro_rules! halves {
         impl Element for $name {
             type Real = f32;
             const DTYPE: Dtype = Dtype::$dtype;
+            const LOWEST: Self = $name($lowest);
 
             #[inline(always)]
             fn widen(self) -> f32 {
@@ -335,7 +369,7 @@ macro_rules! halves {
 
 halves! {
     /// IEEE 754 binary16.
-    F16, F16, math::f32_from_f16, math::f16_from_f32;
+    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32;
     /// bfloat16.
-    Bf16, Bf16, math::f32_from_bf16, math::bf16_from_f32;
+    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32;
 }

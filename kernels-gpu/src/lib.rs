@@ -8,6 +8,7 @@
 
 pub mod abi;
 mod ceiling;
+mod cross_entropy;
 pub mod element;
 mod huber;
 mod kl_div;
@@ -15,6 +16,7 @@ mod math;
 mod mse;
 mod pairwise;
 mod reduce;
+mod row;
 mod smooth_l1;
 mod table;
 
@@ -32,6 +34,10 @@ table::losses! {
     kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 768, 768 threads by 2);
     kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 768, 768 threads by 2);
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2);
+    // By what targets are; with the groups of a row that a thread holds, the most threads of such a block, and of others.
+    cross_entropy: cross_entropy(CLASS, 4 by 512, 512);
+    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 512);
+    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 256);
     // What the benchmarks measure against.
     ceiling: ceiling();
 }

@@ -61,6 +61,22 @@ pub(crate) fn ln<R: Real>(x: R) -> R {
     ln_ratio(x, R::ONE)
 }
 
+/// ln(1 + x) for x from 0 up, to a few units in the last place also where it is small.
+#[inline(always)]
+pub(crate) fn ln_1p<R: Real>(x: R) -> R {
+    let ratio = x.over_plain(R::ONE + R::ONE + x);
+    let near = ratio + ratio + ratio * R::artanh_tail(ratio * ratio);
+    let value = if x < R::HALF { near } else { ln_of_plain(R::ONE + x) };
+    if x.is_nan() { x } else { value }
+}
+
+/// eˣ − 1 for x of at most 0, to a few units in the last place also where it is small.
+#[inline(always)]
+pub(crate) fn exp_m1_below<R: Real>(x: R) -> R {
+    let near = x + x * x * R::exp_tail(x);
+    if x > R::from_f64(-0.34) { near } else { exp(x) - R::ONE }
+}
+
 /// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
 #[inline(always)]
 pub(crate) fn exp<R: Real>(x: R) -> R {
@@ -147,6 +163,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_near_one() {
+        for x in numbers(7, 20.0).chain(numbers(8, 100.0).filter(|&x| x < 1.0)) {
+            let single = x as f32;
+            let expected = f64::from(single).ln_1p();
+            assert_near(ln_1p(single).into(), expected, 3e-7, &format!("ln(1 + {single})"));
+            assert_near(ln_1p(x), x.ln_1p(), 1e-15, &format!("ln(1 + {x})"));
+            if x < 80.0 && single > f32::MIN_POSITIVE {
+                let expected = f64::from(-single).exp_m1();
+                assert_near(exp_m1_below(-single).into(), expected, 3e-7, &format!("-{single}"));
+                assert_near(exp_m1_below(-x), (-x).exp_m1(), 1e-15, &format!("-{x}"));
+            }
+        }
+    }
+
+    #[test]
     fn what_is_special_stays_so() {
         macro_rules! special {
             ($($real:ident)+) => {$(
@@ -162,6 +193,10 @@ mod tests {
                 assert_eq!(ln_ratio::<$real>(3.0, 3.0), 0.0);
                 assert_eq!(ln_ratio(infinity, 1.0), infinity);
                 assert!(ln_ratio(infinity, infinity).is_nan());
+                assert!(ln_1p(nan).is_nan());
+                assert_eq!(ln_1p::<$real>(0.0), 0.0);
+                assert!(exp_m1_below(nan).is_nan());
+                assert_eq!(exp_m1_below(-infinity), -1.0);
                 assert_eq!(exp(infinity), infinity);
                 assert_eq!(exp(-infinity), 0.0);
                 assert_eq!(exp::<$real>(0.0), 1.0);

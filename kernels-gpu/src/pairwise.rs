@@ -7,12 +7,12 @@
 
 use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{Workspace, grid_sum, team_sum};
+use crate::reduce::{Workspace, grid_sums, team_sums};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::hint::opaque;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming};
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 /// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors and, with
@@ -25,12 +25,12 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 6 barriers;
-            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
+            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 4 barriers;
+            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 8 barriers;
             BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 0 barriers;
             BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), dense_block::<E>($both), 6 barriers;
-            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 10 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), dense_block::<E>($both), 4 barriers;
+            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 8 barriers;
         }
     };
 }
@@ -140,7 +140,7 @@ unsafe fn run<
         let sum = unsafe { pass.piece::<TERMS, GRADS, UNROLL>(0, split, lane) };
         if TERMS {
             // SAFETY: conditions 1 and 2.
-            unsafe { grid_sum(sum.to_f64(), workspace, |sum| pass.finish(0, sum)) };
+            unsafe { grid_sums([sum.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
         }
         return;
     }
@@ -167,7 +167,7 @@ unsafe fn run<
             sum = unsafe { pass.piece::<TERMS, GRADS, UNROLL>(row, split, lane) };
         }
         if by_row {
-            let sum = team_sum(sum.to_f64(), team);
+            let [sum] = team_sums([sum.to_f64()], team);
             if lane == 0 && piece < pieces {
                 // SAFETY: conditions 1 and 2; one team a piece.
                 unsafe {
@@ -178,6 +178,9 @@ unsafe fn run<
                     }
                 }
             }
+            if team > WARP_SIZE {
+                sync_threads();
+            }
         } else {
             total = total + sum;
         }
@@ -187,7 +190,7 @@ unsafe fn run<
 
     if TERMS && args.reduction == reduction::SCALAR {
         // SAFETY: conditions 1 and 2.
-        unsafe { grid_sum(total.to_f64(), workspace, |sum| pass.finish(0, sum)) };
+        unsafe { grid_sums([total.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
     }
     if by_row && splits.get() > 1 && workspace.is_last_block() {
         let mut row = u64::from(warp_id());
@@ -197,7 +200,7 @@ unsafe fn run<
                 let (count, lane) = (splits.get(), u64::from(lane_id()));
                 workspace.share(row * count, count, lane, u64::from(WARP_SIZE))
             };
-            let sum = team_sum(share, WARP_SIZE);
+            let [sum] = team_sums([share], WARP_SIZE);
             if lane_id() == 0 {
                 // SAFETY: condition 1.
                 unsafe { pass.finish(row, sum) };

@@ -5,67 +5,105 @@
 //! of the additions depends on the launch shape alone, never on which block finishes last: a sum
 //! has the same bits on every run.
 
-use crate::abi::MAX_PARTIALS;
-use cuda_std::atomic::fetch_add_ordered;
+use crate::abi::{MAX_PARTIALS, workspace};
+use crate::element::{Real, unrolled};
+use cuda_std::atomic::{fetch_add_ordered, fetch_max};
 use cuda_std::memory::{load_shared_by_grid, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, warp_id};
+use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, sync_warp, warp_id};
+
+/// Values that are summed side by side, at most.
+const MAX_SUMS: usize = 4;
 
 cuda_std::shared_array! {
-    /// One sum a warp.
-    fn warp_sums() -> [f64; 32];
+    /// `MAX_SUMS` sums a warp.
+    fn sums_of_warps() -> [f64; 128];
+}
+cuda_std::shared_array! {
+    /// One maximum a warp.
+    fn maxima_of_warps() -> [f64; 32];
 }
 cuda_std::shared_array! {
     /// Whether all other blocks had finished when this one had.
     fn is_last() -> [u64; 1];
 }
 
-/// The sum of `value` over each team of the warp, in every lane. `team` is a power of two up to 32; all
-/// lanes of the warp call it.
+/// `value` combined over each team of the warp, in every lane. `team` is a power of two up to 32; all lanes of
+/// the warp call it.
 #[inline(always)]
-fn team_sum_in_warp(mut value: f64, team: u32) -> f64 {
+fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) -> T) -> T {
     let mut mask = team / 2;
     while mask > 0 {
-        value += value.shuffle_xor(mask);
+        value = combine(value, value.shuffle_xor(mask));
         mask /= 2;
     }
     value
 }
 
-/// The sum of `value` over the warp, in every lane.
+/// Each of `values` summed over a team, in every thread of it: a power of two of threads up to 32, or the block.
+/// One barrier, for a block; before the next call stands another, of the caller's.
 #[inline(always)]
-fn warp_sum(value: f64) -> f64 {
-    team_sum_in_warp(value, WARP_SIZE)
+pub(crate) fn team_sums<R: Real, const N: usize>(values: [R; N], team: u32) -> [R; N] {
+    if team > WARP_SIZE { block_sums(values) } else { warp_sums(values, team) }
 }
 
-/// The sum of `value` over the block, in every lane of its first warp. Two barriers: it may be called
-/// again at once.
+/// [`team_sums`] of a team of a warp. The warp meets first, whatever ways its lanes came: shuffles of lanes that
+/// have not met are slow.
 #[inline(always)]
-fn block_sum(value: f64) -> f64 {
-    let of_warp = warp_sum(value);
+pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], team: u32) -> [R; N] {
+    sync_warp();
+    unrolled!(for index in 0..N; {
+        values[index] = in_warp(values[index], team, |a, b| a + b);
+    });
+    values
+}
+
+/// [`team_sums`] of the block: of its warps in float64.
+#[inline(always)]
+pub(crate) fn block_sums<R: Real, const N: usize>(values: [R; N]) -> [R; N] {
+    const { assert!(N <= MAX_SUMS) };
+    let mut sums = warp_sums(values, WARP_SIZE);
+    unrolled!(for index in 0..N; {
+        if lane_id() == 0 {
+            // SAFETY: a block has at most 32 warps; each writes its own elements.
+            unsafe { sums_of_warps().set(index as u32 * WARP_SIZE + warp_id(), sums[index].to_f64()) };
+        }
+    });
+    sync_threads();
+    unrolled!(for index in 0..N; {
+        let mut of_warp = 0.0;
+        if lane_id() < block_dim_x() / WARP_SIZE {
+            // SAFETY: warp `lane_id` wrote its element before the barrier.
+            of_warp = unsafe { sums_of_warps().get(index as u32 * WARP_SIZE + lane_id()) };
+        }
+        let [of_block] = warp_sums([of_warp], WARP_SIZE);
+        sums[index] = R::from_f64(of_block);
+    });
+    sums
+}
+
+/// The largest `value` of a team of a warp, in every thread of it. Of numbers: NaN is passed over.
+#[inline(always)]
+pub(crate) fn warp_max<R: Real>(value: R, team: u32) -> R {
+    sync_warp();
+    in_warp(value, team, R::max)
+}
+
+/// The largest `value` of the block, in every thread of it; barriers as of [`block_sums`].
+#[inline(always)]
+pub(crate) fn block_max<R: Real>(value: R) -> R {
+    let of_warp = warp_max(value, WARP_SIZE);
     if lane_id() == 0 {
         // SAFETY: a block has at most 32 warps; each writes its own element.
-        unsafe { warp_sums().set(warp_id(), of_warp) };
+        unsafe { maxima_of_warps().set(warp_id(), of_warp.to_f64()) };
     }
     sync_threads();
-    let mut of_block = 0.0;
-    if warp_id() == 0 {
-        let warps = block_dim_x() / WARP_SIZE;
-        if lane_id() < warps {
-            // SAFETY: warp `lane_id` wrote its element before the barrier.
-            of_block = unsafe { warp_sums().get(lane_id()) };
-        }
-        of_block = warp_sum(of_block);
+    let mut of_block = R::NEG_INFINITY;
+    if lane_id() < block_dim_x() / WARP_SIZE {
+        // SAFETY: warp `lane_id` wrote its element before the barrier.
+        of_block = R::from_f64(unsafe { maxima_of_warps().get(lane_id()) });
     }
-    sync_threads();
-    of_block
-}
-
-/// The sum of `value` over a team: a power of two of threads up to 32, or the block. In every lane of a
-/// team within a warp, or of the block's first warp. Two barriers, for a block.
-#[inline(always)]
-pub(crate) fn team_sum(value: f64, team: u32) -> f64 {
-    if team > WARP_SIZE { block_sum(value) } else { team_sum_in_warp(value, team) }
+    warp_max(of_block, WARP_SIZE)
 }
 
 /// Where blocks leave partial sums for the block that finishes last.
@@ -78,7 +116,7 @@ impl Workspace {
     /// # Safety
     /// 1. `start` is the address of `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that no
     ///    other launch uses at the same time.
-    /// 2. Its first 4 bytes are zero; they are zero again when the launch is done.
+    /// 2. Its first `abi::workspace::TOTALS` bytes are zero; they are zero again when the launch is done.
     #[inline(always)]
     pub(crate) unsafe fn new(start: u64) -> Self {
         Workspace { start }
@@ -86,7 +124,29 @@ impl Workspace {
 
     #[inline(always)]
     fn partial(self, index: u64) -> *mut f64 {
-        (self.start + 16 + index * 8) as *mut f64
+        (self.start + workspace::PARTIALS + index * 8) as *mut f64
+    }
+
+    /// Notes a row that is not as it should be.
+    #[inline(always)]
+    pub(crate) fn report_row(self, row: u64) {
+        // SAFETY: within the workspace; only accessed atomically until the last block has counted.
+        unsafe { fetch_max((self.start + workspace::FAULT) as *mut u64, !row) };
+    }
+
+    /// The lowest row that was noted, and forgets it.
+    ///
+    /// # Safety
+    /// [`is_last_block`](Self::is_last_block) has said so, and one thread calls this, once.
+    #[inline(always)]
+    pub(crate) unsafe fn take_reported_row(self) -> Option<u64> {
+        let at = (self.start + workspace::FAULT) as *mut u64;
+        // SAFETY: within the workspace; all blocks have counted, nothing else accesses it.
+        unsafe {
+            let found = load_shared_by_grid(at);
+            store(at, 0);
+            if found == 0 { None } else { Some(!found) }
+        }
     }
 
     /// Leaves a partial sum.
@@ -100,13 +160,23 @@ impl Workspace {
         unsafe { store(self.partial(index), sum) };
     }
 
+    /// A partial sum that was left.
+    ///
+    /// # Safety
+    /// As [`share`](Self::share).
+    #[inline(always)]
+    pub(crate) unsafe fn left(self, index: u64) -> f64 {
+        // SAFETY: the caller's condition; left by other blocks, and ordered before.
+        unsafe { load_shared_by_grid(self.partial(index)) }
+    }
+
     /// Whether this is the last block of the grid to call it, once a launch: then every partial sum left
     /// before is there to be read. One barrier before what is left counts, one after.
     #[inline(always)]
     pub(crate) fn is_last_block(self) -> bool {
         sync_threads();
         if thread_idx_x() == 0 {
-            let counter = self.start as *mut u32;
+            let counter = (self.start + workspace::COUNT) as *mut u32;
             // SAFETY: the counter is only counted on, until the last block has counted.
             let before = unsafe { fetch_add_ordered(counter, 1) };
             let last = before + 1 == grid_dim_x();
@@ -132,34 +202,46 @@ impl Workspace {
         let mut sum = 0.0;
         let mut index = offset;
         while index < count {
-            // SAFETY: the caller's condition; left by other blocks, and ordered before.
-            sum += unsafe { load_shared_by_grid(self.partial(first + index)) };
+            // SAFETY: the caller's condition.
+            sum += unsafe { self.left(first + index) };
             index += step;
         }
         sum
     }
 }
 
-/// Sums `value` over the grid and calls `finish` with the sum, in one thread of the grid. Every
-/// thread of the grid must call it, once a launch.
+/// Sums each of `values` over the grid and calls `finish` with the sums, in one thread of the grid. Every
+/// thread of the grid must call it, once a launch; no block has called [`team_sums`] since its last barrier.
 ///
 /// # Safety
-/// The grid has at most `abi::MAX_PARTIALS` blocks.
+/// N times the blocks of the grid are at most `abi::MAX_PARTIALS`.
 #[inline(always)]
-pub(crate) unsafe fn grid_sum(value: f64, workspace: Workspace, finish: impl FnOnce(f64)) {
-    let of_block = block_sum(value);
-    if thread_idx_x() == 0 {
-        // SAFETY: the caller's condition; each block leaves its own.
-        unsafe { workspace.leave(u64::from(block_idx_x()), of_block) };
+pub(crate) unsafe fn grid_sums<const N: usize>(
+    values: [f64; N],
+    workspace: Workspace,
+    finish: impl FnOnce([f64; N]),
+) {
+    let (blocks, thread) = (u64::from(grid_dim_x()), thread_idx_x());
+    let of_block = block_sums(values);
+    if thread == 0 {
+        unrolled!(for index in 0..N; {
+            let partial = index as u64 * blocks + u64::from(block_idx_x());
+            // SAFETY: the caller's condition; each block leaves its own.
+            unsafe { workspace.leave(partial, of_block[index]) };
+        });
     }
     if !workspace.is_last_block() {
         return;
     }
-    let (blocks, thread) = (u64::from(grid_dim_x()), u64::from(thread_idx_x()));
-    // SAFETY: every block has left its own.
-    let share = unsafe { workspace.share(0, blocks, thread, u64::from(block_dim_x())) };
-    let of_grid = block_sum(share);
-    if thread_idx_x() == 0 {
+    let mut shares = [0.0; N];
+    unrolled!(for index in 0..N; {
+        let first = index as u64 * blocks;
+        // SAFETY: every block has left its own.
+        shares[index] =
+            unsafe { workspace.share(first, blocks, u64::from(thread), u64::from(block_dim_x())) };
+    });
+    let of_grid = block_sums(shares);
+    if thread == 0 {
         finish(of_grid);
     }
 }

@@ -1,16 +1,20 @@
-//! Large random tensors, filled by all cores.
+//! Large tensors, filled and summed by all cores.
 
 use crate::random::uniform;
 
-/// `len` numbers of the sequence `seed`, by as many threads as there are cores.
-pub fn uniforms_parallel(seed: u64, len: usize) -> Vec<f32> {
-    let mut data = vec![0.0; len];
+/// `len` elements, of which `element` gives each by its index, by as many threads as there are cores.
+pub fn filled<T: Clone + Default + Send>(
+    len: usize,
+    element: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let mut data = vec![T::default(); len];
     let part = part(len);
     std::thread::scope(|scope| {
         for (index, chunk) in data.chunks_mut(part).enumerate() {
+            let element = &element;
             scope.spawn(move || {
                 for (k, value) in chunk.iter_mut().enumerate() {
-                    *value = uniform(seed, (index * part + k) as u64);
+                    *value = element(index * part + k);
                 }
             });
         }
@@ -18,12 +22,25 @@ pub fn uniforms_parallel(seed: u64, len: usize) -> Vec<f32> {
     data
 }
 
-/// The sum of `f` over pairs of chunks, by as many threads as there are cores.
-pub fn sum_parallel<T: Sync>(x: &[T], t: &[T], f: fn(&[T], &[T]) -> f64) -> f64 {
-    let part = part(x.len());
+/// `len` numbers of the sequence `seed`.
+pub fn uniforms_parallel(seed: u64, len: usize) -> Vec<f32> {
+    filled(len, |index| uniform(seed, index as u64))
+}
+
+/// The sum of `term` over the indices below `len`, by as many threads as there are cores.
+pub fn total(len: usize, term: impl Fn(usize) -> f64 + Sync) -> f64 {
+    let part = part(len);
     std::thread::scope(|scope| {
-        let sums: Vec<_> =
-            x.chunks(part).zip(t.chunks(part)).map(|(x, t)| scope.spawn(move || f(x, t))).collect();
+        let sums: Vec<_> = (0..len)
+            .step_by(part)
+            .map(|start| {
+                let term = &term;
+                scope.spawn(move || {
+                    let terms = (start..len.min(start + part)).map(term);
+                    terms.sum::<crate::reference::Total>().value()
+                })
+            })
+            .collect();
         sums.into_iter().map(|sum| sum.join().unwrap()).sum()
     })
 }

@@ -1,10 +1,10 @@
 //! Element types as the references see them: rounding from float64, and how far a result may be off.
 
-use fused_loss::Element;
+use fused_loss::Float;
 use half::{bf16, f16};
 
 /// An element type.
-pub trait Number: Element {
+pub trait Number: Float {
     /// Relative error of a loss of tensors of this type, against the larger of it and the mean term.
     const LOSS: f64;
     /// Rounded to nearest even.

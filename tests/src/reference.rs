@@ -46,3 +46,82 @@ pub mod mse {
         x.iter().zip(t).map(|(&x, &t)| 2.0 * (f64::from(x) - f64::from(t)) * upstream).collect()
     }
 }
+
+/// Cross-entropy of one row.
+pub mod cross_entropy {
+    use super::Total;
+
+    /// What the row should be.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Target<'a> {
+        Class(usize),
+        Ignored,
+        Probabilities(&'a [f64]),
+    }
+
+    /// The options of the loss, with a weight for every class.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Options<'a> {
+        pub weight: &'a [f64],
+        pub label_smoothing: f64,
+        pub z_loss: f64,
+    }
+
+    /// What comes of a row, for an upstream gradient of 1 and not divided by anything.
+    #[derive(Clone, Debug)]
+    pub struct Row {
+        pub loss: f64,
+        /// λ (log Σ exp x)².
+        pub z: f64,
+        pub log_sum_exp: f64,
+        /// The gradients of the loss, of z, and of the loss by the target's probabilities.
+        pub by_input: Vec<f64>,
+        pub z_by_input: Vec<f64>,
+        pub by_target: Vec<f64>,
+        /// The largest magnitude of what is subtracted to give a gradient of the input.
+        pub terms: f64,
+        /// What the row adds to the divisor of a mean: its class's weight, 1 for probabilities.
+        pub weight: f64,
+    }
+
+    /// Σ q (log Σ exp x − x), with q the smoothed and weighted target.
+    pub fn row(x: &[f64], target: Target<'_>, options: Options<'_>) -> Row {
+        let Options { weight, label_smoothing, z_loss } = options;
+        let classes = x.len();
+        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum = x.iter().map(|x| (x - max).exp()).sum::<Total>().value();
+        let log_sum_exp = max + sum.ln();
+        let log_p = |class: usize| x[class] - max - sum.ln();
+        let p = |class: usize| (x[class] - max).exp() / sum;
+        if let Target::Ignored = target {
+            let none = vec![0.0; classes];
+            let (by_input, z_by_input, by_target) = (none.clone(), none.clone(), none);
+            let (loss, z, terms, weight) = (0.0, 0.0, 0.0, 0.0);
+            return Row { loss, z, log_sum_exp, by_input, z_by_input, by_target, terms, weight };
+        }
+        let t = |class: usize| match target {
+            Target::Class(of) => f64::from(u8::from(class == of)),
+            Target::Probabilities(t) => t[class],
+            Target::Ignored => unreachable!(),
+        };
+        let smoothed =
+            |class: usize| (1.0 - label_smoothing) * t(class) + label_smoothing / classes as f64;
+        let q = |class: usize| weight[class] * smoothed(class);
+        let all_q = (0..classes).map(q).sum::<Total>().value();
+        Row {
+            loss: (0..classes).map(|class| -q(class) * log_p(class)).sum::<Total>().value(),
+            z: z_loss * log_sum_exp * log_sum_exp,
+            log_sum_exp,
+            by_input: (0..classes).map(|class| p(class) * all_q - q(class)).collect(),
+            z_by_input: (0..classes).map(|class| 2.0 * z_loss * log_sum_exp * p(class)).collect(),
+            by_target: (0..classes)
+                .map(|class| -(1.0 - label_smoothing) * weight[class] * log_p(class))
+                .collect(),
+            terms: (0..classes).map(|class| (p(class) * all_q).max(q(class))).fold(0.0, f64::max),
+            weight: match target {
+                Target::Class(class) => weight[class],
+                _ => 1.0,
+            },
+        }
+    }
+}

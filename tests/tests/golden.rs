@@ -1,14 +1,15 @@
 //! PyTorch's answers: every case of data/pytorch.jsonl whose loss is built, through forward, backward and
 //! both in one pass. data/README.md says what a case is, docs/semantics.md why it is so.
 
-use fused_loss::reduction::{self, DivergenceReduction, ElementwiseReduction, Reduction};
-use fused_loss::{BatchMean, Element, Error, Grads, Huber, KlDiv, Mean, Mse, RowMean, RowSum};
-use fused_loss::{SmoothL1, Stream, Sum, Tensor, View, Workspace};
+use fused_loss::reduction::{self, DivergenceReduction, ElementwiseReduction};
+use fused_loss::reduction::{Reduction, SampleReduction};
+use fused_loss::{BatchMean, CrossEntropy, Error, Float, Grads, Huber, KlDiv, Loss, Mean, Mse};
+use fused_loss::{RowMean, RowSum, Saved, SmoothL1, Stream, Sum, Targets, Tensor, View, Workspace};
 use half::{bf16, f16};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use tests::gpu;
 use tests::number::Number;
+use tests::{gpu, tensor};
 
 /// In the binary, which may run where the file is not.
 const DATA: &str = include_str!("../data/pytorch.jsonl");
@@ -36,18 +37,21 @@ fn kl_div() {
     replay("kl_div", 218);
 }
 
-/// The rest of the data, which [`replay_as`] has no arm for yet.
+#[test]
+fn cross_entropy() {
+    replay("cross_entropy", 479);
+}
+
 #[test]
 fn no_case_is_lost() {
     let mut counts = BTreeMap::new();
     for case in cases() {
         *counts.entry(case.loss).or_insert(0) += 1;
     }
-    for built in ["mse", "huber", "smooth_l1", "kl_div"] {
-        counts.remove(built);
+    for replayed in ["mse", "huber", "smooth_l1", "kl_div", "cross_entropy"] {
+        counts.remove(replayed);
     }
-    let not_built = [("cross_entropy", 479)];
-    assert_eq!(counts, not_built.map(|(loss, count)| (loss.to_owned(), count)).into());
+    assert_eq!(counts, BTreeMap::new());
 }
 
 /// Replays the cases of `loss`, of which there are `count`.
@@ -104,13 +108,147 @@ where
             let log_target = case.options["log_target"].as_bool().unwrap();
             by_reduction!(KlDiv { log_input: log_input, log_target: log_target } "batchmean" => BatchMean)
         }
+        "cross_entropy" => match case.reduction.as_str() {
+            "none" => replay_samples::<T, _>(case, CrossEntropy::none()),
+            "sum" => replay_samples::<T, _>(case, CrossEntropy::sum()),
+            "mean" => replay_samples::<T, _>(case, CrossEntropy::mean()),
+            other => panic!("{}: the reduction is {other}", case.name),
+        },
         other => panic!("{}: the loss is {other}", case.name),
     }
 }
 
+/// Replays a case of cross-entropy, whose targets may be classes of three types or probabilities.
+fn replay_samples<T: Number, R: SampleReduction>(
+    case: &Case,
+    loss: CrossEntropy<'_, T, R>,
+) -> Vec<String>
+where
+    T::Loss: Number,
+{
+    let option =
+        |name: &str, default: f64| numbers(&case.options[name]).map_or(default, |of| of[0]);
+    let weight = numbers(&case.options["weight"]).map(|weight| tensor(&case.exact::<T>(&weight)));
+    let loss = CrossEntropy {
+        weight: weight.as_ref().map(Tensor::view),
+        ignore_index: option("ignore_index", -100.0) as i64,
+        label_smoothing: option("label_smoothing", 0.0),
+        z_loss: option("z_loss", 0.0),
+        ..loss
+    };
+    let [rows, _] = case.shape;
+    macro_rules! classes {
+        ($class:ty) => {{
+            let classes: Vec<$class> = case.target.iter().map(|&class| class as $class).collect();
+            let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+            replay_calls(case, loss, || (&classes).into(), false)
+        }};
+    }
+    match case.options["target_type"].as_str().unwrap() {
+        "i64" => classes!(i64),
+        "i32" => classes!(i32),
+        "u8" => classes!(u8),
+        "prob" => {
+            let target: Vec<T> = case.exact(&case.target);
+            let target = Tensor::from_slice(gpu(), case.shape, &target).unwrap();
+            replay_calls(case, loss, || (&target).into(), true)
+        }
+        other => panic!("{}: the target type is {other}", case.name),
+    }
+}
+
+/// Every call of cross-entropy on a case, of which `target` gives the targets.
+fn replay_calls<'a, T: Number, R: SampleReduction>(
+    case: &Case,
+    loss: CrossEntropy<'_, T, R>,
+    target: impl Fn() -> Targets<'a, T>,
+    probabilities: bool,
+) -> Vec<String>
+where
+    T::Loss: Number,
+{
+    let values: Vec<T> = case.exact(&case.input);
+    let input = Tensor::from_slice(gpu(), case.shape, &values).unwrap();
+    let [rows, cols] = case.shape;
+    let of_loss: &[usize] = if case.reduction == "none" { &[rows] } else { &[] };
+    let upstream: Vec<T::Loss> = case.exact(case.upstream.as_deref().unwrap_or(&[1.0]));
+    let each = case.reduction == "none" && upstream.len() == rows;
+    let upstream = Tensor::from_slice(gpu(), if each { of_loss } else { &[] }, &upstream).unwrap();
+    let upstream = || if each { upstream.view() } else { upstream.view().expand(of_loss).unwrap() };
+    let new_loss = || {
+        let mut loss = Loss::<T::Loss>::zeros(gpu(), of_loss).unwrap();
+        let len = of_loss.iter().product();
+        loss.values_mut().copy_from_slice(&vec![T::Loss::round(UNWRITTEN); len]).unwrap();
+        loss
+    };
+    let new_gradient =
+        || Tensor::from_slice(gpu(), case.shape, &vec![T::round(UNWRITTEN); rows * cols]).unwrap();
+    let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
+    let mut failures = Vec::new();
+    let mut check =
+        |call: &str, queued, value: Option<&Loss<T::Loss>>, grads: [Option<&Tensor<T>>; 2]| {
+            let to_vec = |tensor: Option<&Tensor<T>>| tensor.map(|tensor| tensor.to_vec().unwrap());
+            let [grad_input, grad_target] = grads.map(to_vec);
+            let fault = value.and_then(|value| value.check().err());
+            let loss = value.map(|value| value.values().to_vec().unwrap());
+            let outcome = Outcome { queued, loss, grad_input, grad_target };
+            if let Err(difference) = case.check(&outcome, value.is_some().then_some(fault)) {
+                failures.push(format!("{}; {call}: {difference}", case.name));
+            }
+        };
+    fn grads<'a, T: Number>(
+        by_input: &'a mut Tensor<T>,
+        by_target: &'a mut Tensor<T>,
+        probabilities: bool,
+    ) -> Grads<'a, T, T::Loss> {
+        if probabilities { Grads::both(by_input, by_target) } else { Grads::input(by_input) }
+    }
+
+    let mut value = new_loss();
+    let queued = loss.forward_into(&input, target(), &mut value, &mut workspace, &stream);
+    check("forward", queued, Some(&value), [None, None]);
+
+    let (mut value, mut saved) = (new_loss(), Saved::zeros(gpu(), case.shape).unwrap());
+    let queued =
+        loss.forward_saving_into(&input, target(), &mut value, &mut saved, &mut workspace, &stream);
+    let went = queued.is_ok();
+    check("forward, saving", queued, Some(&value), [None, None]);
+    if went {
+        let (mut by_input, mut by_target) = (new_gradient(), new_gradient());
+        let wanted = grads(&mut by_input, &mut by_target, probabilities);
+        let queued = loss.backward_into(&input, target(), &saved, upstream(), wanted, &stream);
+        let by_target = probabilities.then_some(&by_target);
+        check("backward", queued, None, [Some(&by_input), by_target]);
+    }
+
+    let (mut value, mut by_input, mut by_target) = (new_loss(), new_gradient(), new_gradient());
+    let mut wanted = grads(&mut by_input, &mut by_target, probabilities);
+    if case.upstream.is_some() {
+        wanted = wanted.scaled_by(upstream());
+    }
+    let queued =
+        loss.forward_backward_into(&input, target(), &mut value, wanted, &mut workspace, &stream);
+    let by_target = probabilities.then_some(&by_target);
+    check("both", queued, Some(&value), [Some(&by_input), by_target]);
+
+    if case.upstream.is_none() && case.expected.error.is_none() {
+        let (mut value, mut over) =
+            (new_loss(), Tensor::from_slice(gpu(), case.shape, &values).unwrap());
+        let queued = loss.forward_backward_in_place(
+            &mut over,
+            target(),
+            &mut value,
+            &mut workspace,
+            &stream,
+        );
+        check("both in place", queued, Some(&value), [Some(&over), None]);
+    }
+    failures
+}
+
 /// The calls of a loss that compares element by element.
 trait Elementwise<R: Reduction> {
-    fn forward<T: Element>(
+    fn forward<T: Float>(
         &self,
         tensors: [&Tensor<T>; 2],
         loss: &mut Tensor<R::Value<T>>,
@@ -118,7 +256,7 @@ trait Elementwise<R: Reduction> {
         stream: &Stream,
     ) -> Result<(), Error>;
 
-    fn backward<T: Element>(
+    fn backward<T: Float>(
         &self,
         tensors: [&Tensor<T>; 2],
         upstream: View<'_, R::Value<T>>,
@@ -126,7 +264,7 @@ trait Elementwise<R: Reduction> {
         stream: &Stream,
     ) -> Result<(), Error>;
 
-    fn both<T: Element>(
+    fn both<T: Float>(
         &self,
         tensors: [&Tensor<T>; 2],
         loss: &mut Tensor<R::Value<T>>,
@@ -139,7 +277,7 @@ trait Elementwise<R: Reduction> {
 macro_rules! elementwise {
     ($($loss:ident: $reduction:ident;)+) => {$(
         impl<R: $reduction> Elementwise<R> for $loss<R> {
-            fn forward<T: Element>(
+            fn forward<T: Float>(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
                 loss: &mut Tensor<R::Value<T>>,
@@ -149,7 +287,7 @@ macro_rules! elementwise {
                 self.forward_into(input, target, loss, workspace, stream)
             }
 
-            fn backward<T: Element>(
+            fn backward<T: Float>(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
                 upstream: View<'_, R::Value<T>>,
@@ -159,7 +297,7 @@ macro_rules! elementwise {
                 self.backward_into(input, target, upstream, grads, stream)
             }
 
-            fn both<T: Element>(
+            fn both<T: Float>(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
                 loss: &mut Tensor<R::Value<T>>,
@@ -212,7 +350,7 @@ where
     let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
     let mut failures = Vec::new();
     let mut check = |call: &str, outcome: Outcome<T, R::Value<T>>| {
-        if let Err(difference) = case.check(&outcome) {
+        if let Err(difference) = case.check(&outcome, None) {
             failures.push(format!("{}; {call}: {difference}", case.name));
         }
     };
@@ -267,6 +405,8 @@ struct Case {
 /// What a call must give.
 struct Expected {
     error: Option<String>,
+    /// The row and the target that a `target out of range` names.
+    fault: Option<(usize, i64)>,
     loss: Option<Vec<f64>>,
     grad_input: Option<Vec<f64>>,
     grad_target: Option<Vec<f64>>,
@@ -290,6 +430,9 @@ fn cases() -> impl Iterator<Item = Case> {
             upstream: numbers(&case["upstream"]),
             expected: Expected {
                 error: expect["error"].as_str().map(str::to_owned),
+                fault: expect["row"]
+                    .as_u64()
+                    .map(|row| (row as usize, expect["target"].as_i64().unwrap())),
                 loss: numbers(&expect["loss"]),
                 grad_input: numbers(&expect["grad_input"]),
                 grad_target: numbers(&expect["grad_target"]),
@@ -325,11 +468,17 @@ impl Case {
         values.iter().map(exact).collect()
     }
 
-    /// Holds a call against what it must give; says where it differs.
-    fn check<T: Number, V: Number>(&self, outcome: &Outcome<T, V>) -> Result<(), String> {
+    /// Holds a call against what it must give; says where it differs. `fault` is what a loss that was asked says of
+    /// its targets.
+    fn check<T: Number, V: Number>(
+        &self,
+        outcome: &Outcome<T, V>,
+        fault: Option<Option<Error>>,
+    ) -> Result<(), String> {
         let expected = &self.expected;
-        if let Some(error) = &expected.error {
-            return check_refusal(error, outcome);
+        match (&expected.error, &expected.fault) {
+            (Some(error), None) => return check_refusal(error, outcome),
+            (_, expected) => self.check_fault(*expected, fault)?,
         }
         if let Err(error) = &outcome.queued {
             return Err(format!("refused: {error}"));
@@ -339,18 +488,49 @@ impl Case {
         let magnitudes = self.magnitudes(expected.loss.as_ref().map_or(0, Vec::len));
         let allowed = |at: usize, expected: f64| match size_of::<V>() {
             2 => V::allowed(expected, expected.abs(), magnitudes[at]),
-            _ => V::LOSS * expected.abs().max(magnitudes[at]),
+            _ => V::LOSS * expected.abs().max(magnitudes[at]) + self.uncertain(),
         };
         compare("loss", &outcome.loss, &expected.loss, allowed)?;
         for (what, got, expected) in [
             ("grad_input", &outcome.grad_input, &expected.grad_input),
             ("grad_target", &outcome.grad_target, &expected.grad_target),
         ] {
-            let allowed =
-                |at, value| T::allowed(value, self.largest_of_row(expected, at), self.scale(at));
+            if self.expected.fault.is_some() && expected.is_none() {
+                // Unspecified, where a mean has no value.
+                continue;
+            }
+            let allowed = |at, value| {
+                let allowed = T::allowed(value, self.largest_of_row(expected, at), self.scale(at));
+                allowed + self.uncertain() * self.scale(at).abs()
+            };
             compare(what, got, expected, allowed)?;
         }
         Ok(())
+    }
+
+    /// Holds what a loss says of its targets against what it must say.
+    fn check_fault(
+        &self,
+        expected: Option<(usize, i64)>,
+        said: Option<Option<Error>>,
+    ) -> Result<(), String> {
+        match (expected, said) {
+            (_, None) | (None, Some(None)) => Ok(()),
+            (Some(expected), Some(Some(Error::TargetOutOfRange { row, target, classes })))
+                if (row, target) == expected && classes == self.shape[1] =>
+            {
+                Ok(())
+            }
+            (expected, Some(said)) => {
+                let said = said.map_or("nothing".to_owned(), |error| error.to_string());
+                Err(format!("expected to hear of {expected:?}, heard {said}"))
+            }
+        }
+    }
+
+    /// How far the expected values may be off themselves: probabilities near 1, rounded to float64.
+    fn uncertain(&self) -> f64 {
+        if self.loss == "cross_entropy" { f64::EPSILON } else { 0.0 }
     }
 
     /// What the magnitudes of each loss's terms add up to, divided as the loss is; 0 for losses whose terms
@@ -391,6 +571,17 @@ impl Case {
     /// What a sum of terms is divided by.
     fn divisor(&self) -> f64 {
         let [rows, cols] = self.shape;
+        if self.loss == "cross_entropy" && self.reduction == "mean" {
+            let ignored = self.options["ignore_index"].as_f64().unwrap_or(-100.0);
+            let weights = numbers(&self.options["weight"]).unwrap_or(vec![1.0; cols]);
+            return match self.options["target_type"].as_str().unwrap() {
+                "prob" => rows as f64,
+                _ => {
+                    let counts = self.target.iter().filter(|&&class| class != ignored);
+                    counts.filter_map(|&class| weights.get(class as usize)).sum()
+                }
+            };
+        }
         let divisor = match self.reduction.as_str() {
             "mean" => rows * cols,
             "row_mean" => cols,
@@ -431,13 +622,19 @@ fn compare<N: Number>(
 /// A call that must fail: with an error that names the option, before anything is written.
 fn check_refusal<T: Number, V: Number>(error: &str, outcome: &Outcome<T, V>) -> Result<(), String> {
     let option = match error {
+        "no classes" => "input",
+        "label_smoothing out of range" => "label_smoothing",
+        "ignore_index with probability targets" => "ignore_index",
         "delta not positive" => "delta",
         "beta negative" => "beta",
         other => panic!("which argument is at fault for '{other}'?"),
     };
     let Err(refusal) = &outcome.queued else { return Err(format!("accepted: {error}")) };
-    let names_it =
-        matches!(refusal, Error::InvalidOption { option: named, .. } if *named == option);
+    let names_it = match refusal {
+        Error::InvalidOption { option: named, .. } => *named == option,
+        Error::InvalidShape { argument: named, .. } => *named == option,
+        _ => false,
+    };
     if !names_it || !refusal.to_string().starts_with(&format!("{option}: expected ")) {
         return Err(format!("expected an error of {option}, got '{refusal}'"));
     }

@@ -3,10 +3,15 @@
 
 use approx::assert_relative_eq;
 use cust::sys::{self, CUresult};
-use fused_loss::{Mse, RowSum, Tensor, View};
+use fused_loss::{
+    CrossEntropy, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Sum, Tensor, View, Workspace,
+};
 use half::f16;
-use tests::filled::{sum_parallel, uniforms_parallel};
+use tests::filled::{filled, total, uniforms_parallel};
 use tests::gpu;
+use tests::number::Number;
+use tests::random::uniform;
+use tests::reference::Total;
 
 /// Memory of which only what is touched is there, on the emulator: 8 GiB of address space.
 struct Sparse(u64);
@@ -77,7 +82,8 @@ fn mse_of_two_to_the_thirty_elements() {
     }
     let side = 32768;
     let (x, t) = (uniforms_parallel(1, side * side), uniforms_parallel(2, side * side));
-    let expected = sum_parallel(&x, &t, tests::reference::mse::sum) / (side * side) as f64;
+    let square = |index: usize| (f64::from(x[index]) - f64::from(t[index])).powi(2);
+    let expected = total(side * side, square) / (side * side) as f64;
 
     let stream = gpu().stream().unwrap();
     let on_x = Tensor::from_slice(gpu(), [side, side], &x).unwrap();
@@ -142,4 +148,127 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
         expected[place / cols] += value * value;
     }
     assert_eq!(losses, expected);
+}
+
+/// The last of the semantics' first table: 16384×16384, Σ p log(p/t) ÷ D for each row, with the gradient of p from
+/// one upstream for each row.
+fn divergence_per_sample<T: Number>()
+where
+    T::Loss: Number,
+{
+    if gpu().is_emulated() {
+        eprintln!("skipped: {} would take hours", gpu().name());
+        return;
+    }
+    let side = 16384;
+    let probability = |seed, index| (f64::from(uniform(seed, index as u64)) + 1.0001) / 2.0001;
+    let p = filled(side * side, |index| T::round(probability(1, index)));
+    let log_t = filled(side * side, |index| T::round(probability(2, index).ln()));
+    let g = filled(side, |row| T::Loss::round(f64::from(uniform(3, row as u64))));
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [side, side], &log_t).unwrap();
+    let target = Tensor::from_slice(gpu(), [side, side], &p).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [side], &g).unwrap();
+    let mut loss = Loss::<T::Loss>::zeros(gpu(), [side]).unwrap();
+    let mut gradient = Tensor::<T>::zeros(gpu(), [side, side]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let divergence = KlDiv { log_input: true, log_target: false, reduction: RowMean };
+    let grads = Grads::target(&mut gradient).scaled_by(&upstream);
+    divergence
+        .forward_backward_into(&input, &target, &mut loss, grads, &mut workspace, &stream)
+        .unwrap();
+    let (losses, gradient) = (loss.values().to_vec().unwrap(), gradient.to_vec().unwrap());
+    let off = filled(side, |row| {
+        let row = row * side..(row + 1) * side;
+        let term = |index: usize| p[index].wide() * (p[index].wide().ln() - log_t[index].wide());
+        let expected = row.clone().map(term).sum::<Total>().value() / side as f64;
+        let magnitude =
+            row.clone().map(|index| term(index).abs()).sum::<Total>().value() / side as f64;
+        let at = row.start / side;
+        let of_loss = (losses[at].wide() - expected).abs() / expected.abs().max(magnitude);
+        let by = |index: usize| {
+            g[at].wide() / side as f64 * (p[index].wide().ln() - log_t[index].wide() + 1.0)
+        };
+        let largest = row.clone().map(|index| by(index).abs()).fold(0.0, f64::max);
+        let of_gradient = row.map(|index| (gradient[index].wide() - by(index)).abs() / largest);
+        (of_loss, of_gradient.fold(0.0, f64::max))
+    });
+    let worst = off.iter().fold((0.0_f64, 0.0_f64), |(a, b), off| (a.max(off.0), b.max(off.1)));
+    eprintln!("{}: losses off by {:e}, gradients by {:e}", T::NAME, worst.0, worst.1);
+    assert!(worst.0 <= T::LOSS && worst.1 <= T::allowed(0.0, 1.0, 0.0));
+}
+
+#[test]
+#[ignore = "needs a GPU and 4 GB of host memory"]
+fn divergence_per_sample_in_f32() {
+    divergence_per_sample::<f32>();
+}
+
+#[test]
+#[ignore = "needs a GPU and 7 GB of host memory"]
+fn divergence_per_sample_in_f64() {
+    divergence_per_sample::<f64>();
+}
+
+#[test]
+#[ignore = "needs a GPU with 20 GB of memory"]
+fn divergence_of_more_than_two_to_the_thirty_one_elements() {
+    if gpu().is_emulated() {
+        eprintln!("skipped: {} would take hours", gpu().name());
+        return;
+    }
+    let len = (1_usize << 31) + 200_000;
+    let half = f16::from_f32(0.5);
+    let mut p = vec![half; len];
+    // Where an index of 32 bits, signed or not, would go wrong: elsewhere the two are equal.
+    for place in [0, (1 << 31) - 1, 1 << 31, len - 1] {
+        p[place] = f16::from_f32(0.25);
+    }
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [len], &p).unwrap();
+    let target = Tensor::from_slice(gpu(), [len], &vec![half; len]).unwrap();
+    let loss = KlDiv { log_input: false, log_target: false, reduction: Sum };
+    let (loss, gradient) = loss.forward_backward(&input, &target, &stream).unwrap();
+    assert_relative_eq!(loss.item().unwrap(), 2.0 * 2.0_f32.ln(), max_relative = 1e-6);
+    for (index, (&gradient, &p)) in gradient.to_vec().unwrap().iter().zip(&p).enumerate() {
+        assert_eq!(gradient.to_f32(), -0.5 / p.to_f32(), "element {index}");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU with 20 GB of memory"]
+fn cross_entropy_of_more_than_two_to_the_thirty_one_elements() {
+    if gpu().is_emulated() {
+        eprintln!("skipped: {} would take hours", gpu().name());
+        return;
+    }
+    let (rows, cols) = (16_800, 128_256);
+    assert!(rows * cols > 1 << 31);
+    // One logit of 4 in a row, at its class in every second row.
+    let place = |row: usize| row * 7 % cols;
+    let mut x = vec![f16::ZERO; rows * cols];
+    for row in 0..rows {
+        x[row * cols + place(row)] = f16::from_f32(4.0);
+    }
+    let class =
+        |row: usize| if row.is_multiple_of(2) { place(row) } else { (place(row) + 1) % cols };
+    let classes: Vec<i64> = (0..rows).map(|row| class(row) as i64).collect();
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let (loss, gradient) = CrossEntropy::none().forward_backward(&input, &target, &stream).unwrap();
+    loss.check().unwrap();
+    let sum = 4.0_f64.exp() + (cols - 1) as f64;
+    for (row, &loss) in loss.values().to_vec().unwrap().iter().enumerate() {
+        let logit = if row.is_multiple_of(2) { 4.0 } else { 0.0 };
+        assert_relative_eq!(f64::from(loss), sum.ln() - logit, max_relative = 1e-6);
+    }
+    let gradient = gradient.to_vec().unwrap();
+    for (index, &gradient) in gradient.iter().enumerate() {
+        let (row, col) = (index / cols, index % cols);
+        let p = if col == place(row) { 4.0_f64.exp() } else { 1.0 } / sum;
+        let expected = p - if col == class(row) { 1.0 } else { 0.0 };
+        let off = (gradient.to_f64() - expected).abs();
+        assert!(off <= f16::allowed(expected, 1.0, 1.0), "row {row}, {col}: {gradient}");
+    }
 }

@@ -30,7 +30,7 @@ xflags::xflags! {
         /// Measures each loss on a GPU, beside a kernel that only reads and writes the same bytes.
         cmd bench {
         }
-        /// Fits a linear model: the example `03_fit_linear_model`, on the GPU or the emulator.
+        /// Trains a softmax classifier: the example `03_softmax_classifier`, on the GPU or the emulator.
         cmd demo {
             /// Arguments of the example; after a `--` those that begin with a dash.
             repeated args: OsString

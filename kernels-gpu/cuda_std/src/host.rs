@@ -4,7 +4,7 @@ use crate::SharedArray;
 use crate::memory::{Vec16, Word};
 use std::cell::Cell;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A place in a kernel's source.
 pub type Place = &'static Location<'static>;
@@ -153,6 +153,14 @@ pub(crate) unsafe fn fetch_add_ordered(counter: *mut u32, value: u32) -> u32 {
     unsafe { AtomicU32::from_ptr(counter) }.fetch_add(value, Ordering::AcqRel)
 }
 
+#[track_caller]
+pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
+    check_global(at, Access::Load);
+    check_global(at, Access::Store);
+    // SAFETY: the machine has checked the address; the caller's condition.
+    unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::Relaxed);
+}
+
 pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     a.mul_add(b, c)
 }
@@ -179,4 +187,14 @@ pub(crate) fn opaque(value: u64) -> u64 {
 
 pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     a / b
+}
+
+pub(crate) fn exp2_approx_f32(x: f32) -> f32 {
+    x.exp2()
+}
+
+#[track_caller]
+pub(crate) fn sync_warp() {
+    // A shuffle is the meeting of a warp that the machine knows.
+    machine().shuffle_xor(0, 0, Location::caller());
 }

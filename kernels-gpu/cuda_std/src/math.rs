@@ -44,3 +44,9 @@ pub fn bf16_from_f32(value: f32) -> u16 {
 pub fn divide_plain_f32(a: f32, b: f32) -> f32 {
     side::divide_plain_f32(a, b)
 }
+
+/// 2ˣ to 2 units in the last place; 0 where it would be subnormal.
+#[inline(always)]
+pub fn exp2_approx_f32(x: f32) -> f32 {
+    side::exp2_approx_f32(x)
+}

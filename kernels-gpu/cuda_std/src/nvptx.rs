@@ -5,7 +5,7 @@
 
 use crate::memory::{Vec16, Word};
 use core::arch::{asm, nvptx};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
@@ -16,6 +16,10 @@ unsafe extern "C" {
     safe fn membar_gl();
     #[link_name = "llvm.nvvm.rcp.approx.ftz.f"]
     safe fn rcp_approx(x: f32) -> f32;
+    #[link_name = "llvm.nvvm.ex2.approx.ftz.f"]
+    safe fn ex2_approx(x: f32) -> f32;
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    safe fn bar_warp_sync(members: i32);
     #[link_name = "llvm.fma.f32"]
     safe fn llvm_fma_f32(a: f32, b: f32, c: f32) -> f32;
     #[link_name = "llvm.fma.f64"]
@@ -56,28 +60,72 @@ pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     shfl_bfly(-1, value as i32, lane_mask as i32, 31) as u32
 }
 
-#[inline(always)]
-pub(crate) unsafe fn load<T: Word>(at: *const T) -> T {
-    // SAFETY: the caller's conditions.
-    unsafe { *at }
-}
+/// Loads and stores name the state space: through a plain pointer, which may point anywhere, they would be generic.
+macro_rules! access {
+    ($(#[$doc:meta])* $load:ident, $load_as:literal, $options:tt; $($store:ident, $store_as:literal;)?) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) unsafe fn $load<T: Word>(at: *const T) -> T {
+            // SAFETY: the caller's conditions; a word has one of these sizes, and any bits are one.
+            unsafe {
+                match size_of::<T>() {
+                    1 => {
+                        let value: u16;
+                        asm!(concat!($load_as, ".u8 {0}, [{1}];"), out(reg16) value, in(reg64) at, options $options);
+                        core::mem::transmute_copy(&(value as u8))
+                    }
+                    2 => {
+                        let value: u16;
+                        asm!(concat!($load_as, ".b16 {0}, [{1}];"), out(reg16) value, in(reg64) at, options $options);
+                        core::mem::transmute_copy(&value)
+                    }
+                    4 => {
+                        let value: u32;
+                        asm!(concat!($load_as, ".b32 {0}, [{1}];"), out(reg32) value, in(reg64) at, options $options);
+                        core::mem::transmute_copy(&value)
+                    }
+                    _ => {
+                        let value: u64;
+                        asm!(concat!($load_as, ".b64 {0}, [{1}];"), out(reg64) value, in(reg64) at, options $options);
+                        core::mem::transmute_copy(&value)
+                    }
+                }
+            }
+        }
 
-#[inline(always)]
-pub(crate) unsafe fn load_volatile<T: Word>(at: *const T) -> T {
-    // SAFETY: the caller's conditions.
-    unsafe { at.read_volatile() }
+        $(
+            #[inline(always)]
+            pub(crate) unsafe fn $store<T: Word>(at: *mut T, value: T) {
+                // SAFETY: the caller's conditions; a word has one of these sizes.
+                unsafe {
+                    match size_of::<T>() {
+                        1 => {
+                            let value: u8 = core::mem::transmute_copy(&value);
+                            asm!(concat!($store_as, ".b8 [{0}], {1};"), in(reg64) at, in(reg16) u16::from(value), options(nostack, preserves_flags));
+                        }
+                        2 => {
+                            let value: u16 = core::mem::transmute_copy(&value);
+                            asm!(concat!($store_as, ".b16 [{0}], {1};"), in(reg64) at, in(reg16) value, options(nostack, preserves_flags));
+                        }
+                        4 => {
+                            let value: u32 = core::mem::transmute_copy(&value);
+                            asm!(concat!($store_as, ".b32 [{0}], {1};"), in(reg64) at, in(reg32) value, options(nostack, preserves_flags));
+                        }
+                        _ => {
+                            let value: u64 = core::mem::transmute_copy(&value);
+                            asm!(concat!($store_as, ".b64 [{0}], {1};"), in(reg64) at, in(reg64) value, options(nostack, preserves_flags));
+                        }
+                    }
+                }
+            }
+        )?
+    };
 }
-
-#[inline(always)]
-pub(crate) unsafe fn load_shared<T: Word>(at: *const T) -> T {
-    // SAFETY: the caller's conditions.
-    unsafe { *at }
-}
-
-#[inline(always)]
-pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
-    // SAFETY: the caller's conditions.
-    unsafe { *at = value }
+access!(load, "ld.global", (pure, readonly, nostack, preserves_flags); store, "st.global";);
+access!(load_volatile, "ld.volatile.global", (nostack, preserves_flags););
+access! {
+    /// Shared memory is addressed within its own space.
+    load_shared, "ld.shared", (pure, readonly, nostack, preserves_flags); store_shared, "st.shared";
 }
 
 #[inline(always)]
@@ -97,12 +145,6 @@ pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
         );
     }
     Vec16([a, b, c, d])
-}
-
-#[inline(always)]
-pub(crate) unsafe fn store<T: Word>(at: *mut T, value: T) {
-    // SAFETY: the caller's conditions.
-    unsafe { *at = value }
 }
 
 #[inline(always)]
@@ -130,6 +172,12 @@ pub(crate) unsafe fn fetch_add_ordered(counter: *mut u32, value: u32) -> u32 {
     let before = counter.fetch_add(value, Ordering::Relaxed);
     membar_gl();
     before
+}
+
+#[inline(always)]
+pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
+    // SAFETY: the caller's conditions.
+    unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -180,4 +228,14 @@ pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     let quotient = a * reciprocal;
     // What the quotient leaves over, divided once more.
     llvm_fma_f32(llvm_fma_f32(-quotient, b, a), reciprocal, quotient)
+}
+
+#[inline(always)]
+pub(crate) fn exp2_approx_f32(x: f32) -> f32 {
+    ex2_approx(x)
+}
+
+#[inline(always)]
+pub(crate) fn sync_warp() {
+    bar_warp_sync(-1);
 }

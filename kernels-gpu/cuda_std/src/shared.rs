@@ -23,7 +23,6 @@ macro_rules! shared_array {
                 unsafe {
                     core::arch::asm!(
                         concat!("mov.u64 {0}, ", stringify!($name), ";"),
-                        "cvta.shared.u64 {0}, {0};",
                         out(reg64) address,
                         options(pure, nomem, nostack, preserves_flags),
                     );

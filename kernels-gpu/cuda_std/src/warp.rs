@@ -47,3 +47,10 @@ impl WarpShuffleValue for f64 {
         f64::from_bits(u64::from(high) << 32 | u64::from(low))
     }
 }
+
+/// Waits for every lane of the warp. What a lane read or wrote before stands before what any does after it.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn sync_warp() {
+    side::sync_warp();
+}

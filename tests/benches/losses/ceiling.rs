@@ -1,16 +1,9 @@
 //! The ceiling: the best of several launches of kernels that only read and write.
 
 use crate::timing::{Graph, interleaved};
+use crate::{Pattern, Result};
 use fused_loss::{Stream, ceiling};
 use kernels_gpu::abi::CeilingArgs;
-use std::error::Error;
-
-/// What a loss does to memory, in arrays of one length.
-#[derive(Clone, Copy)]
-pub(crate) struct Pattern {
-    pub(crate) reads: usize,
-    pub(crate) writes: usize,
-}
 
 /// Kernels of a pattern, with the groups of 16 bytes that a thread has in flight of each array.
 fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
@@ -31,29 +24,30 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     }
 }
 
-/// The three fastest launches over `bytes` of each array, with names, as graphs of `calls` calls.
+/// The three fastest launches over `bytes` of each array, with names, as graphs of `calls` calls that take turns on
+/// the copies.
 pub(crate) fn best(
     stream: &Stream,
     pattern: Pattern,
-    arrays: &[u64],
+    copies: &[Vec<u64>],
     bytes: usize,
     calls: usize,
-) -> Result<Vec<(String, Graph)>, Box<dyn Error>> {
+) -> Result<Vec<(String, Graph)>> {
     let mut candidates = Vec::new();
-    let mut addresses = [0; 4];
-    addresses[..arrays.len()].copy_from_slice(arrays);
     for &(kernel, flight) in kernels(pattern) {
         for block in [256, 512, 1024] {
             let tiles = bytes / 16 / (block * flight);
             let most = 132 * 2048 / block;
             for grid in [most, 2 * most, 4 * most, 8 * most, tiles] {
                 let grid = grid.min(tiles) as u32;
-                let args = CeilingArgs {
-                    arrays: addresses,
-                    groups: (tiles * block * flight) as u64,
-                    sink: arrays[arrays.len() - 1],
-                };
-                let graph = Graph::capture(stream, calls, |_| {
+                let graph = Graph::capture(stream, calls, |call| {
+                    let arrays = &copies[call % copies.len()];
+                    let mut args = CeilingArgs {
+                        arrays: [0; 4],
+                        groups: (tiles * block * flight) as u64,
+                        sink: arrays[arrays.len() - 1],
+                    };
+                    args.arrays[..arrays.len()].copy_from_slice(arrays);
                     // SAFETY: the arrays have `bytes` bytes each and are the caller's for the run;
                     // the sink may be overwritten by 4 bytes.
                     unsafe { ceiling::launch(stream, kernel, grid, block as u32, &args) }

@@ -1,0 +1,713 @@
+//! Cross-entropy.
+
+use crate::error::{Error, Result};
+use crate::launch::{Argument, check_memory, launch};
+use crate::pairwise::Grads;
+use crate::plan::{self, Form, Pass, SamplesKernels};
+use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
+use crate::stream::{Stream, Workspace};
+use crate::tensor::{Loss, Tensor};
+use crate::view::{Float, IntoShape, Memory, Shape, View, ViewMut, check_shape};
+use kernels_gpu::Family;
+use kernels_gpu::abi::{
+    CrossEntropyArgs, Matrix, ROWS_BLOCK, Target, TotalsArgs, reduction, saved, workspace as layout,
+};
+use std::fmt;
+use std::marker::PhantomData;
+use std::num::NonZeroU32;
+use std::sync::atomic::Ordering;
+
+/// Cross-entropy of rows of logits x (the last dimension: C classes) and targets, which are classes or the
+/// probabilities of all classes. As PyTorch's `torch.nn.CrossEntropyLoss`, but for the gradient of a row that is
+/// ignored, which is 0 even where the row holds NaN, and for a target that is no class, which is an error of
+/// [`Loss::item`] and [`Loss::check`].
+///
+/// With log p = x − log Σ exp x, class weights w, and label smoothing ε:
+///
+/// | targets | loss of a row | divided by, for the mean |
+/// |---|---|---|
+/// | a class y | −(1 − ε) w_y log p_y − ε/C Σ w log p | Σ w_y of the rows that are not ignored |
+/// | probabilities t | −Σ w ((1 − ε) t + ε/C) log p | the rows |
+///
+/// With z-loss, λ (log Σ exp x)² more for each row that is not ignored, divided by their number for the mean. The
+/// logarithm of a sum that is nearly 1 is taken of what it is more than 1: a loss is accurate however small.
+///
+/// Where all rows are ignored, or the weights add up to 0, a mean is NaN.
+///
+/// [`forward_backward`](Self::forward_backward) does all in one pass over the logits. Where other work comes between
+/// the two, [`forward_saving`](Self::forward_saving) keeps a few numbers a row, from which
+/// [`backward`](Self::backward) has the gradients.
+///
+/// f16, bf16 and f32 logits are computed with in f32, f64 in f64; sums over threads are f64.
+///
+/// Errors of every method, beside those of [`Mse`](crate::Mse): [`InvalidShape`](Error::InvalidShape) where there is
+/// no class, or more than 2³¹ − 1; [`InvalidOption`](Error::InvalidOption) for a `label_smoothing` that is not from 0
+/// to 1, a `z_loss` that is negative or not finite, or an `ignore_index` of 0 or more with probabilities.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy<'w, T, R = Mean> {
+    /// Weights of the classes, of shape `[C]`; none stands for ones.
+    pub weight: Option<View<'w, T>>,
+    /// Rows with this target do not count: their loss and their gradient are 0. It need not be a class.
+    pub ignore_index: i64,
+    /// ε, from 0 to 1: the part of every target that goes to all classes alike.
+    pub label_smoothing: f64,
+    /// λ; 0 for none.
+    pub z_loss: f64,
+    /// What becomes of the losses of the rows.
+    pub reduction: R,
+}
+
+impl<T> CrossEntropy<'_, T, Mean> {
+    /// The mean, without weights, smoothing and z-loss; −100 is ignored.
+    pub const fn mean() -> Self {
+        Self::with(Mean)
+    }
+}
+
+impl<T> CrossEntropy<'_, T, Sum> {
+    /// The sum, otherwise as [`mean`](CrossEntropy::mean).
+    pub const fn sum() -> Self {
+        Self::with(Sum)
+    }
+}
+
+impl<T> CrossEntropy<'_, T, PerSample> {
+    /// A loss for each row, otherwise as [`mean`](CrossEntropy::mean).
+    pub const fn none() -> Self {
+        Self::with(PerSample)
+    }
+}
+
+impl<T> Default for CrossEntropy<'_, T, Mean> {
+    fn default() -> Self {
+        Self::mean()
+    }
+}
+
+impl<T, R> CrossEntropy<'_, T, R> {
+    const fn with(reduction: R) -> Self {
+        CrossEntropy {
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            reduction,
+        }
+    }
+}
+
+/// What rows should be: classes, a tensor of `i64`, `i32` or `u8` with the input's shape but for the last dimension;
+/// or probabilities, a tensor of the input's type and shape.
+pub struct Targets<'a, T> {
+    memory: Memory<'a>,
+    /// Bytes of a class; 0 for probabilities.
+    class_bytes: u32,
+    input: PhantomData<T>,
+}
+
+macro_rules! classes {
+    ($($class:ty)+) => {$(
+        impl<'a, T> From<View<'a, $class>> for Targets<'a, T> {
+            fn from(classes: View<'a, $class>) -> Self {
+                let class_bytes = size_of::<$class>() as u32;
+                Targets { memory: classes.memory, class_bytes, input: PhantomData }
+            }
+        }
+
+        impl<'a, T> From<&'a Tensor<$class>> for Targets<'a, T> {
+            fn from(classes: &'a Tensor<$class>) -> Self {
+                classes.view().into()
+            }
+        }
+    )+};
+}
+classes!(i64 i32 u8);
+
+impl<'a, T: Float> From<View<'a, T>> for Targets<'a, T> {
+    fn from(probabilities: View<'a, T>) -> Self {
+        Targets { memory: probabilities.memory, class_bytes: 0, input: PhantomData }
+    }
+}
+
+impl<'a, T: Float> From<&'a Tensor<T>> for Targets<'a, T> {
+    fn from(probabilities: &'a Tensor<T>) -> Self {
+        probabilities.view().into()
+    }
+}
+
+/// What a forward pass leaves for the backward: the largest logit m of each row, log Σ exp(x − m), and what a mean
+/// is divided by. A few bytes a row.
+pub struct Saved<V> {
+    rows: Tensor<V>,
+    totals: Tensor<f64>,
+    shape: Shape,
+}
+
+impl<V: Float> Saved<V> {
+    /// Memory for logits of shape `input`, for [`CrossEntropy::forward_saving_into`] to write.
+    ///
+    /// # Errors
+    /// As [`Tensor::zeros`].
+    pub fn zeros(gpu: &crate::Gpu, input: impl IntoShape) -> Result<Self> {
+        let shape = input.into_shape("input")?.of_rows();
+        let rows = Tensor::zeros(gpu, [saved::COUNT, shape.len()])?;
+        Ok(Saved { rows, totals: Tensor::zeros(gpu, [2])?, shape })
+    }
+
+    /// log Σ exp x of each row.
+    pub fn log_sum_exp(&self) -> View<'_, V> {
+        let offset = saved::LOG_SUM_EXP * (self.shape.len() * size_of::<V>()) as u64;
+        let rows = self.rows.view().memory;
+        View::of(rows.part::<V>(offset, self.shape))
+    }
+}
+
+impl<V: Float> fmt::Debug for Saved<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Saved<{}> of rows {}", V::NAME, self.shape)
+    }
+}
+
+/// The kernels for one kind of targets.
+struct Kernels {
+    held: u32,
+    forward: Forms,
+    forward_backward: Forms,
+    backward: &'static Family<CrossEntropyArgs>,
+    totals: &'static Family<TotalsArgs>,
+}
+
+/// The kernels of a pass.
+struct Forms {
+    short: &'static Family<CrossEntropyArgs>,
+    held: &'static Family<CrossEntropyArgs>,
+    long: &'static Family<CrossEntropyArgs>,
+}
+
+macro_rules! kernels {
+    ($loss:ident) => {
+        Kernels {
+            held: kernels_gpu::kernels::$loss::HELD,
+            forward: Forms {
+                short: &kernels_gpu::kernels::$loss::FORWARD_SHORT,
+                held: &kernels_gpu::kernels::$loss::FORWARD,
+                long: &kernels_gpu::kernels::$loss::FORWARD_LONG,
+            },
+            forward_backward: Forms {
+                short: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
+                held: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
+                long: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
+            },
+            backward: &kernels_gpu::kernels::$loss::BACKWARD,
+            totals: &kernels_gpu::kernels::$loss::TOTALS,
+        }
+    };
+}
+
+static CLASSES: Kernels = kernels!(cross_entropy);
+static SMOOTHED: Kernels = kernels!(cross_entropy_smoothed);
+static PROBABILITIES: Kernels = kernels!(cross_entropy_prob);
+
+/// The tensors of a call.
+struct Call<'a, T: Float> {
+    input: Memory<'a>,
+    target: Targets<'a, T>,
+    loss: Option<ViewMut<'a, T::Loss>>,
+    save: Option<&'a mut Saved<T::Loss>>,
+    saved: Option<&'a Saved<T::Loss>>,
+    grads: Option<Grads<'a, T, T::Loss>>,
+    /// Whether the gradient of the input is to lie over it.
+    in_place: bool,
+}
+
+impl<'a, T: Float> Call<'a, T> {
+    fn new(input: Memory<'a>, target: Targets<'a, T>) -> Self {
+        Call { input, target, loss: None, save: None, saved: None, grads: None, in_place: false }
+    }
+}
+
+impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
+    /// The loss of `input`, logits, and `target`.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`]; [`Error::Driver`] where memory for the loss is short.
+    pub fn forward<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        stream: &Stream,
+    ) -> Result<Loss<T::Loss>> {
+        let (input, target) = (input.into().memory, target.into());
+        self.check(input, &target, stream)?;
+        let mut loss = self.new_loss(input.shape, stream)?;
+        let call = Call { loss: Some((&mut loss).into()), ..Call::new(input, target) };
+        self.queue(call, stream.workspace(), stream)?;
+        Ok(loss)
+    }
+
+    /// As [`forward`](Self::forward), written to `loss`, which has the reduction's shape. Allocates nothing. Which
+    /// target is no class is known only of a [`Loss`], not of other memory.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`].
+    pub fn forward_into<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        self.queue(Call { loss: Some(loss.into()), ..call }, workspace, stream)
+    }
+
+    /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`]; [`Error::Driver`] where memory for the results is short.
+    pub fn forward_saving<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        stream: &Stream,
+    ) -> Result<(Loss<T::Loss>, Saved<T::Loss>)> {
+        let (input, target) = (input.into().memory, target.into());
+        self.check(input, &target, stream)?;
+        let mut loss = self.new_loss(input.shape, stream)?;
+        let mut save = Saved::zeros(stream.gpu(), input.shape)?;
+        let call = Call {
+            loss: Some((&mut loss).into()),
+            save: Some(&mut save),
+            ..Call::new(input, target)
+        };
+        self.queue(call, stream.workspace(), stream)?;
+        Ok((loss, save))
+    }
+
+    /// As [`forward_saving`](Self::forward_saving), written to `loss` and `saved`. Allocates nothing.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`].
+    pub fn forward_saving_into<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        saved: &'a mut Saved<T::Loss>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        let call = Call { loss: Some(loss.into()), save: Some(saved), ..call };
+        self.queue(call, workspace, stream)
+    }
+
+    /// The gradient of `input`, of its shape, from `upstream`, the gradient of the loss, which has the loss's shape,
+    /// and from what [`forward_saving`](Self::forward_saving) of the same input and target has saved.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`]; [`Error::Driver`] where memory for the gradient is short.
+    pub fn backward<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        saved: &'a Saved<T::Loss>,
+        upstream: impl Into<View<'a, T::Loss>>,
+        stream: &Stream,
+    ) -> Result<Tensor<T>> {
+        let (input, target) = (input.into().memory, target.into());
+        self.check(input, &target, stream)?;
+        let mut gradient = Tensor::uninitialised(stream.gpu(), input.shape)?;
+        let upstream = upstream.into();
+        let call = Call {
+            saved: Some(saved),
+            grads: Some(Grads::input(&mut gradient).scaled_by(upstream)),
+            ..Call::new(input, target)
+        };
+        self.queue(call, stream.workspace(), stream)?;
+        Ok(gradient)
+    }
+
+    /// As [`backward`](Self::backward): the gradients that `grads` asks for, the target's only of probabilities.
+    /// Allocates nothing.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`]; [`Error::ClassGradient`].
+    pub fn backward_into<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        saved: &'a Saved<T::Loss>,
+        upstream: impl Into<View<'a, T::Loss>>,
+        grads: impl Into<Grads<'a, T, T::Loss>>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        let grads = Some(grads.into().scaled_by(upstream));
+        self.queue(Call { saved: Some(saved), grads, ..call }, stream.workspace(), stream)
+    }
+
+    /// As [`backward`](Self::backward), written over `input`. Allocates nothing.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`].
+    pub fn backward_in_place<'a>(
+        &self,
+        input: impl Into<ViewMut<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        saved: &'a Saved<T::Loss>,
+        upstream: impl Into<View<'a, T::Loss>>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        let grads = Some(Grads::none().scaled_by(upstream));
+        let call = Call { saved: Some(saved), grads, in_place: true, ..call };
+        self.queue(call, stream.workspace(), stream)
+    }
+
+    /// The loss, and the gradient of `input` for an upstream gradient of ones, in one pass over the logits.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`]; [`Error::Driver`] where memory for the results is short.
+    pub fn forward_backward<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        stream: &Stream,
+    ) -> Result<(Loss<T::Loss>, Tensor<T>)> {
+        let (input, target) = (input.into().memory, target.into());
+        self.check(input, &target, stream)?;
+        let mut loss = self.new_loss(input.shape, stream)?;
+        let mut gradient = Tensor::uninitialised(stream.gpu(), input.shape)?;
+        let call = Call {
+            loss: Some((&mut loss).into()),
+            grads: Some(Grads::input(&mut gradient)),
+            ..Call::new(input, target)
+        };
+        self.queue(call, stream.workspace(), stream)?;
+        Ok((loss, gradient))
+    }
+
+    /// The loss and the gradients that `grads` asks for, times its upstream gradient if it has one, in one pass over
+    /// the logits; the target's gradient only of probabilities. Allocates nothing.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`]; [`Error::ClassGradient`].
+    pub fn forward_backward_into<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        grads: impl Into<Grads<'a, T, T::Loss>>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        let call = Call { loss: Some(loss.into()), grads: Some(grads.into()), ..call };
+        self.queue(call, workspace, stream)
+    }
+
+    /// The loss, and the gradient of `input` for an upstream gradient of ones written over it, in one pass over the
+    /// logits. Allocates nothing.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`].
+    pub fn forward_backward_in_place<'a>(
+        &self,
+        input: impl Into<ViewMut<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        let (loss, grads) = (Some(loss.into()), Some(Grads::none()));
+        self.queue(Call { loss, grads, in_place: true, ..call }, workspace, stream)
+    }
+
+    /// Memory for a loss of `input`.
+    fn new_loss(&self, input: Shape, stream: &Stream) -> Result<Loss<T::Loss>> {
+        Loss::uninitialised(stream.gpu(), self.reduction.shape_of_samples(input))
+    }
+
+    /// Refuses options without meaning, and inputs that do not fit, before memory for results is allocated.
+    fn check(&self, input: Memory<'_>, target: &Targets<'_, T>, stream: &Stream) -> Result<()> {
+        let probabilities = target.class_bytes == 0;
+        let invalid = |option, expected, got| Err(Error::InvalidOption { option, expected, got });
+        if !(0.0..=1.0).contains(&self.label_smoothing) {
+            return invalid("label_smoothing", "a number from 0 to 1", self.label_smoothing);
+        }
+        if !self.z_loss.is_finite() || self.z_loss < 0.0 {
+            return invalid("z_loss", "a finite number that is not negative", self.z_loss);
+        }
+        if probabilities && self.ignore_index >= 0 {
+            let expected = "a negative number where targets are probabilities";
+            return invalid("ignore_index", expected, self.ignore_index as f64);
+        }
+        let (shape, memory) = (input.shape, target.memory);
+        let problem = match shape.cols() {
+            _ if shape.dims().is_empty() => "expected a dimension for the classes",
+            0 => "expected one class at least",
+            cols if i32::try_from(cols).is_err() => "expected fewer than 2^31 classes",
+            _ => "",
+        };
+        if !problem.is_empty() {
+            let problem = format!("{problem}, got shape {shape}");
+            return Err(Error::InvalidShape { argument: "input", problem });
+        }
+        input.check::<T>("input")?;
+        input.check_elements("input")?;
+        let mut reads = vec![("input", input), ("target", memory)];
+        if probabilities {
+            check_shape("target", shape, memory.shape)?;
+            memory.check::<T>("target")?;
+            memory.check_elements("target")?;
+        } else {
+            check_shape("target", shape.of_rows(), memory.shape)?;
+            memory.check_aligned("target", target.class_bytes as usize)?;
+            memory.check_elements("target")?;
+            memory.check_dense("target")?;
+        }
+        if let Some(View { memory, .. }) = self.weight {
+            check_shape("weight", Shape::row(shape.cols()), memory.shape)?;
+            memory.check::<T>("weight")?;
+            memory.check_elements("weight")?;
+            reads.push(("weight", memory));
+        }
+        check_memory(stream, &reads, &[])
+    }
+
+    /// Checks all of a call and queues it.
+    fn queue(&self, call: Call<'_, T>, workspace: &Workspace, stream: &Stream) -> Result<()> {
+        let Call { input, target, loss, save, saved, grads, in_place } = call;
+        let shape = input.shape;
+        self.check(input, &target, stream)?;
+        let (rows, cols) = (shape.rows(), shape.cols());
+        let probabilities = target.class_bytes == 0;
+        let of_loss = self.reduction.shape_of_samples(shape);
+        let scratch = workspace.memory();
+        let mut reads: Vec<Argument<'_>> = vec![("target", target.memory)];
+        let mut writes: Vec<Argument<'_>> = Vec::new();
+        if !in_place {
+            reads.push(("input", input));
+        }
+        let by_totals = R::MEAN && !probabilities;
+        let mut args = CrossEntropyArgs {
+            input: input.matrix(),
+            rows: rows as u64,
+            cols: cols as u32,
+            target: Target {
+                start: target.memory.address,
+                row_stride: target.memory.row_stride as u64,
+                ignore_index: self.ignore_index,
+                class_bytes: target.class_bytes,
+            },
+            weight: 0,
+            keep: 1.0 - self.label_smoothing,
+            share: self.label_smoothing / cols as f64,
+            z_loss: self.z_loss,
+            divisor: if by_totals {
+                0.0
+            } else if R::MEAN {
+                rows as f64
+            } else {
+                1.0
+            },
+            reduction: if R::KIND == reduction::ELEMENTS { reduction::ROWS } else { R::KIND },
+            team: NonZeroU32::MIN,
+            splits: NonZeroU32::MIN,
+            upstream_stride: 0,
+            loss: 0,
+            fault: 0,
+            workspace: scratch.address,
+            totals: 0,
+            saved: 0,
+            upstream: 0,
+            grad_input: Matrix::default(),
+            grad_target: Matrix::default(),
+        };
+        if let Some(View { memory, .. }) = self.weight {
+            args.weight = memory.address;
+            reads.push(("weight", memory));
+        }
+        let pass = match (&loss, &grads) {
+            (Some(_), Some(_)) => Pass::ForwardBackward,
+            (Some(_), None) => Pass::Forward,
+            (None, _) => Pass::Backward,
+        };
+        let mut fault = None;
+        if let Some(ViewMut { memory, fault: found, .. }) = loss {
+            check_shape("loss", of_loss, memory.shape)?;
+            memory.check::<T::Loss>("loss")?;
+            memory.check_dense("loss")?;
+            args.loss = memory.address;
+            fault = found;
+            writes.push(("loss", memory));
+        }
+        if pass != Pass::Backward {
+            writes.push(("workspace", scratch));
+        }
+        if let Some(save) = save {
+            check_shape("saved", shape.of_rows(), save.shape)?;
+            let (of_rows, totals) = (save.rows.view_mut().memory, save.totals.view().memory);
+            (args.saved, args.totals) = (of_rows.address, totals.address);
+            writes.push(("saved", of_rows));
+            writes.push(("saved", totals));
+            return self.launch(pass, &mut args, fault, stream, &reads, &writes);
+        }
+        if let Some(saved) = saved {
+            check_shape("saved", shape.of_rows(), saved.shape)?;
+            let (of_rows, totals) = (saved.rows.view().memory, saved.totals.view().memory);
+            (args.saved, args.totals) = (of_rows.address, totals.address);
+            reads.push(("saved", of_rows));
+            reads.push(("saved", totals));
+        }
+        if let Some(Grads { input: by_input, target: by_target, upstream }) = grads {
+            if by_input.is_none() && by_target.is_none() && !in_place {
+                return Err(Error::NoGradient { argument: "grads" });
+            }
+            if by_target.is_some() && !probabilities {
+                return Err(Error::ClassGradient { argument: "grad_target" });
+            }
+            if let Some(View { memory, .. }) = upstream {
+                check_shape("upstream", of_loss, memory.shape)?;
+                memory.check::<T::Loss>("upstream")?;
+                if memory.element_stride == 1 {
+                    memory.check_dense("upstream")?;
+                }
+                args.upstream = memory.address;
+                let each = args.reduction == reduction::ROWS;
+                args.upstream_stride = if each { memory.element_stride as u32 } else { 0 };
+                reads.push(("upstream", memory));
+            }
+            for (argument, to, wanted) in [
+                ("grad_input", &mut args.grad_input, by_input.map(|view| view.memory)),
+                ("grad_target", &mut args.grad_target, by_target.map(|view| view.memory)),
+            ] {
+                let Some(memory) = wanted else { continue };
+                check_shape(argument, shape, memory.shape)?;
+                memory.check::<T>(argument)?;
+                *to = memory.matrix();
+                writes.push((argument, memory));
+            }
+            if in_place {
+                args.grad_input = args.input;
+                writes.push(("input", input));
+            }
+        }
+        self.launch(pass, &mut args, fault, stream, &reads, &writes)
+    }
+
+    /// Queues a call of which each argument was checked.
+    fn launch(
+        &self,
+        pass: Pass,
+        args: &mut CrossEntropyArgs,
+        fault: Option<crate::view::Fault<'_>>,
+        stream: &Stream,
+        reads: &[Argument<'_>],
+        writes: &[Argument<'_>],
+    ) -> Result<()> {
+        check_memory(stream, reads, writes)?;
+        let kernels = if args.target.class_bytes == 0 {
+            &PROBABILITIES
+        } else if args.share != 0.0 {
+            &SMOOTHED
+        } else {
+            &CLASSES
+        };
+        let reports = args.target.class_bytes != 0;
+        args.fault = fault.filter(|_| reports).map_or(0, |fault| fault.address);
+        self.queue_launches(pass, kernels, args, stream, reads, writes)?;
+        if let Some(fault) = fault {
+            let classes = if reports { args.cols as usize } else { 0 };
+            fault.classes.store(classes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Queues the launches of a call: one, or two where something of all rows is needed before the first gradient.
+    fn queue_launches(
+        &self,
+        pass: Pass,
+        kernels: &Kernels,
+        args: &mut CrossEntropyArgs,
+        stream: &Stream,
+        reads: &[Argument<'_>],
+        writes: &[Argument<'_>],
+    ) -> Result<()> {
+        let (rows, cols) = (args.rows as usize, args.cols as usize);
+        let block = |family: &'static Family<CrossEntropyArgs>| {
+            family.entry(T::DTYPE).map_or(32, |entry| entry.block)
+        };
+        let alike = [args.grad_input, args.grad_target, args.target.rows()].iter().all(|rows| {
+            let apart = |of: u64, from: u64| (of ^ from).is_multiple_of(16);
+            let stride = |of: u64| of * size_of::<T>() as u64;
+            rows.start == 0
+                || apart(rows.start, args.input.start)
+                    && apart(stride(rows.row_stride), stride(args.input.row_stride))
+        });
+        let plan = |pass| {
+            let backward =
+                Forms { short: kernels.backward, held: kernels.backward, long: kernels.backward };
+            let forms = match pass {
+                Pass::Forward => &kernels.forward,
+                Pass::ForwardBackward => &kernels.forward_backward,
+                Pass::Backward => &backward,
+            };
+            let can = SamplesKernels {
+                held: if alike { kernels.held } else { 0 },
+                short_block: block(forms.short).min(ROWS_BLOCK),
+                held_block: block(forms.held),
+                long_block: block(forms.long),
+            };
+            let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
+            let family = match plan.form {
+                Form::Short => forms.short,
+                Form::Held => forms.held,
+                Form::Long => forms.long,
+            };
+            (plan, family)
+        };
+        let queue = |pass, args: &CrossEntropyArgs| {
+            let (plan, family) = plan(pass);
+            let (team, splits) = (plan.rows.team, plan.rows.splits);
+            let args = CrossEntropyArgs { team, splits, ..*args };
+            // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
+            // what is written overlaps nothing else but, in place, the input that it is the gradient of; the plan
+            // has no more partial sums than the workspace has room for, and a team holds what it is to hold; that
+            // the memory is there until the work is done is the views' condition, or the tensors' doing.
+            unsafe { launch(stream, family, T::DTYPE, plan.rows.launch, &args, reads, writes) }
+        };
+        if pass != Pass::ForwardBackward {
+            return queue(pass, args);
+        }
+        let (alone, _) = plan(Pass::Forward);
+        if alone.rows.splits.get() > 1 && rows <= layout::SAVED_ROWS {
+            // Few and long rows: all blocks take part in each, and find it in the cache the second time.
+            let forward = CrossEntropyArgs {
+                saved: args.workspace + layout::SAVED,
+                totals: args.workspace + layout::TOTALS,
+                ..*args
+            };
+            queue(Pass::Forward, &forward)?;
+            return queue(Pass::Backward, &forward);
+        }
+        if args.divisor == 0.0 {
+            args.totals = args.workspace + layout::TOTALS;
+            let totals = TotalsArgs {
+                target: args.target,
+                rows: args.rows,
+                cols: args.cols,
+                weight: args.weight,
+                workspace: args.workspace,
+                totals: args.totals,
+            };
+            let shape = plan::totals(rows);
+            // SAFETY: as above.
+            unsafe { launch(stream, kernels.totals, T::DTYPE, shape, &totals, reads, writes)? };
+        }
+        queue(Pass::ForwardBackward, args)
+    }
+}

@@ -1,0 +1,192 @@
+//! Rows in memory, cut into groups of 16 bytes: what lies on 16-byte boundaries moves in one access, the ends of a
+//! row, its edges, element by element. Nothing outside the row is touched.
+
+use crate::abi::Matrix;
+use crate::element::{Element, MAX_LANES, unrolled};
+use core::marker::PhantomData;
+use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming};
+
+/// Where a row is cut. Rows have fewer than 2³¹ elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut<E> {
+    /// Elements before the first group.
+    head: u32,
+    /// Elements behind the last group.
+    tail: u32,
+    /// Groups between.
+    pub(crate) groups: u32,
+    element: PhantomData<E>,
+}
+
+/// A part of a row that one thread holds in 16 bytes: elements from `first`, `count` of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
+impl Span {
+    /// Whether element `lane` is one of it.
+    #[inline(always)]
+    pub(crate) fn has(self, lane: usize) -> bool {
+        (lane as u32) < self.count
+    }
+
+    /// The place of element `index`, if it is one of it.
+    #[inline(always)]
+    pub(crate) fn lane_of(self, index: u32) -> Option<u32> {
+        let lane = index.wrapping_sub(self.first);
+        if lane < self.count { Some(lane) } else { None }
+    }
+}
+
+impl<E: Element> Cut<E> {
+    /// The row of `cols` elements at address `start`.
+    #[inline(always)]
+    pub(crate) fn new(start: u64, cols: u32) -> Self {
+        let to_boundary = start.wrapping_neg() as u32 % 16 / size_of::<E>() as u32;
+        let head = to_boundary.min(cols);
+        let (groups, tail) = ((cols - head) / E::LANES, (cols - head) % E::LANES);
+        Cut { head, tail, groups, element: PhantomData }
+    }
+
+    /// Whether there are edges.
+    #[inline(always)]
+    pub(crate) fn has_edges(self) -> bool {
+        self.head + self.tail > 0
+    }
+
+    /// A group of the row, one of `groups`.
+    #[inline(always)]
+    pub(crate) fn group(self, index: u32) -> Span {
+        Span { first: self.head + index * E::LANES, count: E::LANES }
+    }
+
+    /// The edge that thread `lane` of a team of two or more takes; of most it is empty.
+    #[inline(always)]
+    pub(crate) fn edge(self, lane: u32) -> Span {
+        let behind = self.head + self.groups * E::LANES;
+        let count = if lane == 0 { self.head } else { self.tail };
+        let first = if lane == 0 { 0 } else { behind };
+        Span { first, count: if lane < 2 { count } else { 0 } }
+    }
+}
+
+/// A row of one tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct Row<E> {
+    start: u64,
+    /// Whether the groups of the cut lie on 16-byte boundaries here too.
+    alike: bool,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Row<E> {
+    /// Row `row` of `tensor`, which is cut as the row at `cut_at` is. Of a tensor that is null, nothing may be
+    /// asked but whether it is.
+    #[inline(always)]
+    pub(crate) fn new(tensor: Matrix, row: u64, cut_at: u64) -> Self {
+        let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
+        Row { start, alike: (start ^ cut_at).is_multiple_of(16), element: PhantomData }
+    }
+
+    /// The row at `start`, where it is cut.
+    #[inline(always)]
+    pub(crate) fn at_cut(start: u64) -> Self {
+        Row { start, alike: true, element: PhantomData }
+    }
+
+    /// Row `row` of `tensor`, which lies as the row that is cut does; null, of a tensor that is null.
+    #[inline(always)]
+    pub(crate) fn alike(tensor: Matrix, row: u64) -> Self {
+        let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
+        Row { start, alike: true, element: PhantomData }
+    }
+
+    /// The address of a row of a tensor.
+    #[inline(always)]
+    pub(crate) fn address(tensor: Matrix, row: u64) -> u64 {
+        tensor.start + row * tensor.row_stride * size_of::<E>() as u64
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_null(self) -> bool {
+        self.start == 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn start(self) -> u64 {
+        self.start
+    }
+
+    #[inline(always)]
+    fn at(self, index: u32) -> *mut E {
+        (self.start + u64::from(index) * size_of::<E>() as u64) as *mut E
+    }
+
+    /// Loads an element.
+    ///
+    /// # Safety
+    /// The element is one of the row's, in global memory, and aligned for its type.
+    #[inline(always)]
+    pub(crate) unsafe fn load(self, index: u32) -> E {
+        // SAFETY: the caller's condition.
+        unsafe { load(self.at(index)) }
+    }
+
+    /// Loads a group.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for each element of the group.
+    #[inline(always)]
+    pub(crate) unsafe fn load_group(self, group: Span) -> Vec16 {
+        // SAFETY: the caller's condition; a group of the cut that lies alike is on its boundary.
+        unsafe {
+            if self.alike {
+                load_streaming(self.at(group.first).cast())
+            } else {
+                self.load_span(group, E::LOWEST)
+            }
+        }
+    }
+
+    /// Loads what the span has, and fills up.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for each element of the span.
+    #[inline(always)]
+    pub(crate) unsafe fn load_span(self, span: Span, fill: E) -> Vec16 {
+        let mut values = [fill; MAX_LANES];
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if span.has(lane) {
+                // SAFETY: the caller's condition.
+                values[lane] = unsafe { load(self.at(span.first + lane as u32)) };
+            }
+        });
+        E::pack(values)
+    }
+
+    /// Stores a group or an edge, rounded to the element type.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for each element of the span, and nobody else accesses them.
+    #[inline(always)]
+    pub(crate) unsafe fn store(self, span: Span, values: [E::Real; MAX_LANES]) {
+        // SAFETY: the caller's conditions; a whole group of the cut that lies alike is on its boundary.
+        unsafe {
+            if span.count == E::LANES && self.alike {
+                let mut narrow = [E::LOWEST; MAX_LANES];
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    narrow[lane] = E::narrow(values[lane]);
+                });
+                store_streaming(self.at(span.first).cast(), E::pack(narrow));
+            } else {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    if span.has(lane) {
+                        store(self.at(span.first + lane as u32), E::narrow(values[lane]));
+                    }
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,656 @@
+//! Cross-entropy, beyond PyTorch's answers (golden.rs): every form of kernel over dtypes, options, strides and
+//! alignments, against float64; and what PyTorch has not.
+
+use approx::assert_relative_eq;
+use fused_loss::reduction::{None as PerSample, SampleReduction};
+use fused_loss::{
+    CrossEntropy, Error, Grads, Loss, Mean, Mse, Saved, Sum, Targets, Tensor, Workspace,
+};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use tests::number::Number;
+use tests::random::{uniform, uniforms};
+use tests::reference::Total;
+use tests::reference::cross_entropy::{Options, Row, Target, row};
+use tests::{Placed, gpu, tensor};
+
+/// One drawn case.
+#[derive(Clone, Debug)]
+struct Case {
+    shape: [usize; 2],
+    /// Elements between rows of input, probabilities and gradients.
+    gaps: [usize; 3],
+    /// Elements behind a 16-byte boundary.
+    offsets: [usize; 3],
+    seed: u64,
+    targets: Kind,
+    weighted: bool,
+    label_smoothing: f64,
+    z_loss: f64,
+    /// Upstream gradients: none, or some.
+    with_upstream: bool,
+    /// One row in this many is ignored.
+    ignored: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    I64,
+    I32,
+    U8,
+    Probabilities,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    // Rows of a team of a warp, of a block, of several tiles of a block, of several blocks.
+    let shape = prop_oneof![
+        (0_usize..6, 1_usize..9).prop_map(|(rows, cols)| [rows, cols]),
+        (1_usize..60, 1_usize..300).prop_map(|(rows, cols)| [rows, cols]),
+        (1_usize..6, 300_usize..6_000).prop_map(|(rows, cols)| [rows, cols]),
+        (1_usize..3, 16_000_usize..50_000).prop_map(|(rows, cols)| [rows, cols]),
+    ];
+    let gaps = prop_oneof![
+        Just([0; 3]),
+        (0_usize..20).prop_map(|gap| [gap; 3]),
+        prop::array::uniform3(0_usize..20)
+    ];
+    let offsets = prop_oneof![
+        Just([0; 3]),
+        (0_usize..8).prop_map(|offset| [offset; 3]),
+        prop::array::uniform3(0_usize..8)
+    ];
+    let targets =
+        prop_oneof![Just(Kind::I64), Just(Kind::I32), Just(Kind::U8), Just(Kind::Probabilities)];
+    let options = (
+        any::<bool>(),
+        prop_oneof![Just(0.0), Just(0.1), Just(1.0)],
+        prop_oneof![Just(0.0), Just(1e-3)],
+        any::<bool>(),
+        prop_oneof![Just(1_000_000), Just(3_usize)],
+    );
+    (shape, gaps, offsets, any::<u64>(), targets, options).prop_map(
+        |(shape, gaps, offsets, seed, targets, options)| {
+            let (weighted, label_smoothing, z_loss, with_upstream, ignored) = options;
+            Case {
+                shape,
+                gaps,
+                offsets,
+                seed,
+                targets,
+                weighted,
+                label_smoothing,
+                z_loss,
+                with_upstream,
+                ignored,
+            }
+        },
+    )
+}
+
+/// Numbers of [-`scale`, `scale`).
+fn draw<T: Number>(seed: u64, len: usize, scale: f64) -> Vec<T> {
+    uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value) * scale)).collect()
+}
+
+fn wide<T: Number>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|value| value.wide()).collect()
+}
+
+/// What ignored rows have for a class: none of the types has one as large or as small in these cases.
+fn ignore_index(case: &Case) -> i64 {
+    match case.targets {
+        Kind::U8 => 255,
+        _ => -7,
+    }
+}
+
+/// The class of a row, or none.
+fn class(case: &Case, row: usize) -> Option<usize> {
+    let classes = case.shape[1].min(if case.targets == Kind::U8 { 255 } else { usize::MAX });
+    let place = (f64::from(uniform(case.seed ^ 5, row as u64)) + 1.0) / 2.0;
+    if row % case.ignored == 1 { None } else { Some((place * classes as f64) as usize) }
+}
+
+/// Targets on the device, at the type and place that the case says.
+enum OnDevice<T> {
+    I64(Tensor<i64>),
+    I32(Tensor<i32>),
+    U8(Tensor<u8>),
+    Probabilities(Placed<T>),
+}
+
+impl<T: Number> OnDevice<T> {
+    fn new(case: &Case, probabilities: &[T]) -> Self {
+        let [rows, cols] = case.shape;
+        let classes: Vec<i64> = (0..rows)
+            .map(|row| class(case, row).map_or(ignore_index(case), |class| class as i64))
+            .collect();
+        macro_rules! classes {
+            ($class:ty) => {{
+                let classes: Vec<$class> = classes.iter().map(|&class| class as $class).collect();
+                Tensor::from_slice(gpu(), [rows], &classes).unwrap()
+            }};
+        }
+        match case.targets {
+            Kind::I64 => OnDevice::I64(classes!(i64)),
+            Kind::I32 => OnDevice::I32(classes!(i32)),
+            Kind::U8 => OnDevice::U8(classes!(u8)),
+            Kind::Probabilities => {
+                let stride = cols + case.gaps[1];
+                let nan = T::round(f64::NAN);
+                let at = case.offsets[1];
+                OnDevice::Probabilities(Placed::rows(probabilities, case.shape, stride, at, nan))
+            }
+        }
+    }
+
+    fn targets(&self) -> Targets<'_, T> {
+        match self {
+            OnDevice::I64(classes) => classes.into(),
+            OnDevice::I32(classes) => classes.into(),
+            OnDevice::U8(classes) => classes.into(),
+            OnDevice::Probabilities(placed) => placed.view().into(),
+        }
+    }
+}
+
+/// Holds every method against float64.
+fn check<T: Number, R: SampleReduction>(case: &Case, reduction: R)
+where
+    T::Loss: Number,
+{
+    let &Case { shape, gaps, offsets, seed, .. } = case;
+    let [rows, cols] = shape;
+    let len = rows * cols;
+    let nan = T::round(f64::NAN);
+    let x = draw::<T>(seed, len, 6.0);
+    let t: Vec<T> = draw::<T>(seed ^ 1, len, 1.0)
+        .into_iter()
+        .map(|t| T::round(t.wide().abs() * 2.0 / cols as f64))
+        .collect();
+    let weight: Vec<T> = draw::<T>(seed ^ 2, cols, 0.5)
+        .into_iter()
+        .map(|w| if case.weighted { T::round(w.wide() + 1.0) } else { T::round(1.0) })
+        .collect();
+    let probabilities = case.targets == Kind::Probabilities;
+    let each = R::KIND == kernels_gpu::abi::reduction::ELEMENTS;
+    let of_loss: &[usize] = if each { &[rows] } else { &[] };
+    let values = if each { rows } else { 1 };
+    let mut upstream: Vec<T::Loss> = draw(seed ^ 3, values, 2.0);
+    if !case.with_upstream {
+        upstream.fill(T::Loss::round(1.0));
+    }
+
+    // The reference.
+    let (on_weight, on_targets) = (tensor(&weight), OnDevice::new(case, &t));
+    let (wide_x, wide_t, wide_weight) = (wide(&x), wide(&t), wide(&weight));
+    let (label_smoothing, z_loss) = (case.label_smoothing, case.z_loss);
+    let options = Options { weight: &wide_weight, label_smoothing, z_loss };
+    let expected: Vec<Row> = (0..rows)
+        .map(|index| {
+            let range = index * cols..(index + 1) * cols;
+            let target = match class(case, index) {
+                _ if probabilities => Target::Probabilities(&wide_t[range.clone()]),
+                None => Target::Ignored,
+                Some(class) => Target::Class(class),
+            };
+            row(&wide_x[range], target, options)
+        })
+        .collect();
+    let counts = expected.iter().filter(|row| row.weight > 0.0).count() as f64;
+    let sum = |of: fn(&Row) -> f64| expected.iter().map(of).sum::<Total>().value();
+    let (divisor, z_divisor) = if R::MEAN { (sum(|row| row.weight), counts) } else { (1.0, 1.0) };
+    let losses: Vec<f64> = if each {
+        expected.iter().map(|row| row.loss + row.z).collect()
+    } else {
+        vec![sum(|row| row.loss) / divisor + sum(|row| row.z) / z_divisor]
+    };
+
+    let loss_of = CrossEntropy {
+        weight: if case.weighted { Some(on_weight.view()) } else { None },
+        ignore_index: if probabilities { -100 } else { ignore_index(case) },
+        label_smoothing,
+        z_loss,
+        reduction,
+    };
+    let assert_loss = |got: &Loss<T::Loss>, what: &str| {
+        got.check().unwrap();
+        let got = got.values().to_vec().unwrap();
+        assert_eq!(got.len(), losses.len(), "{what}");
+        for (index, (&got, &expected)) in got.iter().zip(&losses).enumerate() {
+            let off = (got.wide() - expected).abs();
+            let fits =
+                off <= T::Loss::LOSS * expected.abs() || got.wide().is_nan() && expected.is_nan();
+            assert!(fits, "{what}, loss {index}: expected {expected}, got {got}");
+        }
+    };
+    let assert_gradient = |got: &[T], target: bool, what: &str| {
+        for (index, expected) in expected.iter().enumerate() {
+            let up = upstream[if each { index } else { 0 }].wide();
+            let (scale, z_scale) = (up / divisor, up / z_divisor);
+            let terms = expected.terms;
+            let expected: Vec<f64> = if target {
+                expected.by_target.iter().map(|by| by * scale).collect()
+            } else {
+                let both = expected.by_input.iter().zip(&expected.z_by_input);
+                both.map(|(by, z)| by * scale + z * z_scale).collect()
+            };
+            let mut largest = expected.iter().fold(0.0_f64, |largest, by| largest.max(by.abs()));
+            if !target && (probabilities || label_smoothing > 0.0) {
+                // Where a distribution is nearly its target, the error is one of the two.
+                largest = largest.max(terms * scale.abs());
+            }
+            for (col, &expected) in expected.iter().enumerate() {
+                let got = got[index * cols + col];
+                let allowed = T::allowed(expected, largest, scale.abs() + z_scale.abs() * z_loss);
+                let off = (got.wide() - expected).abs();
+                assert!(
+                    off <= allowed,
+                    "{what}, row {index}, {col}: expected {expected}, got {got}"
+                );
+            }
+        }
+    };
+
+    let place = |data: &[T], which: usize, guard| {
+        Placed::rows(data, shape, cols + gaps[which], offsets[which], guard)
+    };
+    let on_x = place(&x, 0, nan);
+    let on_upstream = Tensor::from_slice(gpu(), of_loss, &upstream).unwrap();
+    let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
+    let unwritten = vec![nan; len];
+    let new_gradient = || place(&unwritten, 2, T::round(7.0));
+    let new_loss = || Loss::<T::Loss>::zeros(gpu(), of_loss).unwrap();
+
+    let mut loss = new_loss();
+    loss_of
+        .forward_into(on_x.view(), on_targets.targets(), &mut loss, &mut workspace, &stream)
+        .unwrap();
+    assert_loss(&loss, "forward");
+
+    let (mut loss, mut saved) = (new_loss(), Saved::zeros(gpu(), shape).unwrap());
+    loss_of
+        .forward_saving_into(
+            on_x.view(),
+            on_targets.targets(),
+            &mut loss,
+            &mut saved,
+            &mut workspace,
+            &stream,
+        )
+        .unwrap();
+    assert_loss(&loss, "forward, saving");
+    let (mut by_x, mut by_t) = (new_gradient(), new_gradient());
+    let grads = if probabilities {
+        Grads::both(by_x.view_mut(), by_t.view_mut())
+    } else {
+        Grads::input(by_x.view_mut())
+    };
+    let (input, targets) = (on_x.view(), on_targets.targets());
+    loss_of.backward_into(input, targets, &saved, &on_upstream, grads, &stream).unwrap();
+    stream.synchronize().unwrap();
+    assert_gradient(&by_x.to_vec(), false, "backward");
+    if probabilities {
+        assert_gradient(&by_t.to_vec(), true, "backward, target");
+    }
+
+    let (mut loss, mut by_x, mut by_t) = (new_loss(), new_gradient(), new_gradient());
+    let mut grads = if probabilities {
+        Grads::both(by_x.view_mut(), by_t.view_mut())
+    } else {
+        Grads::input(by_x.view_mut())
+    };
+    if case.with_upstream {
+        grads = grads.scaled_by(&on_upstream);
+    }
+    let (input, targets) = (on_x.view(), on_targets.targets());
+    loss_of
+        .forward_backward_into(input, targets, &mut loss, grads, &mut workspace, &stream)
+        .unwrap();
+    stream.synchronize().unwrap();
+    assert_loss(&loss, "both");
+    assert_gradient(&by_x.to_vec(), false, "both");
+    if probabilities {
+        assert_gradient(&by_t.to_vec(), true, "both, target");
+    }
+
+    let mut over = place(&x, 0, nan);
+    let (input, targets) = (over.view_mut(), on_targets.targets());
+    loss_of.backward_in_place(input, targets, &saved, &on_upstream, &stream).unwrap();
+    stream.synchronize().unwrap();
+    assert_gradient(&over.to_vec(), false, "backward in place");
+    if !case.with_upstream {
+        let (mut over, mut loss) = (place(&x, 0, nan), new_loss());
+        let (input, targets) = (over.view_mut(), on_targets.targets());
+        loss_of
+            .forward_backward_in_place(input, targets, &mut loss, &mut workspace, &stream)
+            .unwrap();
+        stream.synchronize().unwrap();
+        assert_loss(&loss, "both in place");
+        assert_gradient(&over.to_vec(), false, "both in place");
+    }
+}
+
+fn check_reductions<T: Number>(case: &Case)
+where
+    T::Loss: Number,
+{
+    check::<T, _>(case, Mean);
+    check::<T, _>(case, Sum);
+    check::<T, _>(case, PerSample);
+}
+
+/// The cases of a quick run, and of a thorough one.
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases(32))]
+
+    #[test]
+    fn f32_logits(case in case()) {
+        check_reductions::<f32>(&case);
+    }
+
+    #[test]
+    fn f64_logits(case in case()) {
+        check_reductions::<f64>(&case);
+    }
+
+    #[test]
+    fn f16_logits(case in case()) {
+        check_reductions::<f16>(&case);
+    }
+
+    #[test]
+    fn bf16_logits(case in case()) {
+        check_reductions::<bf16>(&case);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(500))]
+
+    /// The whole matrix: every option with every dtype, reduction and form, many times.
+    #[test]
+    #[ignore = "takes minutes on the emulator"]
+    fn all_dtypes(case in case()) {
+        check_reductions::<f32>(&case);
+        check_reductions::<f64>(&case);
+        check_reductions::<f16>(&case);
+        check_reductions::<bf16>(&case);
+    }
+}
+
+/// A loss of one in a million is as accurate as one of ten: what the others' probabilities add up to is not lost
+/// beside 1, and neither is the gradient.
+#[test]
+fn a_row_that_is_nearly_certain() {
+    let stream = gpu().stream().unwrap();
+    for cols in [5, 700, 40_000] {
+        for lead in [12.0_f32, 20.0, 30.0] {
+            let mut x = uniforms(1, cols);
+            x[cols / 2] = lead;
+            let input = Tensor::from_slice(gpu(), [1, cols], &x).unwrap();
+            let target = Tensor::from_slice(gpu(), [1], &[cols as i64 / 2]).unwrap();
+            let (loss, gradient) =
+                CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+            let others = x.iter().enumerate().filter(|(index, _)| *index != cols / 2);
+            let others: f64 = others.map(|(_, x)| f64::from(x - lead).exp()).sum();
+            let expected = others.ln_1p();
+            // The logits' differences are rounded to f32: 2e-6 of e to their power.
+            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 3e-6);
+            let by_class = f64::from(gradient.to_vec().unwrap()[cols / 2]);
+            assert_relative_eq!(by_class, -others / (1.0 + others), max_relative = 3e-6);
+        }
+    }
+}
+
+/// Logits of 1e30 differ by nothing that log Σ exp x could show: only from the largest.
+#[test]
+fn rows_far_from_zero() {
+    let stream = gpu().stream().unwrap();
+    let input =
+        Tensor::from_slice(gpu(), [2, 3], &[1e30_f32, 1e30, 1e30, -1e30, -1e30, 0.0]).unwrap();
+    let target = Tensor::from_slice(gpu(), [2], &[1_i32, 2]).unwrap();
+    let loss = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
+    let losses = loss.values().to_vec().unwrap();
+    assert_relative_eq!(losses[0], 3.0_f32.ln(), max_relative = 1e-6);
+    assert_eq!(losses[1], 0.0);
+}
+
+/// A long run of −∞ at the beginning, whole tiles of it, is no NaN.
+#[test]
+fn a_row_that_begins_with_minus_infinity() {
+    let stream = gpu().stream().unwrap();
+    for cols in [64, 3_000, 60_001] {
+        let mut x = vec![f32::NEG_INFINITY; cols];
+        (x[cols - 2], x[cols - 1]) = (1.0, 1.0);
+        let input = Tensor::from_slice(gpu(), [1, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu(), [1], &[cols as i64 - 1]).unwrap();
+        let (loss, gradient) =
+            CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        assert_relative_eq!(loss.item().unwrap(), 2.0_f32.ln(), max_relative = 1e-6);
+        let gradient = gradient.to_vec().unwrap();
+        assert_eq!(&gradient[cols - 2..], [0.5, -0.5]);
+        assert!(gradient[..cols - 2].iter().all(|&by| by == 0.0));
+        // With smoothing the loss is infinite and the gradient is not.
+        let smooth = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::mean() };
+        let (loss, gradient) = smooth.forward_backward(&input, &target, &stream).unwrap();
+        assert_eq!(loss.item().unwrap(), f32::INFINITY);
+        assert!(gradient.to_vec().unwrap().iter().all(|by| by.is_finite()));
+    }
+}
+
+#[test]
+fn rows_of_infinity_nan_or_nothing_but_minus_infinity_are_nan() {
+    let stream = gpu().stream().unwrap();
+    for cols in [6, 2_000, 40_000] {
+        let plain = uniforms(3, cols);
+        let mut rows = [plain.clone(), plain.clone(), plain.clone(), vec![f32::NEG_INFINITY; cols]];
+        rows[1][cols - 1] = f32::INFINITY;
+        rows[2][cols / 2] = f32::NAN;
+        let input = Tensor::from_slice(gpu(), [4, cols], &rows.concat()).unwrap();
+        let target = Tensor::from_slice(gpu(), [4], &[0_i64; 4]).unwrap();
+        let mut loss = Loss::zeros(gpu(), [4]).unwrap();
+        let mut gradient = Tensor::zeros(gpu(), [4, cols]).unwrap();
+        let mut workspace = Workspace::new(gpu()).unwrap();
+        CrossEntropy::none()
+            .forward_backward_into(
+                &input,
+                &target,
+                &mut loss,
+                &mut gradient,
+                &mut workspace,
+                &stream,
+            )
+            .unwrap();
+        let losses = loss.values().to_vec().unwrap();
+        assert!(
+            losses[0].is_finite() && losses[1..].iter().all(|loss| loss.is_nan()),
+            "{losses:?}"
+        );
+        let gradient = gradient.to_vec().unwrap();
+        assert!(gradient[..cols].iter().all(|by| by.is_finite()));
+        assert!(gradient[cols..].iter().all(|by| by.is_nan()));
+    }
+}
+
+#[test]
+fn an_ignored_row_may_hold_anything() {
+    let stream = gpu().stream().unwrap();
+    for cols in [7, 1_500, 40_000] {
+        let mut x = uniforms(4, 2 * cols);
+        x[..cols].fill(f32::NAN);
+        let input = Tensor::from_slice(gpu(), [2, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu(), [2], &[-100_i64, 3]).unwrap();
+        let (loss, gradient) =
+            CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        let gradient = gradient.to_vec().unwrap();
+        assert!(loss.item().unwrap().is_finite());
+        assert!(gradient[..cols].iter().all(|&by| by == 0.0));
+        assert!(gradient[cols..].iter().all(|&by| by != 0.0));
+    }
+    // All of them: no mean, and no gradient.
+    let input = Tensor::from_slice(gpu(), [2, 3], &[1.0_f32; 6]).unwrap();
+    let target = Tensor::from_slice(gpu(), [2], &[-100_i64, -100]).unwrap();
+    let (loss, gradient) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+    assert!(loss.item().unwrap().is_nan());
+    assert_eq!(gradient.to_vec().unwrap(), [0.0; 6]);
+}
+
+/// The lowest bad row is named, the loss and the row's gradient are NaN, and the stream goes on.
+#[test]
+fn a_target_that_is_no_class() {
+    let stream = gpu().stream().unwrap();
+    for cols in [10, 2_000, 40_000] {
+        let rows = 300;
+        let rows = if cols > 100 { 5 } else { rows };
+        let input = Tensor::from_slice(gpu(), [rows, cols], &uniforms(5, rows * cols)).unwrap();
+        let mut classes = vec![1_i32; rows];
+        (classes[2], classes[rows - 1]) = (-1, i32::MAX);
+        let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        let (loss, gradient) =
+            CrossEntropy::sum().forward_backward(&input, &target, &stream).unwrap();
+        let error = loss.item().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("target: expected a class below {cols}, got -1 in row 2")
+        );
+        assert!(matches!(error, Error::TargetOutOfRange { row: 2, target: -1, .. }));
+        assert!(loss.values().to_vec().unwrap()[0].is_nan());
+        let gradient = gradient.to_vec().unwrap();
+        let nan = |row: usize| gradient[row * cols..(row + 1) * cols].iter().all(|by| by.is_nan());
+        assert!(!nan(0) && !nan(1) && nan(2) && !nan(3) && nan(rows - 1));
+
+        // Each row for itself, and what is saved of them.
+        let (loss, saved) = CrossEntropy::none().forward_saving(&input, &target, &stream).unwrap();
+        loss.check().unwrap_err();
+        assert_eq!(loss.values().to_vec().unwrap().iter().filter(|loss| loss.is_nan()).count(), 2);
+        let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+        let upstream = upstream.view().expand([rows]).unwrap();
+        let gradient =
+            CrossEntropy::none().backward(&input, &target, &saved, upstream, &stream).unwrap();
+        let gradient = gradient.to_vec().unwrap();
+        assert!(gradient[2 * cols..3 * cols].iter().all(|by| by.is_nan()));
+        assert!(gradient[..2 * cols].iter().all(|by| by.is_finite()));
+
+        // With good targets the same memory has good results again.
+        let good = Tensor::from_slice(gpu(), [rows], &vec![1_i32; rows]).unwrap();
+        let (mut loss, mut workspace) = (loss, Workspace::new(gpu()).unwrap());
+        CrossEntropy::none()
+            .forward_into(&input, &good, &mut loss, &mut workspace, &stream)
+            .unwrap();
+        loss.check().unwrap();
+    }
+}
+
+/// A loss that one kind of loss has left an error in says nothing of the next.
+#[test]
+fn another_loss_in_the_same_memory() {
+    let stream = gpu().stream().unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let input = Tensor::from_slice(gpu(), [1, 2], &[1.0_f32, 2.0]).unwrap();
+    let target = Tensor::from_slice(gpu(), [1], &[2_u8]).unwrap();
+    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    CrossEntropy::mean().forward_into(&input, &target, &mut loss, &mut workspace, &stream).unwrap();
+    loss.item().unwrap_err();
+    Mse::mean().forward_into(&input, &input, &mut loss, &mut workspace, &stream).unwrap();
+    assert_eq!(loss.item().unwrap(), 0.0);
+}
+
+/// The logarithm of the sum is what a sampler or a z-loss of one's own needs; rows that are ignored have one too.
+#[test]
+fn log_sum_exp_on_request() {
+    let stream = gpu().stream().unwrap();
+    let (rows, cols) = (4, 300);
+    let x = uniforms(6, rows * cols);
+    let input = Tensor::from_slice(gpu(), [2, 2, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [2, 2], &[1_i64, -100, 2, 3]).unwrap();
+    let (_, saved) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
+    // Read through another loss: Σ (lse − 0)² ÷ 4 is their mean square.
+    let zero = Tensor::zeros(gpu(), [2, 2]).unwrap();
+    let square = Mse::mean().forward(saved.log_sum_exp(), &zero, &stream).unwrap().item().unwrap();
+    let expected: f64 = x
+        .chunks(cols)
+        .map(|row| row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln().powi(2) / 4.0)
+        .sum();
+    assert_relative_eq!(f64::from(square), expected, max_relative = 1e-6);
+}
+
+/// Rows are the last dimension, and targets have all others.
+#[test]
+fn logits_of_three_dimensions() {
+    let stream = gpu().stream().unwrap();
+    let x = uniforms(7, 24);
+    let classes = [0_i64, 1, 2, 3, 0, 1];
+    let flat = Tensor::from_slice(gpu(), [6, 4], &x).unwrap();
+    let deep = Tensor::from_slice(gpu(), [2, 3, 4], &x).unwrap();
+    let of_flat = Tensor::from_slice(gpu(), [6], &classes).unwrap();
+    let of_deep = Tensor::from_slice(gpu(), [2, 3], &classes).unwrap();
+    let loss = CrossEntropy::none();
+    let flat = loss.forward(&flat, &of_flat, &stream).unwrap();
+    let deep = loss.forward(&deep, &of_deep, &stream).unwrap();
+    assert_eq!(deep.values().shape().dims(), [2, 3]);
+    assert_eq!(flat.values().to_vec().unwrap(), deep.values().to_vec().unwrap());
+}
+
+#[test]
+fn what_is_refused() {
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap();
+    let target = Tensor::<i64>::zeros(gpu(), [4]).unwrap();
+    let refused = |loss: CrossEntropy<'_, f32>, target: Targets<'_, f32>, expected: &str| {
+        let error = loss.forward(&input, target, &stream).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    };
+    let mean = CrossEntropy::mean();
+    let (longer, weight) = (Tensor::<i64>::zeros(gpu(), [5]).unwrap(), tensor(&[1.0_f32; 4]));
+    refused(mean, (&longer).into(), "target: expected shape [4], got [5]");
+    refused(
+        mean,
+        (&Tensor::<f32>::zeros(gpu(), [3, 4]).unwrap()).into(),
+        "target: expected shape [4, 3], got [3, 4]",
+    );
+    refused(
+        CrossEntropy { weight: Some(weight.view()), ..mean },
+        (&target).into(),
+        "weight: expected shape [3], got [4]",
+    );
+    for label_smoothing in [-0.1, 1.5, f64::NAN] {
+        refused(
+            CrossEntropy { label_smoothing, ..mean },
+            (&target).into(),
+            &format!("label_smoothing: expected a number from 0 to 1, got {label_smoothing}"),
+        );
+    }
+    refused(
+        CrossEntropy { z_loss: -1.0, ..mean },
+        (&target).into(),
+        "z_loss: expected a finite number that is not negative, got -1",
+    );
+    refused(
+        CrossEntropy { ignore_index: 1, ..mean },
+        (&input).into(),
+        "ignore_index: expected a negative number where targets are probabilities, got 1",
+    );
+
+    let none = Tensor::<f32>::zeros(gpu(), [0, 0]).unwrap();
+    let error =
+        mean.forward(&none, &Tensor::<i64>::zeros(gpu(), [0]).unwrap(), &stream).unwrap_err();
+    assert_eq!(error.to_string(), "input: expected one class at least, got shape [0, 0]");
+
+    let (_, saved) = mean.forward_saving(&input, &target, &stream).unwrap();
+    let one = tensor(&[1.0_f32]);
+    let (mut by_x, mut by_t) =
+        (Tensor::zeros(gpu(), [4, 3]).unwrap(), Tensor::zeros(gpu(), [4, 3]).unwrap());
+    let grads = Grads::both(&mut by_x, &mut by_t);
+    let upstream = one.view().expand([]).unwrap();
+    let error = mean.backward_into(&input, &target, &saved, upstream, grads, &stream).unwrap_err();
+    assert_eq!(error.to_string(), "grad_target: expected no gradient of classes to write, got one");
+    let other = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    let two = Tensor::<i64>::zeros(gpu(), [2]).unwrap();
+    let error = mean.backward(&other, &two, &saved, upstream, &stream).unwrap_err();
+    assert_eq!(error.to_string(), "saved: expected shape [2], got [4]");
+}

@@ -135,6 +135,10 @@ const FLIGHT: usize = 4;
 /// The most blocks that sum: four sums each.
 const MOST_SAMPLES: usize = MAX_PARTIALS as usize / 4;
 
+/// Threads of all blocks that hold rows, about as many as there is room for. A block's end costs as much as a few
+/// rows: on an H200, 262144 rows of 128 take 0.061 ms by 528 blocks and 0.158 ms by 8192.
+const RESIDENT: usize = 132 * 1024;
+
 /// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has
 /// no forms, but teams all the same. Rows that are long and few are split over blocks, but not in the pass that does
 /// all.
@@ -174,10 +178,18 @@ pub(crate) fn samples(
             splits = splits.min(MAX_PARTIALS as usize / 5 / rows.max(1)).max(1);
         }
     }
-    let blocks = (rows * splits).div_ceil(threads / team).max(1);
-    let most = if backward { i32::MAX as usize } else { MOST_SAMPLES };
+    let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
+    let most = match form {
+        _ if backward => i32::MAX as usize,
+        Form::Long => MOST_SAMPLES,
+        _ => RESIDENT / threads,
+    };
+    if blocks > most {
+        // As many as leave each with as many rows as any other, or one less.
+        blocks = blocks.div_ceil(blocks.div_ceil(most));
+    }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    let launch = Launch { blocks: blocks.min(most) as u32, threads: threads as u32 };
+    let launch = Launch { blocks: blocks as u32, threads: threads as u32 };
     SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
 }
 
@@ -241,9 +253,9 @@ mod tests {
             (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
         };
         assert_eq!(shape(launch(1000, 2)), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(shape(launch(262_144, 128)), (Form::Short, 8192, 256, 8, 1));
+        assert_eq!(shape(launch(262_144, 128)), (Form::Short, 512, 256, 8, 1));
         assert_eq!(shape(launch(128, 1000)), (Form::Held, 128, 64, 64, 1));
-        assert_eq!(shape(launch(32768, 4096)), (Form::Held, 8448, 256, 256, 1));
+        assert_eq!(shape(launch(32768, 4096)), (Form::Held, 521, 256, 256, 1));
         assert_eq!(shape(launch(8000, 8200)), (Form::Long, 8000, 512, 512, 1));
         assert_eq!(shape(launch(8, 262_144)), (Form::Long, 256, 512, 512, 32));
         assert_eq!(shape(launch(0, 5)), (Form::Short, 1, 256, 2, 1));

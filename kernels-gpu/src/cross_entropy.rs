@@ -26,11 +26,12 @@ pub(crate) mod mode {
 }
 
 /// The entries for targets of a [`mode`]. Each pass over rows comes in three forms, by who takes a row: `_short`, a
-/// team of a warp that holds it in registers, `$held` groups of 16 bytes a thread; a block that does so, of at most
-/// `$block` threads; and `_long`, a block of at most `$long` threads that does not hold it.
+/// team of a warp that holds it in registers, `$held` groups of 16 bytes a thread; a block that does so; and `_long`, a
+/// block that does not hold it. The last has blocks of at most `$long` threads, the others of `$block`, or
+/// where that leaves too few registers, of 512.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $long:literal) => {
-        use crate::abi::{CrossEntropyArgs, ROWS_BLOCK, TotalsArgs};
+        use crate::abi::{CrossEntropyArgs, TotalsArgs};
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{backward, block, rows, totals};
 
@@ -39,10 +40,10 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: rows::<E, MODE, false, true, $held>, (CrossEntropyArgs), ROWS_BLOCK, 7 barriers;
+            FORWARD_SHORT = forward_short: rows::<E, MODE, false, true, $held>, (CrossEntropyArgs), block::<E>($block), 7 barriers;
             FORWARD = forward: rows::<E, MODE, false, false, $held>, (CrossEntropyArgs), block::<E>($block), 9 barriers;
             FORWARD_LONG = forward_long: rows::<E, MODE, false, false, 0>, (CrossEntropyArgs), block::<E>($long), 12 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: rows::<E, MODE, true, true, $held>, (CrossEntropyArgs), ROWS_BLOCK, 7 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: rows::<E, MODE, true, true, $held>, (CrossEntropyArgs), block::<E>(512), 7 barriers;
             FORWARD_BACKWARD = forward_backward: rows::<E, MODE, true, false, $held>, (CrossEntropyArgs), block::<E>($block), 9 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: rows::<E, MODE, true, false, 0>, (CrossEntropyArgs), block::<E>($long), 12 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), block::<E>($long), 0 barriers;
@@ -52,9 +53,14 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// The most threads of a block: float64 takes two registers for one.
+/// The most threads of a block, and so the fewest blocks' worth of registers that the compiler has to leave: float64
+/// takes two for one, and eight elements of 16 bits in a group take more than four of 32.
 pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
-    if size_of::<E>() == 8 { threads / 2 } else { threads }
+    match size_of::<E>() {
+        8 => 256,
+        2 if threads > 640 => 640,
+        _ => threads,
+    }
 }
 
 /// Groups of 16 bytes in flight in a thread of a kernel that holds no row.
@@ -87,12 +93,15 @@ pub(crate) unsafe fn rows<
     let workspace = unsafe { Workspace::new(args.workspace) };
     let splits = NonZeroU64::from(args.splits);
     let team = Team::new::<SHORT>(args);
-    if team.lane == 0 {
-        Terms::clear(team);
-    }
-    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has work.
+    // One thread of a team finishes one row: as many rows are kept as there are threads to finish them at once.
+    let most = if SHORT { team.threads } else { WARP_SIZE };
+    let mut kept = Kept { stats: Stats::NONE, logit: E::Real::ZERO, rows: 0 };
+    Terms::clear::<SHORT>();
     let pieces = args.rows * splits.get();
     let mut piece = team.first;
+    // SAFETY: condition 1.
+    let mut next = unsafe { pass.class(piece, splits) };
+    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has work.
     while piece - team.behind < pieces {
         let active = piece < pieces;
         let (row, split) = if HELD > 0 || splits.get() == 1 {
@@ -100,29 +109,36 @@ pub(crate) unsafe fn rows<
         } else {
             (piece / splits, (piece % splits) as u32)
         };
-        let label = if active {
-            // SAFETY: the caller's conditions.
-            unsafe { label::<E>(&args.target, args.cols, args.weight, row) }
-        } else {
-            Label::NONE
-        };
-        if label.fault && team.lane == 0 {
-            workspace.report_row(row);
-        }
+        // The next row's class is on its way while this row is read.
+        let class = next;
+        // SAFETY: condition 1.
+        next = unsafe { pass.class(piece + team.teams, splits) };
+        // SAFETY: condition 1; the class is the row's.
+        let label = unsafe { pass.label(class) };
         // SAFETY: the caller's conditions; a row that is not active is not touched.
         let (stats, logit) =
-            unsafe { pass.row::<GRADS, SHORT, HELD>(row, split, &label, active, team) };
-        if active && team.lane == 0 {
-            if HELD == 0 && splits.get() > 1 {
+            unsafe { pass.row::<GRADS, SHORT, HELD>(row, split, &label, active, kept.rows, team) };
+        if HELD == 0 && splits.get() > 1 {
+            if team.lane == 0 {
                 // SAFETY: condition 2; one team a piece.
                 unsafe { stats.leave(workspace, piece) };
-            } else {
-                // SAFETY: condition 1; one team a row.
-                let terms = unsafe { pass.finish_row(row, &label, stats, logit) };
-                Terms::add(team, terms);
+            }
+        } else {
+            if team.lane == kept.rows {
+                (kept.stats, kept.logit) = (stats, logit);
+            }
+            kept.rows += 1;
+            if kept.rows == most {
+                // SAFETY: the caller's conditions.
+                unsafe { pass.finish_kept(&kept, piece, workspace, team) };
+                kept.rows = 0;
             }
         }
         piece += team.teams;
+    }
+    if kept.rows > 0 {
+        // SAFETY: the caller's conditions.
+        unsafe { pass.finish_kept(&kept, piece - team.teams, workspace, team) };
     }
 
     sync_threads();
@@ -138,7 +154,10 @@ pub(crate) unsafe fn rows<
             if lane_id() == 0 {
                 // SAFETY: condition 1; one warp a row.
                 unsafe {
-                    let label = label::<E>(&args.target, args.cols, args.weight, row);
+                    let label = pass.label(pass.class(row, NonZeroU64::MIN));
+                    if label.fault {
+                        workspace.report_row(row);
+                    }
                     let logit = pass.logit(row, &label);
                     let terms = pass.finish_row(row, &label, stats, logit);
                     unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
@@ -146,7 +165,7 @@ pub(crate) unsafe fn rows<
             }
             row += u64::from(block_dim_x() / WARP_SIZE);
         }
-        let sums = block_sums(sums);
+        let sums = block_sums::<f64, false, TERMS>(sums);
         if thread_idx_x() == 0 {
             // SAFETY: the last block's first thread.
             unsafe { pass.finish(sums, workspace) };
@@ -154,7 +173,7 @@ pub(crate) unsafe fn rows<
     } else if args.reduction == reduction::SCALAR {
         // SAFETY: conditions 1 and 2; in the last block's first thread.
         unsafe {
-            grid_sums(Terms::of_thread(team), workspace, |sums| pass.finish(sums, workspace));
+            grid_sums(Terms::of_thread::<SHORT>(), workspace, |sums| pass.finish(sums, workspace));
         }
     } else if args.fault != 0 && workspace.is_last_block() && thread_idx_x() == 0 {
         // SAFETY: the last block's first thread.
@@ -183,7 +202,7 @@ pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyAr
             if splits.get() == 1 { (piece, 0) } else { (piece / splits, (piece % splits) as u32) };
         // SAFETY: the caller's conditions; the row is one of `rows`.
         unsafe {
-            let label = label::<E>(&args.target, args.cols, args.weight, row);
+            let label = pass.label(pass.class(row, NonZeroU64::MIN));
             let factors = pass.factors_of_saved(row, &label);
             Lanes::new::<MODE, 0>(&pass, row)
                 .gradients::<MODE, true>(&pass, row, split, &label, &factors, team);
@@ -204,7 +223,9 @@ pub(crate) unsafe fn totals<E: Element>(args: &TotalsArgs) {
     let mut row = u64::from(block_idx_x()) * u64::from(block_dim_x()) + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: condition 1.
-        let label = unsafe { label::<E>(&args.target, args.cols, args.weight, row) };
+        let label = unsafe {
+            label::<E>(&args.target, args.cols, args.weight, load_class(&args.target, row))
+        };
         if label.counts && !label.fault {
             weights += label.weight.to_f64();
             count += 1.0;
@@ -248,17 +269,12 @@ impl<R: Real> Label<R> {
     const NONE: Self = Label { class: u32::MAX, weight: R::ZERO, counts: false, fault: false };
 }
 
-/// The target of a row. That it is to be ignored comes before any look at what class it is.
+/// What a row's class says. That it is to be ignored comes before any look at what class it is.
 ///
 /// # Safety
-/// [`rows`]'s condition 1; `row` is one of `rows`.
+/// [`rows`]'s condition 1, of `weight`.
 #[inline(always)]
-unsafe fn label<E: Element>(target: &Target, cols: u32, weight: u64, row: u64) -> Label<E::Real> {
-    if target.class_bytes == 0 {
-        return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };
-    }
-    // SAFETY: the caller's condition.
-    let class = unsafe { load_class(target, row) };
+unsafe fn label<E: Element>(target: &Target, cols: u32, weight: u64, class: i64) -> Label<E::Real> {
     if class == target.ignore_index {
         return Label::NONE;
     }
@@ -272,8 +288,10 @@ unsafe fn label<E: Element>(target: &Target, cols: u32, weight: u64, row: u64) -
     Label { class, weight, counts: true, fault: false }
 }
 
+/// The class of a row.
+///
 /// # Safety
-/// As [`label`].
+/// [`rows`]'s condition 1; `row` is one of `rows`.
 #[inline(always)]
 unsafe fn load_class(target: &Target, row: u64) -> i64 {
     let at = target.start + row * u64::from(target.class_bytes);
@@ -305,8 +323,6 @@ struct Team {
     threads: u32,
     /// This thread's index in its team.
     lane: u32,
-    /// The team's index in its block.
-    in_block: u32,
     /// How far the team is behind the first of its warp.
     behind: u64,
     /// The first piece of the team, and from each to the next.
@@ -323,7 +339,6 @@ impl Team {
             return Team {
                 threads: block_dim_x(),
                 lane: thread_idx_x(),
-                in_block: 0,
                 behind: 0,
                 first: block,
                 teams: blocks,
@@ -336,7 +351,6 @@ impl Team {
         Team {
             threads,
             lane: thread_idx_x() & (threads - 1),
-            in_block,
             behind: u64::from(in_block - first_of_warp),
             first: block * u64::from(teams_of_block) + u64::from(in_block),
             teams: blocks * u64::from(teams_of_block),
@@ -349,10 +363,14 @@ impl Team {
         if SHORT { warp_max(value, self.threads) } else { block_max(value) }
     }
 
-    /// The sums of the team's values, in each of its threads.
+    /// The sums of the team's values, in each of its threads; of a block, unless they are for `ALL`, in its first
+    /// warp.
     #[inline(always)]
-    fn sums<R: Real, const SHORT: bool, const N: usize>(self, values: [R; N]) -> [R; N] {
-        if SHORT { warp_sums(values, self.threads) } else { block_sums(values) }
+    fn sums<R: Real, const ALL: bool, const SHORT: bool, const N: usize>(
+        self,
+        values: [R; N],
+    ) -> [R; N] {
+        if SHORT { warp_sums(values, self.threads) } else { block_sums::<R, ALL, N>(values) }
     }
 }
 
@@ -360,45 +378,63 @@ impl Team {
 const TERMS: usize = 4;
 
 cuda_std::shared_array! {
-    /// [`TERMS`] sums for each team of a block.
-    fn team_terms() -> [f64; 512];
+    /// [`TERMS`] sums for each thread that finishes rows.
+    fn thread_terms() -> [f64; 1024];
 }
 
-/// The sums over the rows of each team, in the hands of its first thread: in shared memory, not to cost every
-/// thread its registers.
+/// The sums over the rows that each thread has finished: in shared memory, not to cost registers while rows are
+/// read. With `SHORT` all threads finish rows, otherwise those of the first warp.
 struct Terms;
 
 impl Terms {
+    /// Whether this thread finishes rows.
     #[inline(always)]
-    fn clear(team: Team) {
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: teams have two threads or more; one thread a team.
-            unsafe { team_terms().set(team.in_block * TERMS as u32 + term as u32, 0.0) };
-        });
+    fn here<const SHORT: bool>() -> bool {
+        SHORT || thread_idx_x() < WARP_SIZE
     }
 
     #[inline(always)]
-    fn add(team: Team, terms: [f64; TERMS]) {
+    fn clear<const SHORT: bool>() {
+        if Self::here::<SHORT>() {
+            unrolled!(for term in 0..TERMS; {
+                // SAFETY: at most 256 threads, each its own.
+                unsafe { thread_terms().set(thread_idx_x() * TERMS as u32 + term as u32, 0.0) };
+            });
+        }
+    }
+
+    /// Adds what a row adds. Only threads that finish rows call it.
+    #[inline(always)]
+    fn add(terms: [f64; TERMS]) {
         unrolled!(for term in 0..TERMS; {
-            let at = team.in_block * TERMS as u32 + term as u32;
+            let at = thread_idx_x() * TERMS as u32 + term as u32;
             // SAFETY: as in `clear`, by the same thread.
-            unsafe { team_terms().set(at, team_terms().get(at) + terms[term]) };
+            unsafe { thread_terms().set(at, thread_terms().get(at) + terms[term]) };
         });
     }
 
-    /// This thread's part of the sums of the block: those of its team, if it is the first of it.
+    /// This thread's part of the sums of the block.
     #[inline(always)]
-    fn of_thread(team: Team) -> [f64; TERMS] {
+    fn of_thread<const SHORT: bool>() -> [f64; TERMS] {
         let mut terms = [0.0; TERMS];
-        if team.lane == 0 {
+        if Self::here::<SHORT>() {
             unrolled!(for term in 0..TERMS; {
                 // SAFETY: as in `add`.
                 terms[term] =
-                    unsafe { team_terms().get(team.in_block * TERMS as u32 + term as u32) };
+                    unsafe { thread_terms().get(thread_idx_x() * TERMS as u32 + term as u32) };
             });
         }
         terms
     }
+}
+
+/// What a thread keeps of the row that it will finish.
+struct Kept<R> {
+    stats: Stats<R>,
+    /// The logit of the row's class.
+    logit: R,
+    /// Rows that threads of the team keep so far, each one: those of the last rounds.
+    rows: u32,
 }
 
 /// What a row's exponentials, or some of them, come to.
@@ -568,10 +604,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     const DENSE: bool = MODE != mode::CLASS;
 
     #[inline(always)]
-    fn of_team<const SHORT: bool>(stats: Stats<E::Real>, team: Team) -> Stats<E::Real> {
+    fn of_team<const GRADS: bool, const SHORT: bool>(
+        stats: Stats<E::Real>,
+        team: Team,
+    ) -> Stats<E::Real> {
         let (two, four) = (
-            |values| team.sums::<E::Real, SHORT, 2>(values),
-            |values| team.sums::<E::Real, SHORT, 4>(values),
+            |values| team.sums::<E::Real, GRADS, SHORT, 2>(values),
+            |values| team.sums::<E::Real, GRADS, SHORT, 4>(values),
         );
         if Self::DENSE {
             stats.of_team::<true>(two, four)
@@ -595,6 +634,62 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         weight * keep.fma(t, share)
     }
 
+    /// The class of the row of a piece, if there is one.
+    ///
+    /// # Safety
+    /// [`rows`]'s condition 1.
+    #[inline(always)]
+    unsafe fn class(&self, piece: u64, splits: NonZeroU64) -> i64 {
+        let row = if splits.get() == 1 { piece } else { piece / splits };
+        if MODE == mode::PROBABILITIES || row >= self.args.rows {
+            return self.args.target.ignore_index;
+        }
+        // SAFETY: the caller's condition.
+        unsafe { load_class(&self.args.target, row) }
+    }
+
+    /// What the class says.
+    ///
+    /// # Safety
+    /// [`rows`]'s condition 1.
+    #[inline(always)]
+    unsafe fn label(&self, class: i64) -> Label<E::Real> {
+        if MODE == mode::PROBABILITIES {
+            return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };
+        }
+        // SAFETY: the caller's condition.
+        unsafe { label::<E>(&self.args.target, self.args.cols, self.args.weight, class) }
+    }
+
+    /// Finishes the rows that the threads of the team keep, of which the last was `last`.
+    ///
+    /// # Safety
+    /// [`rows`]'s conditions; a kept row is finished once.
+    #[inline(always)]
+    unsafe fn finish_kept(
+        &self,
+        kept: &Kept<E::Real>,
+        last: u64,
+        workspace: Workspace,
+        team: Team,
+    ) {
+        if team.lane >= kept.rows {
+            return;
+        }
+        let row = last - u64::from(kept.rows - 1 - team.lane) * team.teams;
+        if row >= self.args.rows {
+            return;
+        }
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let label = self.label(self.class(row, NonZeroU64::MIN));
+            if label.fault {
+                workspace.report_row(row);
+            }
+            Terms::add(self.finish_row(row, &label, kept.stats, kept.logit));
+        }
+    }
+
     /// The logit of the row's class; 0 for rows without one.
     ///
     /// # Safety
@@ -609,8 +704,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { input.load(label.class).widen() }
     }
 
-    /// The stats of a row, or of a part of it, in each thread of its team, and in its first the logit of its class;
-    /// with `GRADS` its gradients are written.
+    /// The stats of a row, or of a part of it, in each thread of its team (without `GRADS` and `SHORT`, in its first
+    /// warp), and in thread `keeper` the logit of its class; with `GRADS` its gradients are written.
     ///
     /// # Safety
     /// [`rows`]'s conditions; the row is one of `rows`, or not active.
@@ -621,12 +716,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         split: u32,
         label: &Label<E::Real>,
         active: bool,
+        keeper: u32,
         team: Team,
     ) -> (Stats<E::Real>, E::Real) {
         // A row that does not count is not read, unless its log-sum-exp is asked for.
         let read = active && (label.counts || (!GRADS && self.args.saved != 0));
         let mut logit = E::Real::ZERO;
-        if read && team.lane == 0 {
+        if read && team.lane == keeper {
             // Before any is overwritten: the team meets for its sums before it writes.
             // SAFETY: the caller's conditions.
             logit = unsafe { self.logit(row, label) };
@@ -636,9 +732,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe {
             let held = lanes.tile::<HELD>(team.lane, read, team);
             let stats = if HELD > 0 {
-                lanes.stats_of_tile::<MODE, SHORT, HELD>(self, &held, read, team)
+                lanes.stats_of_tile::<MODE, GRADS, SHORT, HELD>(self, &held, read, team)
             } else {
-                lanes.stats(self, split, read, team)
+                lanes.stats::<MODE, GRADS>(self, split, read, team)
             };
             if GRADS && active {
                 let factors = self.factors(row, label, stats);
@@ -1106,7 +1202,12 @@ impl<E: Element> Lanes<E> {
     /// # Safety
     /// [`rows`]'s conditions.
     #[inline(always)]
-    unsafe fn stats_of_tile<const MODE: u32, const SHORT: bool, const N: usize>(
+    unsafe fn stats_of_tile<
+        const MODE: u32,
+        const GRADS: bool,
+        const SHORT: bool,
+        const N: usize,
+    >(
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
@@ -1132,7 +1233,7 @@ impl<E: Element> Lanes<E> {
         });
         // SAFETY: the caller's conditions.
         unsafe { self.absorb_edge(pass, &mut stats, read, team) };
-        Pass::<E, MODE>::of_team::<SHORT>(stats, team)
+        Pass::<E, MODE>::of_team::<GRADS, SHORT>(stats, team)
     }
 
     /// The stats of the row's tiles `split`, `split + splits`, ..., and with the first of its edges.
@@ -1140,7 +1241,7 @@ impl<E: Element> Lanes<E> {
     /// # Safety
     /// [`rows`]'s conditions.
     #[inline(always)]
-    unsafe fn stats<const MODE: u32>(
+    unsafe fn stats<const MODE: u32, const GRADS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         split: u32,
@@ -1172,7 +1273,7 @@ impl<E: Element> Lanes<E> {
             unsafe { self.absorb_edge(pass, &mut stats, read, team) };
         }
         let max = team.max::<E::Real, false>(stats.max);
-        Pass::<E, MODE>::of_team::<false>(stats.relative_to(max), team)
+        Pass::<E, MODE>::of_team::<GRADS, false>(stats.relative_to(max), team)
     }
 
     /// Adds the thread's edge to `stats`.

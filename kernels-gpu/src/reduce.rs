@@ -44,7 +44,7 @@ fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) 
 /// One barrier, for a block; before the next call stands another, of the caller's.
 #[inline(always)]
 pub(crate) fn team_sums<R: Real, const N: usize>(values: [R; N], team: u32) -> [R; N] {
-    if team > WARP_SIZE { block_sums(values) } else { warp_sums(values, team) }
+    if team > WARP_SIZE { block_sums::<R, true, N>(values) } else { warp_sums(values, team) }
 }
 
 /// [`team_sums`] of a team of a warp. The warp meets first, whatever ways its lanes came: shuffles of lanes that
@@ -58,9 +58,9 @@ pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], team: u32) 
     values
 }
 
-/// [`team_sums`] of the block: of its warps in float64.
+/// [`team_sums`] of the block: of its warps in float64. Unless they are for `ALL`, in the first warp only.
 #[inline(always)]
-pub(crate) fn block_sums<R: Real, const N: usize>(values: [R; N]) -> [R; N] {
+pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
     const { assert!(N <= MAX_SUMS) };
     let mut sums = warp_sums(values, WARP_SIZE);
     unrolled!(for index in 0..N; {
@@ -70,6 +70,9 @@ pub(crate) fn block_sums<R: Real, const N: usize>(values: [R; N]) -> [R; N] {
         }
     });
     sync_threads();
+    if !ALL && warp_id() > 0 {
+        return sums;
+    }
     unrolled!(for index in 0..N; {
         let mut of_warp = 0.0;
         if lane_id() < block_dim_x() / WARP_SIZE {
@@ -222,7 +225,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
     finish: impl FnOnce([f64; N]),
 ) {
     let (blocks, thread) = (u64::from(grid_dim_x()), thread_idx_x());
-    let of_block = block_sums(values);
+    let of_block = block_sums::<f64, false, N>(values);
     if thread == 0 {
         unrolled!(for index in 0..N; {
             let partial = index as u64 * blocks + u64::from(block_idx_x());
@@ -240,7 +243,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
         shares[index] =
             unsafe { workspace.share(first, blocks, u64::from(thread), u64::from(block_dim_x())) };
     });
-    let of_grid = block_sums(shares);
+    let of_grid = block_sums::<f64, false, N>(shares);
     if thread == 0 {
         finish(of_grid);
     }

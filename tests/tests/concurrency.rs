@@ -1,6 +1,6 @@
 //! Threads, streams, and the life of memory beside work that still uses it.
 
-use fused_loss::{Gpu, Loss, Mse, Stream, Tensor, Workspace};
+use fused_loss::{CrossEntropy, Gpu, Loss, Mse, Stream, Tensor, Workspace};
 use tests::random::uniforms;
 use tests::{gpu, tensor};
 
@@ -95,6 +95,37 @@ fn a_hundred_runs_beside_a_busy_stream_have_the_same_bits() {
     for _ in 0..100 {
         Mse::sum().backward_into(&busy, &busy, &upstream, &mut scratch, &other).unwrap();
         assert!(run() == alone, "a run beside a busy stream has other bits");
+    }
+    other.synchronize().unwrap();
+}
+
+/// Weights, whose sum is the gradients' divisor; rows of a team, of a block, and of several blocks.
+#[test]
+fn a_hundred_runs_of_cross_entropy_beside_a_busy_stream_have_the_same_bits() {
+    let (stream, other) = (gpu().stream().unwrap(), gpu().stream().unwrap());
+    let busy = Tensor::<f32>::zeros(gpu(), [busy_len()]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let mut scratch = Tensor::<f32>::zeros(gpu(), [busy_len()]).unwrap();
+    let shapes = if gpu().is_emulated() {
+        [(50, 40), (5, 1_000), (2, 9_000)]
+    } else {
+        [(20_000, 100), (2_000, 3_001), (3, 200_000)]
+    };
+    for (rows, cols) in shapes {
+        let x = Tensor::from_slice(gpu(), [rows, cols], &uniforms(15, rows * cols)).unwrap();
+        let classes: Vec<i64> = (0..rows).map(|row| (row * 7 % cols) as i64).collect();
+        let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        let weight = tensor::<f32>(&uniforms(16, cols).iter().map(|w| w + 1.5).collect::<Vec<_>>());
+        let loss = CrossEntropy { weight: Some(weight.view()), ..CrossEntropy::mean() };
+        let run = || {
+            let (loss, gradient) = loss.forward_backward(&x, &classes, &stream).unwrap();
+            (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
+        };
+        let alone = run();
+        for _ in 0..if gpu().is_emulated() { 5 } else { 100 } {
+            Mse::sum().backward_into(&busy, &busy, &upstream, &mut scratch, &other).unwrap();
+            assert!(run() == alone, "a run beside a busy stream has other bits");
+        }
     }
     other.synchronize().unwrap();
 }

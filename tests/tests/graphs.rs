@@ -2,7 +2,7 @@
 //! replay computes anew from whatever the memory holds then.
 
 use cust::sys::{self, CUresult};
-use fused_loss::{Grads, Loss, Mse, Stream, Tensor, Workspace};
+use fused_loss::{CrossEntropy, Grads, Loss, Mse, Saved, Stream, Tensor, Workspace};
 use half::f16;
 use tests::gpu;
 use tests::number::Number;
@@ -120,5 +120,61 @@ fn a_method_that_allocates_cannot_be_captured() {
         let error = Mse::mean().forward(&x, &x, &stream).expect_err("an allocation was captured");
         assert!(error.to_string().starts_with("cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE"), "{error}");
         let _ = sys::cuStreamEndCapture(handle, &mut graph);
+    }
+}
+
+/// Both launches of a mean with its gradient, and what one pass saves for another; a target that is no class is
+/// noted anew by each replay.
+#[test]
+fn replays_of_cross_entropy_compute_anew() {
+    let (rows, cols) = (33, 700);
+    let stream = gpu().stream().unwrap();
+    let mut input = Tensor::<f32>::zeros(gpu(), [rows, cols]).unwrap();
+    let mut target = Tensor::<i64>::zeros(gpu(), [rows]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[0.5_f32]).unwrap();
+    let (mut forward, mut both) =
+        (Loss::zeros(gpu(), []).unwrap(), Loss::zeros(gpu(), []).unwrap());
+    let mut saved = Saved::zeros(gpu(), [rows, cols]).unwrap();
+    let mut by_both = Tensor::zeros(gpu(), [rows, cols]).unwrap();
+    let mut by_saved = Tensor::zeros(gpu(), [rows, cols]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let loss_of = CrossEntropy::mean();
+    let mut calls = || {
+        loss_of
+            .forward_saving_into(&input, &target, &mut forward, &mut saved, &mut workspace, &stream)
+            .unwrap();
+        loss_of.backward_into(&input, &target, &saved, &upstream, &mut by_saved, &stream).unwrap();
+        let grads = Grads::input(&mut by_both).scaled_by(&upstream);
+        loss_of
+            .forward_backward_into(&input, &target, &mut both, grads, &mut workspace, &stream)
+            .unwrap();
+    };
+    // The first call has the kernels compiled.
+    calls();
+    stream.synchronize().unwrap();
+    let graph = Graph::capture(&stream, calls);
+    for seed in 1..4 {
+        input.copy_from_slice(&uniforms(seed, rows * cols)).unwrap();
+        let mut classes: Vec<i64> = (0..rows as i64).map(|row| row * 3 + seed as i64).collect();
+        if seed == 2 {
+            classes[5] = -3;
+        }
+        target.copy_from_slice(&classes).unwrap();
+        graph.replay(&stream);
+        for loss in [&forward, &both] {
+            assert_eq!(loss.check().is_err(), seed == 2, "seed {seed}");
+        }
+        if seed == 2 {
+            continue;
+        }
+        let (alone, gradient) = loss_of.forward_backward(&input, &target, &stream).unwrap();
+        let alone = alone.item().unwrap();
+        assert_eq!([forward.item().unwrap(), both.item().unwrap()], [alone; 2]);
+        let gradient = gradient.to_vec().unwrap();
+        for by in [&by_both, &by_saved] {
+            for (got, alone) in by.to_vec().unwrap().iter().zip(&gradient) {
+                assert!((got - alone * 0.5).abs() <= 1e-6 / rows as f32, "{got}, {alone}");
+            }
+        }
     }
 }

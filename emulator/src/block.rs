@@ -11,6 +11,7 @@ use cuda_std::warp::WARP_SIZE;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Enough for a kernel, and for the panic hook's backtrace in one.
 const STACK_BYTES: usize = 64 * 1024;
@@ -37,6 +38,8 @@ enum Waiting {
 struct Block<'a> {
     launch: &'a Launch,
     index: u32,
+    /// Whether a block of the launch has ended in a fault.
+    failed: &'a AtomicBool,
     shared: RefCell<Vec<Shared>>,
 }
 
@@ -125,6 +128,14 @@ impl Machine for Thread<'_> {
         self.wait(Waiting::Barrier(place));
     }
 
+    fn spin(&self, place: Place) {
+        if self.block.failed.load(Ordering::Relaxed) {
+            let what = "waits for a block that has ended in a fault".to_owned();
+            self.fault(LAUNCH_FAILED, what, place);
+        }
+        std::thread::yield_now();
+    }
+
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32 {
         self.wait(Waiting::Shuffle { value, lane_mask, place });
         self.received.get()
@@ -211,8 +222,8 @@ fn verb(access: Access) -> &'static str {
 }
 
 /// Runs block `index` of a launch to its end, or to its first fault.
-pub(crate) fn run(launch: &Launch, index: u32) -> Result<(), Fault> {
-    let block = Block { launch, index, shared: RefCell::default() };
+pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<(), Fault> {
+    let block = Block { launch, index, failed, shared: RefCell::default() };
     let threads: Vec<Thread<'_>> = (0..launch.block)
         .map(|index| Thread {
             block: &block,

@@ -1,10 +1,10 @@
-//! A launch: every block of a grid, in parallel.
+//! A launch: every block of a grid, in parallel, begun in the order of their indices.
 
 use crate::block;
 use crate::fault::Fault;
 use kernels_gpu::Entry;
-use rayon::prelude::*;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// CPU threads that run blocks, at most: each keeps a stack for every GPU thread of a block, and a
 /// system has only so many mappings for one process.
@@ -31,8 +31,23 @@ impl Launch {
                 .build()
                 .expect("no threads for the emulator")
         });
-        workers.install(|| {
-            (0..self.grid).into_par_iter().try_for_each(|index| block::run(self, index))
-        })
+        let (next, failed, first) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(None));
+        // A block may wait for blocks before it: they were taken before, and run.
+        workers.broadcast(|_| {
+            while !failed.load(Ordering::Relaxed) {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= self.grid {
+                    break;
+                }
+                if let Err(fault) = block::run(self, index, &failed) {
+                    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Those that waited for the block with the fault fail after it.
+                    if !failed.swap(true, Ordering::Relaxed) {
+                        *first = Some(fault);
+                    }
+                }
+            }
+        });
+        first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }

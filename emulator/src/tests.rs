@@ -20,6 +20,7 @@ fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fa
         module: "planted",
         dtype: Dtype::F32,
         block: 64,
+        resident: 1,
         barriers: 0,
         args_size: 8,
         run: kernel,

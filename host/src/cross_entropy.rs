@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
 use crate::pairwise::Grads;
-use crate::plan::{self, Form, Pass, SamplesKernels};
+use crate::plan::{self, Pass, SamplesKernels};
 use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
@@ -171,33 +171,27 @@ impl<V: Float> fmt::Debug for Saved<V> {
 /// The kernels for one kind of targets.
 struct Kernels {
     held: u32,
-    forward: Forms,
-    forward_backward: Forms,
+    /// By [`Form`](plan::Form).
+    forward: [&'static Family<CrossEntropyArgs>; 3],
+    forward_backward: [&'static Family<CrossEntropyArgs>; 3],
     backward: &'static Family<CrossEntropyArgs>,
     totals: &'static Family<TotalsArgs>,
-}
-
-/// The kernels of a pass.
-struct Forms {
-    short: &'static Family<CrossEntropyArgs>,
-    held: &'static Family<CrossEntropyArgs>,
-    long: &'static Family<CrossEntropyArgs>,
 }
 
 macro_rules! kernels {
     ($loss:ident) => {
         Kernels {
             held: kernels_gpu::kernels::$loss::HELD,
-            forward: Forms {
-                short: &kernels_gpu::kernels::$loss::FORWARD_SHORT,
-                held: &kernels_gpu::kernels::$loss::FORWARD,
-                long: &kernels_gpu::kernels::$loss::FORWARD_LONG,
-            },
-            forward_backward: Forms {
-                short: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
-                held: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
-                long: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
-            },
+            forward: [
+                &kernels_gpu::kernels::$loss::FORWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD,
+                &kernels_gpu::kernels::$loss::FORWARD,
+            ],
+            forward_backward: [
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
+            ],
             backward: &kernels_gpu::kernels::$loss::BACKWARD,
             totals: &kernels_gpu::kernels::$loss::TOTALS,
         }
@@ -638,9 +632,6 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         writes: &[Argument<'_>],
     ) -> Result<()> {
         let (rows, cols) = (args.rows as usize, args.cols as usize);
-        let block = |family: &'static Family<CrossEntropyArgs>| {
-            family.entry(T::DTYPE).map_or(32, |entry| entry.block)
-        };
         let alike = [args.grad_input, args.grad_target, args.target.rows()].iter().all(|rows| {
             let apart = |of: u64, from: u64| (of ^ from).is_multiple_of(16);
             let stride = |of: u64| of * size_of::<T>() as u64;
@@ -649,26 +640,24 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                     && apart(stride(rows.row_stride), stride(args.input.row_stride))
         });
         let plan = |pass| {
-            let backward =
-                Forms { short: kernels.backward, held: kernels.backward, long: kernels.backward };
             let forms = match pass {
-                Pass::Forward => &kernels.forward,
-                Pass::ForwardBackward => &kernels.forward_backward,
-                Pass::Backward => &backward,
+                Pass::Forward => kernels.forward,
+                Pass::ForwardBackward => kernels.forward_backward,
+                Pass::Backward => [kernels.backward; 3],
             };
+            let [short, held, long] = forms.map(|family| {
+                let entry = family.entry(T::DTYPE);
+                (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
+            });
             let can = SamplesKernels {
                 held: if alike { kernels.held } else { 0 },
-                short_block: block(forms.short).min(ROWS_BLOCK),
-                held_block: block(forms.held),
-                long_block: block(forms.long),
+                short_block: short.0.min(ROWS_BLOCK),
+                held_block: held.0,
+                long_block: long.0,
+                resident: short.1,
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
-            let family = match plan.form {
-                Form::Short => forms.short,
-                Form::Held => forms.held,
-                Form::Long => forms.long,
-            };
-            (plan, family)
+            (plan, forms[plan.form as usize])
         };
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);

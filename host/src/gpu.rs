@@ -310,6 +310,7 @@ mod tests {
             module: "mse_f32",
             dtype: kernels_gpu::abi::Dtype::F32,
             block: 32,
+            resident: 1,
             barriers: 0,
             args_size: 0,
             run: |_| (),

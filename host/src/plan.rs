@@ -1,7 +1,7 @@
 //! How work is cut into blocks. Pure functions of sizes: no device is asked, so that the same inputs
 //! are summed in the same order on every device.
 
-use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, reduction};
+use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction};
 use std::num::NonZeroU32;
 
 /// The shape of a launch.
@@ -63,7 +63,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, threads:
         MOST.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
     let mut most = most / threads as usize;
     if pass != Pass::Backward {
-        most = most.min(MAX_PARTIALS as usize);
+        most = most.min(max_blocks(1) as usize);
     }
     Launch { blocks: tiles.min(most).min(i32::MAX as usize) as u32, threads }
 }
@@ -114,11 +114,11 @@ pub(crate) enum Form {
     Short,
     /// A block, which holds it in registers.
     Held,
-    /// A block or several, which do not.
+    /// Warps, a block or several, which do not.
     Long,
 }
 
-/// What the kernels of cross-entropy can do, and may.
+/// What the kernels of a pass of cross-entropy can do, and may.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
     /// Groups of 16 bytes that a thread holds, of those that hold rows; 0 where none may.
@@ -127,17 +127,23 @@ pub(crate) struct SamplesKernels {
     pub(crate) short_block: u32,
     pub(crate) held_block: u32,
     pub(crate) long_block: u32,
+    /// Blocks of 256 threads of a forward kernel that a multiprocessor has room for.
+    pub(crate) resident: u32,
 }
 
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
 
-/// The most blocks that sum: four sums each.
-const MOST_SAMPLES: usize = MAX_PARTIALS as usize / 4;
-
-/// Threads of all blocks that hold rows, about as many as there is room for. A block's end costs as much as a few
-/// rows: on an H200, 262144 rows of 128 take 0.061 ms by 528 blocks and 0.158 ms by 8192.
-const RESIDENT: usize = 132 * 1024;
+/// How long the rows are for which what is a warp's of a row is worth its sums: groups of 16 bytes, by the warps that
+/// share the row. Measured on an H200 (`cargo xtask bench`).
+#[rustfmt::skip]
+const SHARED_BY: [(usize, usize); 3] = [
+    // 16 loads a thread of a row, ...
+    (1023, 1), // 4096 × bf16
+    // ... or as many as are in flight at once
+    (4095, 2), // 4096 × f32
+    (usize::MAX, 8),
+];
 
 /// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has
 /// no forms, but teams all the same. Rows that are long and few are split over blocks, but not in the pass that does
@@ -155,7 +161,12 @@ pub(crate) fn samples(
     let wanted = groups.div_ceil(each);
     let form = match wanted {
         0..=32 if backward || kernels.held > 0 => Form::Short,
-        _ if !backward && kernels.held > 0 && wanted <= kernels.held_block as usize => Form::Held,
+        _ if pass == Pass::ForwardBackward
+            && kernels.held > 0
+            && wanted <= kernels.held_block as usize =>
+        {
+            Form::Held
+        }
         _ => Form::Long,
     };
     let most = match form {
@@ -163,35 +174,54 @@ pub(crate) fn samples(
         Form::Held => kernels.held_block,
         Form::Long => kernels.long_block,
     } as usize;
-    let (threads, team, mut splits) = match form {
+    let mut splits = 1;
+    let (threads, team) = match form {
         // Two at least: one for each end of the row.
-        Form::Short => (most, wanted.next_power_of_two().max(2), 1),
+        Form::Short => (most, wanted.next_power_of_two().max(2)),
+        Form::Long if pass == Pass::Forward => {
+            // Warps that have a row's groups in flight at once, and those of which each gets a longer part.
+            let at_once = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
+            let &(_, long) = SHARED_BY.iter().find(|(up_to, _)| groups <= *up_to).expect("all");
+            let mut warps = long.min(at_once);
+            // Few rows want many warps, and each multiprocessor a block.
+            while warps < at_once && rows * warps < BUSY * 8 {
+                warps *= 2;
+            }
+            let teams = rows.div_ceil(132).next_power_of_two();
+            ((warps * teams).min(most / 32) * 32, warps * 32)
+        }
         _ => {
             let threads = wanted.next_multiple_of(32).min(most);
-            (threads, threads, 1)
+            (threads, threads)
         }
     };
-    if form == Form::Long && pass != Pass::ForwardBackward && rows < BUSY {
+    if form == Form::Long && team == most && pass != Pass::ForwardBackward && rows < BUSY {
         splits = BUSY.div_ceil(rows.max(1)).min(groups / (FLIGHT * threads)).max(1);
         if pass == Pass::Forward {
-            // Five partial results a part.
-            splits = splits.min(MAX_PARTIALS as usize / 5 / rows.max(1)).max(1);
+            // Five partial results of each warp of a part.
+            let warps = MAX_PARTIALS as usize / 5 / rows.max(1);
+            splits = splits.min(warps / (threads / 32)).max(1);
         }
     }
     let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
-    let most = match form {
-        _ if backward => i32::MAX as usize,
-        Form::Long => MOST_SAMPLES,
-        _ => RESIDENT / threads,
+    let most = match pass {
+        Pass::Backward => 1 << 24,
+        // As many as find room: what begins, ends and is summed costs as much as a short row. But long rows do better
+        // in the order of memory.
+        Pass::Forward if groups < LONG => 132 * kernels.resident as usize * 256 / threads,
+        Pass::Forward => max_blocks(4) as usize,
+        Pass::ForwardBackward => max_blocks(2) as usize,
     };
-    if blocks > most {
-        // As many as leave each with as many rows as any other, or one less.
-        blocks = blocks.div_ceil(blocks.div_ceil(most));
+    if splits == 1 {
+        blocks = blocks.min(most);
     }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     let launch = Launch { blocks: blocks as u32, threads: threads as u32 };
     SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
 }
+
+/// Groups of 16 bytes from which on a row is so long that a block for each is best.
+const LONG: usize = 8192;
 
 /// The launch of the kernel that sums the class weights of `rows` targets.
 pub(crate) fn totals(rows: usize) -> Launch {
@@ -217,10 +247,12 @@ mod tests {
     fn a_launch_that_sums_has_room_for_its_partial_sums() {
         for len in (0..45).map(|power| 1 << power) {
             for element_bytes in [2, 4, 8] {
-                assert!(elementwise(Pass::Forward, len, element_bytes, 512).blocks <= MAX_PARTIALS);
+                assert!(
+                    elementwise(Pass::Forward, len, element_bytes, 512).blocks <= max_blocks(1)
+                );
                 assert!(
                     elementwise(Pass::ForwardBackward, len, element_bytes, 512).blocks
-                        <= MAX_PARTIALS
+                        <= max_blocks(1)
                 );
             }
         }
@@ -243,22 +275,31 @@ mod tests {
     }
 
     const KERNELS: SamplesKernels =
-        SamplesKernels { held: 4, short_block: 256, held_block: 512, long_block: 512 };
+        SamplesKernels { held: 4, short_block: 256, held_block: 512, long_block: 256, resident: 5 };
+
+    fn shape(plan: SamplesLaunch) -> (Form, u32, u32, u32, u32) {
+        let RowsLaunch { launch, team, splits } = plan.rows;
+        (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
+    }
 
     #[test]
-    fn samples_get_as_many_threads_as_hold_them() {
-        let launch = |rows, cols| samples(Pass::Forward, rows, cols, 4, KERNELS);
-        let shape = |plan: SamplesLaunch| {
-            let RowsLaunch { launch, team, splits } = plan.rows;
-            (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
-        };
-        assert_eq!(shape(launch(1000, 2)), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(shape(launch(262_144, 128)), (Form::Short, 512, 256, 8, 1));
-        assert_eq!(shape(launch(128, 1000)), (Form::Held, 128, 64, 64, 1));
-        assert_eq!(shape(launch(32768, 4096)), (Form::Held, 521, 256, 256, 1));
-        assert_eq!(shape(launch(8000, 8200)), (Form::Long, 8000, 512, 512, 1));
-        assert_eq!(shape(launch(8, 262_144)), (Form::Long, 256, 512, 512, 32));
-        assert_eq!(shape(launch(0, 5)), (Form::Short, 1, 256, 2, 1));
+    fn samples_are_shared_by_as_many_warps_as_pay() {
+        let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
+        assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
+        assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 8, 1));
+        assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
+        assert_eq!(launch(32768, 4096), (Form::Long, 660, 256, 64, 1));
+        assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+        assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
+        assert_eq!(launch(0, 5), (Form::Short, 1, 256, 2, 1));
+    }
+
+    #[test]
+    fn samples_of_which_gradients_are_written_get_a_block_each() {
+        let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
+        assert_eq!(launch(32768, 4096), (Form::Held, 32768, 256, 256, 1));
+        assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
+        assert_eq!(launch(8192, 8193), (Form::Long, 8192, 256, 256, 1));
     }
 
     #[test]
@@ -267,16 +308,22 @@ mod tests {
             for cols in (0..31).map(|power| 1 << power) {
                 for pass in PASSES {
                     let plan = samples(pass, count, cols, 8, KERNELS);
-                    let splits = plan.rows.splits.get() as usize;
-                    assert!(
-                        splits == 1 || pass != Pass::ForwardBackward && plan.form == Form::Long
-                    );
-                    assert!(
-                        pass != Pass::Forward
-                            || splits == 1
-                            || count * splits * 5 <= MAX_PARTIALS as usize
-                    );
-                    assert!(pass == Pass::Backward || plan.rows.launch.blocks * 4 <= MAX_PARTIALS);
+                    let RowsLaunch { launch, team, splits } = plan.rows;
+                    let pieces = count * splits.get() as usize;
+                    assert!(launch.threads.is_multiple_of(team.get()));
+                    match pass {
+                        _ if splits.get() == 1 => {
+                            let sums = if pass == Pass::Forward { 4 } else { 2 };
+                            assert!(pass == Pass::Backward || launch.blocks <= max_blocks(sums));
+                        }
+                        Pass::Forward => {
+                            assert_eq!((plan.form, team.get()), (Form::Long, launch.threads));
+                            let warps = launch.threads as usize / 32;
+                            assert!(pieces * warps * 5 <= MAX_PARTIALS as usize);
+                        }
+                        Pass::Backward => assert_eq!(plan.form, Form::Long),
+                        Pass::ForwardBackward => panic!("split"),
+                    }
                 }
             }
         }
@@ -309,7 +356,7 @@ mod tests {
                 let parts = count * plan.splits.get() as usize;
                 assert!(plan.splits.get() == 1 || parts <= MAX_PARTIALS as usize);
                 let plan = rows(reduction::SCALAR, count, cols, 8);
-                assert!(plan.launch.blocks <= MAX_PARTIALS);
+                assert!(plan.launch.blocks <= max_blocks(1));
             }
         }
     }

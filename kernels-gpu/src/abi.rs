@@ -37,18 +37,27 @@ pub const MAX_BLOCK: u32 = 1024;
 /// The most threads of a block of the kernels for rows, which need more registers.
 pub const ROWS_BLOCK: u32 = 256;
 
-/// The most blocks of a grid that reduces: one partial sum each.
-pub const MAX_PARTIALS: u32 = 132 * 256;
+/// Partial sums that there is room for.
+pub const MAX_PARTIALS: u32 = 132 * 512;
+
+/// Blocks whose sums the last of them adds up, in a grid of more than [`UNGROUPED`] blocks.
+pub const GROUP: u32 = 64;
+
+/// The most blocks of a grid of which one block adds up all sums.
+pub const UNGROUPED: u32 = 1024;
+
+/// The most blocks of a grid that sums `sums` values: for each a partial sum a block, and a group.
+pub const fn max_blocks(sums: u32) -> u32 {
+    MAX_PARTIALS / sums / (GROUP + 1) * GROUP
+}
 
 /// Where things are in the scratch memory of a launch, in bytes.
 pub mod workspace {
-    /// The count of finished blocks; zero between launches.
-    pub const COUNT: u64 = 0;
     /// The complement of the lowest row that is not as it should be, or 0; zero between launches.
-    pub const FAULT: u64 = 8;
+    pub const FAULT: u64 = 0;
     /// What a launch leaves for the next: [`TotalsArgs`](super::TotalsArgs).
     pub const TOTALS: u64 = 16;
-    /// The partial sums.
+    /// The partial sums; zero between launches.
     pub const PARTIALS: u64 = 32;
     /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows are split.
     pub const SAVED: u64 = PARTIALS + super::MAX_PARTIALS as u64 * 8;

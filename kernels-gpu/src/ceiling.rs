@@ -13,16 +13,16 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32],
-            READ1_BY1 = read1_by1: pass::<1, 0, 1>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ1_BY4 = read1_by4: pass::<1, 0, 4>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ1_BY8 = read1_by8: pass::<1, 0, 8>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ2_BY1 = read2_by1: pass::<2, 0, 1>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ2_BY2 = read2_by2: pass::<2, 0, 2>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ2_BY4 = read2_by4: pass::<2, 0, 4>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ1_WRITE1_BY1 = read1_write1_by1: pass::<1, 1, 1>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ1_WRITE1_BY4 = read1_write1_by4: pass::<1, 1, 4>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ2_WRITE1_BY1 = read2_write1_by1: pass::<2, 1, 1>, (CeilingArgs), MAX_BLOCK, 0 barriers;
-            READ2_WRITE1_BY4 = read2_write1_by4: pass::<2, 1, 4>, (CeilingArgs), MAX_BLOCK, 0 barriers;
+            READ1_BY1 = read1_by1: pass::<1, 0, 1>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ1_BY4 = read1_by4: pass::<1, 0, 4>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ1_BY8 = read1_by8: pass::<1, 0, 8>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ2_BY1 = read2_by1: pass::<2, 0, 1>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ2_BY2 = read2_by2: pass::<2, 0, 2>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ2_BY4 = read2_by4: pass::<2, 0, 4>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ1_WRITE1_BY1 = read1_write1_by1: pass::<1, 1, 1>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ1_WRITE1_BY4 = read1_write1_by4: pass::<1, 1, 4>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ2_WRITE1_BY1 = read2_write1_by1: pass::<2, 1, 1>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
+            READ2_WRITE1_BY4 = read2_write1_by4: pass::<2, 1, 4>, (CeilingArgs), MAX_BLOCK by 1, 0 barriers;
         }
     };
 }

@@ -48,6 +48,10 @@ pub trait Real:
     fn from_f64(value: f64) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
+    /// Its bits, in the lower ones.
+    fn to_bits64(self) -> u64;
+    /// The number of such bits.
+    fn from_bits64(bits: u64) -> Self;
     /// Exact, for exponents.
     fn from_i32(value: i32) -> Self;
     /// Towards zero; 0 for NaN.
@@ -118,6 +122,16 @@ macro_rules! reals {
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 f64::from(self)
+            }
+
+            #[inline(always)]
+            fn to_bits64(self) -> u64 {
+                u64::from(self.to_bits())
+            }
+
+            #[inline(always)]
+            fn from_bits64(bits: u64) -> Self {
+                $name::from_bits(bits as $bits)
             }
 
             #[inline(always)]
@@ -246,6 +260,15 @@ pub trait Element: Word {
     fn narrow(value: Self::Real) -> Self;
     /// Element `lane` of 16 bytes.
     fn extract(from: Vec16, lane: u32) -> Self;
+    /// The largest element of 16 bytes. NaN is passed over.
+    #[inline(always)]
+    fn greatest(from: Vec16) -> Self::Real {
+        let mut greatest = Self::extract(from, 0).widen();
+        unrolled!(for lane in 1..Self::LANES as usize; {
+            greatest = greatest.max(Self::extract(from, lane as u32).widen());
+        });
+        greatest
+    }
     /// 16 bytes of the first elements.
     fn pack(elements: [Self; MAX_LANES]) -> Vec16;
 }
@@ -326,9 +349,9 @@ impl Element for f64 {
     }
 }
 
-/// The types of 16 bits: a name, and the conversions from and to f32.
+/// The types of 16 bits: a name, the conversions from and to f32, the maximum of pairs.
 macro_rules! halves {
-    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path, $max:path;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(transparent)]
@@ -357,6 +380,15 @@ macro_rules! halves {
                 $name((from.0[(lane / 2) as usize] >> (lane % 2 * 16)) as u16)
             }
 
+            /// In pairs: nothing is widened that would then wait in a register for its exponential.
+            #[inline(always)]
+            fn greatest(from: Vec16) -> f32 {
+                let [a, b, c, d] = from.0;
+                let pair = $max($max(a, b), $max(c, d));
+                let pair = Vec16([pair; 4]);
+                Self::extract(pair, 0).widen().max(Self::extract(pair, 1).widen())
+            }
+
             #[inline(always)]
             fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
                 let word =
@@ -369,7 +401,7 @@ macro_rules! halves {
 
 halves! {
     /// IEEE 754 binary16.
-    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32;
+    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32, math::max_f16_pairs;
     /// bfloat16.
-    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32;
+    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32, math::max_bf16_pairs;
 }

@@ -7,7 +7,7 @@
 
 use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{Workspace, grid_sums, team_sums};
+use crate::reduce::{Workspace, grid_sums, is_last_block, team_sums};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::hint::opaque;
@@ -25,12 +25,12 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 4 barriers;
-            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 8 barriers;
-            BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), dense_block::<E>($block), 0 barriers;
-            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), dense_block::<E>($both), 4 barriers;
-            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK, 8 barriers;
+            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 3 barriers;
+            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by 1, 5 barriers;
+            BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 0 barriers;
+            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by 1, 0 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), (dense_block::<E>($both)) by 1, 3 barriers;
+            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by 1, 5 barriers;
         }
     };
 }
@@ -192,15 +192,15 @@ unsafe fn run<
         // SAFETY: conditions 1 and 2.
         unsafe { grid_sums([total.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
     }
-    if by_row && splits.get() > 1 && workspace.is_last_block() {
+    if by_row && splits.get() > 1 && is_last_block() {
         let mut row = u64::from(warp_id());
         while row < args.rows {
             // SAFETY: every piece has left its own, in order.
             let share = unsafe {
                 let (count, lane) = (splits.get(), u64::from(lane_id()));
-                workspace.share(row * count, count, lane, u64::from(WARP_SIZE))
+                workspace.share::<1>(row * count, 0, count, lane, u64::from(WARP_SIZE))
             };
-            let [sum] = team_sums([share], WARP_SIZE);
+            let [sum] = team_sums(share, WARP_SIZE);
             if lane_id() == 0 {
                 // SAFETY: condition 1.
                 unsafe { pass.finish(row, sum) };

@@ -14,6 +14,8 @@ pub struct Entry {
     pub dtype: Dtype,
     /// The most threads of a block, and of a launch a multiple of 32.
     pub block: u32,
+    /// Blocks of that size that a multiprocessor has registers for, at least.
+    pub resident: u32,
     /// `bar.sync` instructions in its PTX.
     pub barriers: u32,
     /// Bytes of its one argument.
@@ -70,14 +72,15 @@ macro_rules! types {
 pub(crate) use types;
 
 /// Stamps out the entries of one loss, of which each line gives: the constant, the pass, its body, its
-/// arguments, the most threads of its block, the barriers in its code.
+/// arguments, the most threads of its block by how many such blocks a multiprocessor has registers for, the barriers
+/// in its code.
 macro_rules! kernels {
     ($loss:ident, $dtypes:tt, $(
-        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:expr, $barriers:literal barriers;
+        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:literal barriers;
     )+) => {
         $(
             $crate::table::family! {
-                $loss, $dtypes, $family, $pass, ($args), $block, $barriers,
+                $loss, $dtypes, $family, $pass, ($args), $block, $resident, $barriers,
                 |args| $body(args)
             }
         )+
@@ -91,8 +94,8 @@ pub(crate) use kernels;
 /// Stamps out one kernel for each of its dtypes.
 macro_rules! family {
     (
-        $loss:ident, [$($dtype:ident),+], $family:ident, $pass:ident, ($args:ty), $block:expr,
-        $barriers:literal, |$arg:ident| $call:expr
+        $loss:ident, [$($dtype:ident),+], $family:ident, $pass:ident, ($args:ty), $block:tt,
+        $resident:expr, $barriers:literal, |$arg:ident| $call:expr
     ) => {
         $(
             #[cfg(target_arch = "nvptx64")]
@@ -119,6 +122,7 @@ macro_rules! family {
                     module: concat!(stringify!($loss), "_", stringify!($dtype)),
                     dtype: <E as $crate::element::Element>::DTYPE,
                     block: $block,
+                    resident: $resident,
                     barriers: $barriers,
                     args_size: size_of::<$args>(),
                     #[cfg(not(target_arch = "nvptx64"))]

@@ -129,7 +129,7 @@ impl Program {
                         .iter()
                         .find(|entry| entry.name == item.name)
                         .with_context(|| format!("a kernel refers to the entry {}", item.name))?;
-                    with_maxntid(&number_labels(&item.text, functions), entry.block)?
+                    with_launch_bounds(&number_labels(&item.text, functions), entry)?
                 }
             };
             functions += usize::from(item.kind != Kind::Variable);
@@ -244,13 +244,13 @@ fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
-/// Declares the entry's block size, which rustc cannot: ptxas then fits the registers to that many
-/// threads, and a launch never fails for want of them. One block a multiprocessor is enough, or ptxas
-/// would rather spill than have a block less.
-fn with_maxntid(entry: &str, block: u32) -> Result<String> {
-    let brace = code(entry)?.find('{').context("an entry without a body")?;
-    let (head, body) = entry.split_at(brace);
-    Ok(format!("{}\n.minnctapersm 1\n.maxntid {block}, 1, 1\n{body}", head.trim_end()))
+/// Declares the entry's block size, and how many such blocks a multiprocessor is to have registers for, which rustc
+/// cannot: ptxas then fits the registers to that many threads, and a launch never fails for want of them.
+fn with_launch_bounds(text: &str, entry: &Entry) -> Result<String> {
+    let brace = code(text)?.find('{').context("an entry without a body")?;
+    let (head, body) = text.split_at(brace);
+    let Entry { block, resident, .. } = entry;
+    Ok(format!("{}\n.minnctapersm {resident}\n.maxntid {block}, 1, 1\n{body}", head.trim_end()))
 }
 
 /// LLVM numbers a function's labels by the function's place in the program. They are local to it, so
@@ -276,7 +276,16 @@ pub(crate) mod tests {
 
     pub(crate) fn entry(name: &'static str, module: &'static str, barriers: u32) -> Entry {
         unsafe fn run(_: *const u8) {}
-        Entry { name, module, dtype: Dtype::F32, block: 256, barriers, args_size: 72, run }
+        Entry {
+            name,
+            module,
+            dtype: Dtype::F32,
+            block: 256,
+            resident: 1,
+            barriers,
+            args_size: 72,
+            run,
+        }
     }
 
     /// As rustc writes it: three entries of two modules, a function, three variables.

@@ -8,3 +8,11 @@ use crate::side;
 pub fn opaque(value: u64) -> u64 {
     side::opaque(value)
 }
+
+/// Says that this thread waits for what another block writes. Only a block of a lower index may be waited for: such
+/// a one runs already, or is done.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn spin() {
+    side::spin();
+}

@@ -4,7 +4,7 @@ use crate::SharedArray;
 use crate::memory::{Vec16, Word};
 use std::cell::Cell;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A place in a kernel's source.
 pub type Place = &'static Location<'static>;
@@ -30,6 +30,8 @@ pub trait Machine {
     fn grid_dim(&self) -> u32;
     /// Waits for the threads of the block.
     fn sync_threads(&self, place: Place);
+    /// Lets other blocks go on; does not return if none will.
+    fn spin(&self, place: Place);
     /// Exchanges a value with a lane of the warp.
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32;
     /// The address of the block's shared array that `key` stands for.
@@ -104,10 +106,17 @@ pub(crate) unsafe fn load<T: Word>(at: *const T) -> T {
 }
 
 #[track_caller]
-pub(crate) unsafe fn load_volatile<T: Word>(at: *const T) -> T {
+pub(crate) unsafe fn load_acquire(at: *const u64) -> u64 {
     check_global(at, Access::Load);
-    // SAFETY: the machine has checked the address.
-    unsafe { at.read_volatile() }
+    // SAFETY: the machine has checked the address; an atomic load writes nothing.
+    unsafe { AtomicU64::from_ptr(at.cast_mut()) }.load(Ordering::Acquire)
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
+    check_global(at, Access::Store);
+    // SAFETY: the machine has checked the address. Released, so that what a fence has put before it is.
+    unsafe { AtomicU64::from_ptr(at) }.store(value, Ordering::Release);
 }
 
 #[track_caller]
@@ -146,19 +155,11 @@ pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
 }
 
 #[track_caller]
-pub(crate) unsafe fn fetch_add_ordered(counter: *mut u32, value: u32) -> u32 {
-    check_global(counter, Access::Load);
-    check_global(counter, Access::Store);
-    // SAFETY: the machine has checked the address; the caller's condition.
-    unsafe { AtomicU32::from_ptr(counter) }.fetch_add(value, Ordering::AcqRel)
-}
-
-#[track_caller]
 pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
     check_global(at, Access::Load);
     check_global(at, Access::Store);
     // SAFETY: the machine has checked the address; the caller's condition.
-    unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::Relaxed);
+    unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::AcqRel);
 }
 
 pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
@@ -179,6 +180,34 @@ pub(crate) fn f16_from_f32(value: f32) -> u16 {
 
 pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     half::bf16::from_f32(value).to_bits()
+}
+
+macro_rules! max_pairs {
+    ($name:ident, $half:ident) => {
+        pub(crate) fn $name(a: u32, b: u32) -> u32 {
+            let max = |a: u32, b: u32| {
+                let [a, b] = [a, b].map(|bits| half::$half::from_bits(bits as u16));
+                u32::from(half::$half::from_f32(a.to_f32().max(b.to_f32())).to_bits())
+            };
+            max(a >> 16, b >> 16) << 16 | max(a & 0xffff, b & 0xffff)
+        }
+    };
+}
+max_pairs!(max_f16_pairs, f16);
+max_pairs!(max_bf16_pairs, bf16);
+
+#[track_caller]
+pub(crate) fn any(of: bool) -> bool {
+    let mut any = u32::from(of);
+    for lane_mask in [16, 8, 4, 2, 1] {
+        any |= machine().shuffle_xor(any, lane_mask, Location::caller());
+    }
+    any != 0
+}
+
+#[track_caller]
+pub(crate) fn spin() {
+    machine().spin(Location::caller());
 }
 
 pub(crate) fn opaque(value: u64) -> u64 {

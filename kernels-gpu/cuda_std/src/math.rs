@@ -50,3 +50,15 @@ pub fn divide_plain_f32(a: f32, b: f32) -> f32 {
 pub fn exp2_approx_f32(x: f32) -> f32 {
     side::exp2_approx_f32(x)
 }
+
+/// The larger of each pair of f16s in a word; the other where one is NaN.
+#[inline(always)]
+pub fn max_f16_pairs(a: u32, b: u32) -> u32 {
+    side::max_f16_pairs(a, b)
+}
+
+/// The larger of each pair of bfloat16s in a word; the other where one is NaN.
+#[inline(always)]
+pub fn max_bf16_pairs(a: u32, b: u32) -> u32 {
+    side::max_bf16_pairs(a, b)
+}

@@ -34,15 +34,28 @@ pub unsafe fn load<T: Word>(at: *const T) -> T {
     unsafe { side::load(at) }
 }
 
-/// Loads a word that another block wrote in this launch, past the multiprocessor's own cache.
+/// Loads a word that another block of the launch may write at the same time: as it was, or as it became. What that
+/// block had made visible to the device before, is visible after.
 ///
 /// # Safety
-/// As [`load`]; the write is ordered before this by fences and an atomic.
+/// 1. `at` is aligned and points to an initialised `u64` in global memory.
+/// 2. Blocks write it by [`store_shared_by_grid`] alone while others may read it.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub unsafe fn load_shared_by_grid<T: Word>(at: *const T) -> T {
+pub unsafe fn load_shared_by_grid(at: *const u64) -> u64 {
     // SAFETY: the caller's conditions.
-    unsafe { side::load_volatile(at) }
+    unsafe { side::load_acquire(at) }
+}
+
+/// Stores a word that other blocks of the launch may read at the same time. Not ordered with anything else.
+///
+/// # Safety
+/// As [`store`], but for blocks that read it by [`load_shared_by_grid`].
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn store_shared_by_grid(at: *mut u64, value: u64) {
+    // SAFETY: the caller's conditions.
+    unsafe { side::store_relaxed(at, value) }
 }
 
 /// Loads 16 bytes that are read once: without a place in L1.

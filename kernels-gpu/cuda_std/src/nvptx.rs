@@ -5,7 +5,7 @@
 
 use crate::memory::{Vec16, Word};
 use core::arch::{asm, nvptx};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
@@ -18,6 +18,8 @@ unsafe extern "C" {
     safe fn rcp_approx(x: f32) -> f32;
     #[link_name = "llvm.nvvm.ex2.approx.ftz.f"]
     safe fn ex2_approx(x: f32) -> f32;
+    #[link_name = "llvm.nvvm.vote.any.sync"]
+    safe fn vote_any(members: i32, of: bool) -> bool;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     safe fn bar_warp_sync(members: i32);
     #[link_name = "llvm.fma.f32"]
@@ -122,10 +124,27 @@ macro_rules! access {
     };
 }
 access!(load, "ld.global", (pure, readonly, nostack, preserves_flags); store, "st.global";);
-access!(load_volatile, "ld.volatile.global", (nostack, preserves_flags););
 access! {
     /// Shared memory is addressed within its own space.
     load_shared, "ld.shared", (pure, readonly, nostack, preserves_flags); store_shared, "st.shared";
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_acquire(at: *const u64) -> u64 {
+    let value;
+    // SAFETY: the caller's conditions. Not `readonly`: each reads anew.
+    unsafe {
+        asm!("ld.acquire.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
+    }
+    value
+}
+
+#[inline(always)]
+pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        asm!("st.relaxed.gpu.global.u64 [{0}], {1};", in(reg64) at, in(reg64) value, options(nostack, preserves_flags));
+    }
 }
 
 #[inline(always)]
@@ -165,19 +184,11 @@ pub(crate) unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn fetch_add_ordered(counter: *mut u32, value: u32) -> u32 {
-    // SAFETY: the caller's conditions.
-    let counter = unsafe { AtomicU32::from_ptr(counter) };
-    membar_gl();
-    let before = counter.fetch_add(value, Ordering::Relaxed);
-    membar_gl();
-    before
-}
-
-#[inline(always)]
 pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
     // SAFETY: the caller's conditions.
     unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::Relaxed);
+    // LLVM drops the ordering of an atomic read-modify-write for PTX.
+    membar_gl();
 }
 
 #[inline(always)]
@@ -214,6 +225,36 @@ pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     }
     bits
 }
+
+macro_rules! max_pairs {
+    ($name:ident, $instruction:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name(a: u32, b: u32) -> u32 {
+            let larger: u32;
+            // SAFETY: an operation on registers.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {0}, {1}, {2};"),
+                    out(reg32) larger,
+                    in(reg32) a,
+                    in(reg32) b,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            larger
+        }
+    };
+}
+max_pairs!(max_f16_pairs, "max.f16x2");
+max_pairs!(max_bf16_pairs, "max.bf16x2");
+
+#[inline(always)]
+pub(crate) fn any(of: bool) -> bool {
+    vote_any(-1, of)
+}
+
+#[inline(always)]
+pub(crate) fn spin() {}
 
 #[inline(always)]
 pub(crate) fn opaque(mut value: u64) -> u64 {

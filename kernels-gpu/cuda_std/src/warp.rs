@@ -54,3 +54,10 @@ impl WarpShuffleValue for f64 {
 pub fn sync_warp() {
     side::sync_warp();
 }
+
+/// Whether it holds in any lane of the warp.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn any(of: bool) -> bool {
+    side::any(of)
+}

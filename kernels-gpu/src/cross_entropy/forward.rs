@@ -1,0 +1,175 @@
+//! The loss.
+
+use super::label::store_totals;
+use super::lanes::Lanes;
+use super::pass::{Pass, TERMS, Terms};
+use super::stats::{KEPT, KeptStats, Stats};
+use super::team::Team;
+use crate::abi::{CrossEntropyArgs, reduction};
+use crate::element::{Element, unrolled};
+use crate::reduce::{Workspace, block_sums, grid_sums, is_last_block};
+use core::num::NonZeroU64;
+use cuda_std::thread::{block_dim_x, sync_threads, thread_idx_x};
+use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+
+/// The loss, of rows however long: a team is one warp or several, of which each goes its own way until the block has
+/// [`KEPT`] rows to finish.
+///
+/// # Safety
+/// The kernels' conditions ([`super`]). A team is a power of two of warps, or the block, which has at most 256 threads;
+/// where rows are split, it is the block.
+#[inline(always)]
+pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
+    let pass = Pass::<E, MODE>::new(args);
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    let splits = NonZeroU64::from(args.splits);
+    let split_up = splits.get() > 1;
+    let team = Team::of_warps(args);
+    Terms::clear();
+    let pieces = args.rows * splits.get();
+    let (mut piece, mut kept) = (team.first, 0);
+    // SAFETY: condition 1.
+    let mut next = unsafe { pass.class(piece, splits) };
+    // The teams of a block stay together, for its barriers.
+    while piece - u64::from(team.behind) < pieces {
+        let active = piece < pieces;
+        let (row, split) =
+            if split_up { (piece / splits, (piece % splits) as u32) } else { (piece, 0) };
+        // The next row's class is on its way while this row is read.
+        let class = next;
+        // SAFETY: condition 1; the class is the row's. A row that does not count is not read, unless its log-sum-exp
+        // is asked for, and one that is not active is not touched.
+        unsafe {
+            next = pass.class(piece + u64::from(team.teams), splits);
+            let counts = pass.counts(class);
+            let read = active && (counts || args.saved != 0);
+            let row = if active { row } else { 0 };
+            let stats = Lanes::new::<MODE, 0>(&pass, row).stats_of_warp(&pass, split, read, team);
+            if split_up {
+                if lane_id() == 0 {
+                    let warps = u64::from(team.threads / WARP_SIZE);
+                    stats.leave(workspace, piece * warps + u64::from(warp_id()));
+                }
+            } else if Pass::<E, MODE>::DENSE {
+                KeptStats::keep::<_, true>(kept, stats);
+            } else {
+                KeptStats::keep::<_, false>(kept, stats);
+            }
+        }
+        kept += 1;
+        piece += u64::from(team.teams);
+        if !split_up && (kept == KEPT || piece - u64::from(team.behind) >= pieces) {
+            // SAFETY: the caller's conditions; each row is finished once.
+            unsafe { finish_kept(&pass, kept, piece, workspace, team) };
+            kept = 0;
+        }
+    }
+
+    if split_up {
+        if !is_last_block() {
+            return;
+        }
+        sync_threads();
+        let mut sums = [0.0; TERMS];
+        let mut row = u64::from(warp_id());
+        while row < args.rows {
+            let warps = splits.get() * u64::from(team.threads / WARP_SIZE);
+            // SAFETY: every warp leaves its own, in order, those of this block have; one warp a row.
+            unsafe {
+                let stats = Stats::take(workspace, row * warps, warps).of_row();
+                if lane_id() == 0 {
+                    let terms = finish_row(&pass, row, stats, workspace);
+                    unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
+                }
+            }
+            row += u64::from(block_dim_x() / WARP_SIZE);
+        }
+        let sums = block_sums::<f64, false, TERMS>(sums);
+        if thread_idx_x() == 0 {
+            // SAFETY: the last block's first thread.
+            unsafe { finish(&pass, sums, workspace) };
+        }
+    } else if args.reduction == reduction::SCALAR || args.fault != 0 {
+        // SAFETY: conditions 1 and 2; in the last block's first thread.
+        unsafe { grid_sums(Terms::of_thread(), workspace, |sums| finish(&pass, sums, workspace)) };
+    }
+}
+
+/// Finishes the rows that the teams of the block have kept, before the one of `piece`: each by a thread of the team's
+/// first warp.
+///
+/// # Safety
+/// The kernels' conditions; a kept row is finished once.
+#[inline(always)]
+unsafe fn finish_kept<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    kept: u32,
+    piece: u64,
+    workspace: Workspace,
+    team: Team,
+) {
+    let alone = team.threads == WARP_SIZE;
+    if alone {
+        sync_warp();
+    } else {
+        sync_threads();
+    }
+    if team.lane < kept {
+        let row = piece - u64::from(kept - team.lane) * u64::from(team.teams);
+        if row < pass.args.rows {
+            let warps = team.threads / WARP_SIZE;
+            // SAFETY: the team's warps have kept it, and met.
+            unsafe {
+                let stats = if Pass::<E, MODE>::DENSE {
+                    KeptStats::of_row::<_, true>(team.lane, warps)
+                } else {
+                    KeptStats::of_row::<_, false>(team.lane, warps)
+                };
+                Terms::add(finish_row(pass, row, stats, workspace));
+            }
+        }
+    }
+    if alone {
+        sync_warp();
+    } else {
+        sync_threads();
+    }
+}
+
+/// [`Pass::finish_row`] of stats that were kept.
+///
+/// # Safety
+/// The kernels' conditions; `row` is one of `rows`, and finished once.
+#[inline(always)]
+unsafe fn finish_row<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    row: u64,
+    stats: Stats<E::Real>,
+    workspace: Workspace,
+) -> [f64; TERMS] {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        let label = pass.label(pass.class(row, NonZeroU64::MIN));
+        let logit = pass.logit(row, &label);
+        pass.finish_row(row, &label, stats, logit, workspace)
+    }
+}
+
+/// [`Pass::finish`] where the totals are among the sums.
+///
+/// # Safety
+/// As `Pass::finish`.
+#[inline(always)]
+pub(crate) unsafe fn finish<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    sums: [f64; TERMS],
+    workspace: Workspace,
+) {
+    if pass.args.totals != 0 {
+        // SAFETY: the caller's conditions.
+        unsafe { store_totals(pass.args.totals, [sums[1], sums[3]]) };
+    }
+    // SAFETY: the caller's conditions.
+    unsafe { pass.finish(sums, workspace) };
+}

@@ -1,0 +1,73 @@
+//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) − x), m the largest
+//! logit. With a class y as the target, weights w and smoothing ε over C classes, q is (1 − ε) w_y at y plus ε/C w;
+//! with probabilities t it is w ((1 − ε) t + ε/C).
+//!
+//! The kernels' conditions:
+//! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not null have `rows` rows
+//!    of `cols` elements in global memory, aligned for their type; results are of `E::Real`. `cols` is not 0.
+//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid that computes
+//!    gradients has at most `abi::max_blocks(2)` blocks, another at most `abi::max_blocks(4)`.
+//! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
+//!    it is the gradient of.
+
+use crate::element::Element;
+
+mod backward;
+mod forward;
+mod forward_backward;
+mod label;
+mod lanes;
+mod pass;
+mod short;
+mod stats;
+mod team;
+
+pub(crate) use backward::backward;
+pub(crate) use forward::forward;
+pub(crate) use forward_backward::forward_backward;
+pub(crate) use label::totals;
+pub(crate) use short::short;
+
+/// What targets are: a class, a class that label smoothing leaves a part of what it was, probabilities of all
+/// classes. Each has kernels of its own: what the one needs costs the others registers.
+pub(crate) mod mode {
+    pub(crate) const CLASS: u32 = 0;
+    pub(crate) const SMOOTHED: u32 = 1;
+    pub(crate) const PROBABILITIES: u32 = 2;
+}
+
+/// The entries for targets of a [`mode`]. `_short` kernels hold rows of at most `$held` groups of 16 bytes a thread in
+/// the registers of a warp, `forward_backward` of at most so many in a block's; `_long` does not hold them.
+/// `$resident` blocks of a forward kernel have room on a multiprocessor.
+macro_rules! kernels {
+    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
+        use crate::abi::{CrossEntropyArgs, TotalsArgs};
+        use crate::cross_entropy::mode::$mode as MODE;
+        use crate::cross_entropy::{backward, block, forward, forward_backward, resident, short, totals};
+
+        /// Groups of 16 bytes that a thread holds.
+        pub const HELD: u32 = $held;
+
+        crate::table::kernels! {
+            $loss, [f32, f64, f16, bf16],
+            FORWARD_SHORT = forward_short: short::<E, MODE, false, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 7 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, $held>, (CrossEntropyArgs), 256 by resident::<E>(2), 3 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 3 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (block::<E>(512)) by 1, 3 barriers;
+            BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;
+            TOTALS = totals: totals::<E>, (TotalsArgs), 512 by 1, 3 barriers;
+        }
+    };
+}
+pub(crate) use kernels;
+
+/// Blocks on a multiprocessor: of float64, which takes two registers for one, half as many.
+pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
+    if size_of::<E>() == 8 && blocks > 1 { blocks / 2 } else { blocks }
+}
+
+/// The most threads of a block: of float64 half as many.
+pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
+    if size_of::<E>() == 8 { threads / 2 } else { threads }
+}

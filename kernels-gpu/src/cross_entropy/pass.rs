@@ -1,0 +1,454 @@
+//! What all passes over rows share: the target's part in a row, what gradients are made of, and what becomes of a
+//! row's sums.
+
+use super::label::{Label, class_weight, label, load_class};
+use super::mode;
+use super::stats::Stats;
+use crate::abi::{CrossEntropyArgs, reduction, saved};
+use crate::element::{Element, Real, unrolled};
+use crate::math::exp_m1_below;
+use crate::reduce::Workspace;
+use crate::row::Row;
+use core::marker::PhantomData;
+use core::num::NonZeroU64;
+use cuda_std::memory::{load, store};
+use cuda_std::thread::thread_idx_x;
+
+/// What a row adds to the sums: its loss, its class's weight, its squared log-sum-exp, one.
+pub(crate) const TERMS: usize = 4;
+
+cuda_std::shared_array! {
+    /// [`TERMS`] sums for each thread of a block of at most 256.
+    fn thread_terms() -> [f64; 1024];
+}
+
+/// The sums over the rows that each thread has finished: in shared memory, not to cost registers while rows are
+/// read.
+pub(crate) struct Terms;
+
+impl Terms {
+    #[inline(always)]
+    fn at(term: usize) -> u32 {
+        term as u32 * 256 + thread_idx_x()
+    }
+
+    #[inline(always)]
+    pub(crate) fn clear() {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: at most 256 threads, each its own.
+            unsafe { thread_terms().set(Self::at(term), 0.0) };
+        });
+    }
+
+    /// Adds what a row adds.
+    #[inline(always)]
+    pub(crate) fn add(terms: [f64; TERMS]) {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: as in `clear`, by the same thread.
+            unsafe {
+                thread_terms().set(Self::at(term), thread_terms().get(Self::at(term)) + terms[term]);
+            }
+        });
+    }
+
+    /// This thread's part of the sums of the block.
+    #[inline(always)]
+    pub(crate) fn of_thread() -> [f64; TERMS] {
+        let mut terms = [0.0; TERMS];
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: as in `add`.
+            terms[term] = unsafe { thread_terms().get(Self::at(term)) };
+        });
+        terms
+    }
+}
+
+/// What the gradients of a row are made of.
+pub(crate) struct Factors<R> {
+    /// An element's probability is exp(x − center − offset) · inverse.
+    pub(crate) center: R,
+    pub(crate) offset: R,
+    pub(crate) inverse: R,
+    /// The probability times this is the gradient, ...
+    pub(crate) factor: R,
+    /// ... less this times the class's share of the target, [`Pass::share_of`]; the shares' sum.
+    pub(crate) by_share: R,
+    pub(crate) weight: R,
+    /// What the row's class adds, times its probability less 1, and what z-loss does, times the probability.
+    pub(crate) by_class: R,
+    pub(crate) by_z: R,
+    /// All other probabilities, where the row's class is the likeliest.
+    pub(crate) others: R,
+    /// The gradient of the class's logit, unless the factors are of what was saved.
+    pub(crate) at_class: R,
+    /// log Σ exp(x − m); for probabilities.
+    pub(crate) log_sum: R,
+    /// The factor of the gradient of a target's probability.
+    pub(crate) by_target: R,
+}
+
+impl<R: Real> Factors<R> {
+    /// Of a row that does not count.
+    pub(crate) const NONE: Self = Factors {
+        center: R::ZERO,
+        offset: R::ZERO,
+        inverse: R::ZERO,
+        factor: R::ZERO,
+        by_share: R::ZERO,
+        weight: R::ZERO,
+        by_class: R::ZERO,
+        by_z: R::ZERO,
+        others: R::ZERO,
+        at_class: R::ZERO,
+        log_sum: R::ZERO,
+        by_target: R::ZERO,
+    };
+}
+
+/// A pass over the rows.
+pub(crate) struct Pass<'a, E: Element, const MODE: u32> {
+    pub(crate) args: &'a CrossEntropyArgs,
+    element: PhantomData<E>,
+}
+
+impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
+    #[inline(always)]
+    pub(crate) fn new(args: &'a CrossEntropyArgs) -> Self {
+        Pass { args, element: PhantomData }
+    }
+}
+
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// Whether the target has a share for every class.
+    pub(crate) const DENSE: bool = MODE != mode::CLASS;
+
+    /// A class's share of the target: its weight, or q, of which `t` is the probability.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is one.
+    #[inline(always)]
+    pub(crate) unsafe fn share_of(&self, class: u32, t: E::Real) -> E::Real {
+        // SAFETY: the caller's condition.
+        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        if MODE != mode::PROBABILITIES {
+            return weight;
+        }
+        let (keep, share) = (E::Real::from_f64(self.args.keep), E::Real::from_f64(self.args.share));
+        weight * keep.fma(t, share)
+    }
+
+    /// The class of the row of a piece, if there is one; otherwise one to be ignored.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    pub(crate) unsafe fn class(&self, piece: u64, splits: NonZeroU64) -> i64 {
+        let row = if splits.get() == 1 { piece } else { piece / splits };
+        if MODE == mode::PROBABILITIES || row >= self.args.rows {
+            return self.args.target.ignore_index;
+        }
+        // SAFETY: the caller's condition.
+        unsafe { load_class(&self.args.target, row) }
+    }
+
+    /// Whether a row of the class counts.
+    #[inline(always)]
+    pub(crate) fn counts(&self, class: i64) -> bool {
+        MODE == mode::PROBABILITIES || class != self.args.target.ignore_index
+    }
+
+    /// What the class says.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    pub(crate) unsafe fn label(&self, class: i64) -> Label<E::Real> {
+        if MODE == mode::PROBABILITIES {
+            return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };
+        }
+        // SAFETY: the caller's condition.
+        unsafe { label::<E>(&self.args.target, self.args.cols, self.args.weight, class) }
+    }
+
+    /// The logit of the row's class; 0 for rows without one.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `row` is one of `rows`, of which this is the label.
+    #[inline(always)]
+    pub(crate) unsafe fn logit(&self, row: u64, label: &Label<E::Real>) -> E::Real {
+        if MODE == mode::PROBABILITIES || label.class >= self.args.cols {
+            return E::Real::ZERO;
+        }
+        let input = Row::<E>::at_cut(Row::<E>::address(self.args.input, row));
+        // SAFETY: the caller's condition.
+        unsafe { input.load(label.class).widen() }
+    }
+
+    /// What the gradients of a row are divided by, from its upstream gradient: of its loss, and of its z-loss.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `row` is one of `rows`.
+    #[inline(always)]
+    pub(crate) unsafe fn scales(&self, row: u64) -> (E::Real, E::Real) {
+        let args = self.args;
+        let mut upstream = E::Real::ONE;
+        if args.upstream != 0 {
+            let index = row * u64::from(args.upstream_stride);
+            // SAFETY: the caller's condition.
+            upstream =
+                unsafe { load((args.upstream as *const E::Real).wrapping_add(index as usize)) };
+        }
+        if args.divisor != 0.0 {
+            let scale = upstream / E::Real::from_f64(args.divisor);
+            return (scale, scale);
+        }
+        // SAFETY: the caller's condition.
+        let (weights, count) = unsafe { self.totals() };
+        let scale = upstream / E::Real::from_f64(weights);
+        let scale = if weights == 0.0 { E::Real::NAN } else { scale };
+        let of_z = if args.z_loss == 0.0 { scale } else { upstream / E::Real::from_f64(count) };
+        (scale, of_z)
+    }
+
+    /// The factors of a row from its stats, its class's logit, and its [`scales`](Self::scales).
+    #[inline(always)]
+    pub(crate) fn factors(
+        &self,
+        label: &Label<E::Real>,
+        stats: Stats<E::Real>,
+        logit: E::Real,
+        scales: (E::Real, E::Real),
+    ) -> Factors<E::Real> {
+        if !label.counts {
+            return Factors::NONE;
+        }
+        let inverse = E::Real::ONE / (stats.ties + stats.rest);
+        let weight = stats.weight;
+        let mut factors = Factors { center: stats.max, inverse, weight, ..Factors::NONE };
+        factors.others = stats.others() * inverse;
+        if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
+            factors.log_sum = stats.log_sum();
+        }
+        self.scale(scales, label, &mut factors);
+        if MODE != mode::PROBABILITIES {
+            factors.at_class = self.at_class(label, &factors, logit);
+        }
+        factors
+    }
+
+    /// The gradient of the class's logit.
+    #[inline(always)]
+    pub(crate) fn at_class(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        logit: E::Real,
+    ) -> E::Real {
+        let apart = logit - factors.center;
+        let p = (apart - factors.offset).exp_below() * factors.inverse;
+        // Of the likeliest class, what it lacks of 1.
+        let likeliest = apart == E::Real::ZERO;
+        let less_one = if likeliest { -factors.others } else { p - E::Real::ONE };
+        let of_shares = factors.by_share * (p * factors.weight - label.weight);
+        factors.by_class.fma(less_one, factors.by_z.fma(p, of_shares))
+    }
+
+    /// The factors of a row from what the forward pass has saved.
+    ///
+    /// # Safety
+    /// As [`scales`](Self::scales), and what is saved is of the same rows.
+    #[inline(always)]
+    pub(crate) unsafe fn factors_of_saved(
+        &self,
+        row: u64,
+        label: &Label<E::Real>,
+    ) -> Factors<E::Real> {
+        if !label.counts {
+            return Factors::NONE;
+        }
+        // SAFETY: the caller's condition.
+        let of = |which| unsafe { load(self.saved(row, which)) };
+        let log_sum: E::Real = of(saved::LOG_SUM);
+        let mut factors = Factors {
+            center: of(saved::MAX),
+            offset: log_sum,
+            inverse: E::Real::ONE,
+            others: -exp_m1_below(-log_sum),
+            log_sum,
+            weight: of(saved::WEIGHT),
+            ..Factors::NONE
+        };
+        // SAFETY: the caller's condition.
+        let scales = unsafe { self.scales(row) };
+        self.scale(scales, label, &mut factors);
+        factors
+    }
+
+    #[inline(always)]
+    fn saved(&self, row: u64, which: u64) -> *mut E::Real {
+        (self.args.saved as *mut E::Real).wrapping_add((which * self.args.rows + row) as usize)
+    }
+
+    /// The factors with their scales: of the loss, and of the z-loss.
+    #[inline(always)]
+    fn scale(
+        &self,
+        (scale, of_z): (E::Real, E::Real),
+        label: &Label<E::Real>,
+        factors: &mut Factors<E::Real>,
+    ) {
+        let args = self.args;
+        let (keep, share) = (E::Real::from_f64(args.keep), E::Real::from_f64(args.share));
+        if args.z_loss != 0.0 {
+            let twice = E::Real::from_f64(args.z_loss + args.z_loss);
+            let log_sum_exp = factors.center + factors.log_sum;
+            factors.by_z = twice * log_sum_exp * of_z;
+        }
+        if MODE != mode::PROBABILITIES {
+            factors.by_class = keep * label.weight * scale;
+            if Self::DENSE {
+                factors.by_share = share * scale;
+            }
+        } else {
+            factors.by_share = scale;
+            factors.by_target = keep * scale;
+        }
+        let all = factors.by_class + factors.by_share * factors.weight + factors.by_z;
+        factors.factor = all * factors.inverse;
+    }
+
+    /// Writes the results of a row, and returns what it adds to the sums.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `row` is one of `rows`, and this is its team's first thread.
+    #[inline(always)]
+    pub(crate) unsafe fn finish_row(
+        &self,
+        row: u64,
+        label: &Label<E::Real>,
+        stats: Stats<E::Real>,
+        logit: E::Real,
+        workspace: Workspace,
+    ) -> [f64; TERMS] {
+        let args = self.args;
+        if label.fault && args.fault != 0 {
+            workspace.report_row(row);
+        }
+        let log_sum = stats.log_sum();
+        let log_sum_exp = stats.max + log_sum;
+        if args.saved != 0 {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                store(self.saved(row, saved::MAX), stats.max);
+                store(self.saved(row, saved::LOG_SUM), log_sum);
+                store(self.saved(row, saved::WEIGHT), stats.weight);
+                store(self.saved(row, saved::LOG_SUM_EXP), log_sum_exp);
+            }
+        }
+        let mut term = E::Real::ZERO;
+        if label.counts {
+            if MODE != mode::PROBABILITIES {
+                let keep = E::Real::from_f64(args.keep);
+                term = keep * label.weight * (log_sum - (logit - stats.max));
+            }
+            if Self::DENSE {
+                let share = if MODE != mode::PROBABILITIES {
+                    E::Real::from_f64(args.share)
+                } else {
+                    E::Real::ONE
+                };
+                term = term + share * (stats.weight * log_sum - stats.dot);
+            }
+            if label.fault {
+                term = E::Real::NAN;
+            }
+        }
+        let square = if label.counts { log_sum_exp * log_sum_exp } else { E::Real::ZERO };
+        if args.reduction == reduction::ROWS {
+            let mut loss = term;
+            if args.z_loss != 0.0 {
+                loss = E::Real::from_f64(args.z_loss).fma(square, loss);
+            }
+            // SAFETY: the caller's conditions.
+            unsafe { store((args.loss as *mut E::Real).wrapping_add(row as usize), loss) };
+        }
+        let count = if label.counts { 1.0 } else { 0.0 };
+        [term.to_f64(), label.weight.to_f64(), square.to_f64(), count]
+    }
+
+    /// Writes the results of all rows from their sums.
+    ///
+    /// # Safety
+    /// The kernels' conditions; this is one thread of the last block, and [`Workspace::take_reported_row`]'s condition
+    /// is met.
+    #[inline(always)]
+    pub(crate) unsafe fn finish(
+        &self,
+        [terms, weights, squares, count]: [f64; TERMS],
+        workspace: Workspace,
+    ) {
+        let args = self.args;
+        if args.reduction == reduction::SCALAR {
+            let by_totals = args.divisor == 0.0;
+            let divisor = if by_totals { weights } else { args.divisor };
+            let mut loss = if divisor == 0.0 { f64::NAN } else { terms / divisor };
+            if args.z_loss != 0.0 {
+                loss += args.z_loss * squares / if by_totals { count } else { args.divisor };
+            }
+            // SAFETY: the caller's conditions.
+            unsafe { store(args.loss as *mut E::Real, E::Real::from_f64(loss)) };
+        }
+        // SAFETY: the caller's conditions.
+        unsafe { self.finish_fault(workspace) };
+    }
+
+    /// As [`finish`](Self::finish), where the totals were known before: from the sums of losses and of squared
+    /// log-sum-exps.
+    ///
+    /// # Safety
+    /// As `finish`.
+    #[inline(always)]
+    pub(crate) unsafe fn finish_with_totals(
+        &self,
+        [terms, squares]: [f64; 2],
+        workspace: Workspace,
+    ) {
+        let (mut weights, mut count) = (0.0, 0.0);
+        if self.args.divisor == 0.0 {
+            // SAFETY: the caller's conditions.
+            (weights, count) = unsafe { self.totals() };
+        }
+        // SAFETY: the caller's conditions.
+        unsafe { self.finish([terms, weights, squares, count], workspace) };
+    }
+
+    /// The totals, of class weights and of rows.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    unsafe fn totals(&self) -> (f64, f64) {
+        let totals = self.args.totals as *const f64;
+        // SAFETY: the caller's condition.
+        unsafe { (load(totals), load(totals.wrapping_add(1))) }
+    }
+
+    /// Writes which target is no class.
+    ///
+    /// # Safety
+    /// As [`finish`](Self::finish).
+    #[inline(always)]
+    pub(crate) unsafe fn finish_fault(&self, workspace: Workspace) {
+        if MODE == mode::PROBABILITIES || self.args.fault == 0 {
+            return;
+        }
+        // SAFETY: the caller's conditions; a row that was reported is one of `rows`.
+        unsafe {
+            let row = workspace.take_reported_row();
+            let fault = self.args.fault as *mut i64;
+            let target = row.map_or(0, |row| load_class(&self.args.target, row));
+            store(fault, row.map_or(-1, u64::cast_signed));
+            store(fault.wrapping_add(1), target);
+        }
+    }
+}

@@ -27,8 +27,17 @@ xflags::xflags! {
             /// Installs no compiler for the PTX check.
             optional --no-install
         }
-        /// Measures each loss on a GPU, beside a kernel that only reads and writes the same bytes.
+        /// Measures each loss on a GPU, beside a kernel that only reads and writes the same bytes, and beside other
+        /// libraries where `python3` has PyTorch.
         cmd bench {
+            /// Parts of the names of what is measured; everything by default.
+            repeated names: OsString
+            /// Leaves out the other libraries.
+            optional --no-peers
+            /// Writes the results to this file, as JSON.
+            optional --json path: PathBuf
+            /// Measures nothing, and shows the results of this JSON file.
+            optional --from path: PathBuf
         }
         /// Trains a softmax classifier: the example `03_softmax_classifier`, on the GPU or the emulator.
         cmd demo {

@@ -35,7 +35,7 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
     match flags.subcommand {
         XtaskCmd::BuildPtx(flags) => build_ptx::run(&sh, &flags),
         XtaskCmd::Test(flags) => test::run(&sh, &flags),
-        XtaskCmd::Bench(_) => bench::run(&sh),
+        XtaskCmd::Bench(flags) => bench::run(&sh, &flags),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }
 }

@@ -1,7 +1,7 @@
 //! The losses at the sizes they are known by.
 
 use crate::timing::{Graph, interleaved};
-use crate::{Bench, Pattern, Result, Row, SAMPLES};
+use crate::{Bench, Case, Pattern, Result, Row, SAMPLES};
 use fused_loss::{BatchMean, CrossEntropy, Gpu, KlDiv, Loss, Mse, Tensor, Workspace};
 use std::time::Instant;
 use tests::filled::{filled, total};
@@ -14,7 +14,7 @@ const READ_TWO: Pattern = Pattern { reads: 2, writes: 0 };
 const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1 };
 
 /// Bytes that calls in turn must read and write before they come back to the same: many times the cache.
-const ROTATION: usize = 512 << 20;
+pub(crate) const ROTATION: usize = 512 << 20;
 
 /// Copies of `bytes` that take turns.
 fn copies(bytes: usize) -> usize {
@@ -111,7 +111,7 @@ impl Bench {
     /// Mean squared error, mean.
     pub(crate) fn mse<T: Number<Loss = f32>>(&mut self, side: usize) -> Result<()> {
         let name = format!("MSE {side}×{side} {}", T::NAME);
-        if !self.wants(&name) {
+        if !self.wants(Case::large::<T>(&name, "mse", [side, side])) {
             return Ok(());
         }
         let (x, t) = (draw::<T>(1, side * side), draw::<T>(2, side * side));
@@ -137,7 +137,8 @@ impl Bench {
     ) -> Result<()> {
         let form = if log_input { "log-probabilities" } else { "probabilities" };
         let name = format!("KL from {form} {side}×{side} {}", T::NAME);
-        if !self.wants(&name) {
+        let case = Case::large::<T>(&name, "kl_div", [side, side]);
+        if !self.wants(Case { log_input, ..case }) {
             return Ok(());
         }
         let loss = KlDiv { log_input, log_target: false, reduction: BatchMean };
@@ -162,7 +163,7 @@ impl Bench {
         cols: usize,
     ) -> Result<()> {
         let name = format!("CE {rows}×{cols} {}", T::NAME);
-        if !self.wants(&name) {
+        if !self.wants(Case::large::<T>(&name, "cross_entropy", [rows, cols])) {
             return Ok(());
         }
         let (gpu, stream) = (self.gpu.clone(), self.stream.clone());
@@ -251,9 +252,11 @@ impl Bench {
         let mut loss = Loss::zeros(&gpu, [])?;
         let mut workspace = Workspace::new(&gpu)?;
         macro_rules! small {
-            ($name:literal, $loss:expr, $target:expr) => {
-                let name = format!("{} {rows}×{cols} f32, forward", $name);
-                if self.wants(&name) {
+            ($name:literal, $kind:literal, $loss:expr, $target:expr) => {
+                let name = format!("{} {rows}×{cols} f32", $name);
+                let case = Case::large::<f32>(&name, $kind, [rows, cols]);
+                if self.wants(Case { small: true, ..case }) {
+                    let name = format!("{name}, forward");
                     let loss_of = $loss;
                     let mut call = |_: usize| {
                         loss_of.forward_into(&x, $target, &mut loss, &mut workspace, &stream)
@@ -296,10 +299,11 @@ impl Bench {
                 }
             };
         }
-        small!("CE", CrossEntropy::mean(), &y);
-        small!("MSE", Mse::mean(), &t);
+        small!("CE", "cross_entropy", CrossEntropy::mean(), &y);
+        small!("MSE", "mse", Mse::mean(), &t);
         small!(
             "KL from probabilities",
+            "kl_div",
             KlDiv { log_input: false, log_target: false, reduction: BatchMean },
             &t
         );

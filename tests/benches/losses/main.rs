@@ -5,14 +5,21 @@
 //! of several calls between two events, and the next is queued before it is done, so that no figure has
 //! the host's launches in it. Calls take turns on copies of the tensors that together are larger than the cache.
 //! Every result is checked against float64 before it is timed.
+//!
+//! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.
 
 mod ceiling;
 mod losses;
+mod options;
+mod peers;
+mod table;
 mod timing;
 
 use fused_loss::{Gpu, Stream};
 use half::bf16;
-use serde_json::json;
+use options::Options;
+use peers::Case;
+use serde_json::{Value, json};
 use std::error::Error;
 use timing::{Graph, interleaved};
 
@@ -44,14 +51,27 @@ struct Bench {
     /// What a name must contain to be run; any of them.
     wanted: Vec<String>,
     rows: Vec<Row>,
+    /// What was run, for the other libraries to repeat.
+    cases: Vec<Case>,
 }
 
 fn main() -> Result<()> {
+    let options = Options::from_args(std::env::args().skip(1))?;
+    let results = match &options.from {
+        Some(path) => serde_json::from_str(&options::read(path)?)?,
+        None => measure(&options)?,
+    };
+    println!("\n{}", table::markdown(&results));
+    Ok(())
+}
+
+/// Measures what is wanted, by us and by the others.
+fn measure(options: &Options) -> Result<Value> {
     let gpu = Gpu::new(0)?;
     println!("{}, medians of {SAMPLES} samples", gpu.name());
-    // `cargo bench` passes options of its own.
-    let wanted = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let mut bench = Bench { stream: gpu.stream()?, gpu, wanted, rows: Vec::new() };
+    let wanted = options.wanted.clone();
+    let (rows, cases) = (Vec::new(), Vec::new());
+    let mut bench = Bench { stream: gpu.stream()?, gpu, wanted, rows, cases };
 
     bench.mse::<f32>(32768)?;
     bench.mse::<bf16>(32768)?;
@@ -66,17 +86,32 @@ fn main() -> Result<()> {
     bench.small()?;
 
     let rows: Vec<_> = bench.rows.iter().map(Row::json).collect();
-    let json = json!({ "device": bench.gpu.name(), "samples": SAMPLES, "rows": rows });
-    if let Some(path) = std::env::var_os("FUSED_LOSS_BENCH_JSON") {
-        std::fs::write(path, serde_json::to_string_pretty(&json)?)?;
+    let mut results = json!({ "device": bench.gpu.name(), "samples": SAMPLES, "rows": rows });
+    let save = |results: &Value| match &options.json {
+        Some(path) => options::write(path, &format!("{results:#}\n")),
+        None => Ok(()),
+    };
+    // Before the others, who may take long or fail.
+    save(&results)?;
+    let cases = std::mem::take(&mut bench.cases);
+    // The device is theirs now.
+    drop(bench);
+    if !options.no_peers {
+        peers::add(&mut results, &cases, losses::ROTATION);
+        save(&results)?;
     }
-    Ok(())
+    Ok(results)
 }
 
 impl Bench {
-    /// Whether a benchmark is part of the run.
-    fn wants(&self, name: &str) -> bool {
-        self.wanted.is_empty() || self.wanted.iter().any(|wanted| name.contains(wanted.as_str()))
+    /// Whether a benchmark is part of the run; if so, it is noted.
+    fn wants(&mut self, case: Case) -> bool {
+        let name = &case.name;
+        let wants = self.wanted.is_empty() || self.wanted.iter().any(|part| name.contains(part));
+        if wants {
+            self.cases.push(case);
+        }
+        wants
     }
 
     /// Times `call` beside the ceiling of its pattern. It gets its number, and uses the arrays, of `bytes` each, of

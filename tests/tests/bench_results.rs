@@ -1,5 +1,7 @@
-//! The table of the benchmark, from results as it writes them.
+//! The picture and the table of the benchmark, from results as it writes them.
 
+#[path = "../benches/losses/picture.rs"]
+mod picture;
 #[path = "../benches/losses/table.rs"]
 mod table;
 
@@ -29,6 +31,32 @@ fn results() -> Value {
             { "name": "CE 4×5 f32, in a graph", "bytes": 0.0, "ours_ms": 0.004, "ceiling_ms": null, "ratio": null },
         ],
     })
+}
+
+#[test]
+fn the_picture_shows_rows_with_a_ceiling_and_libraries_that_were_there() {
+    let svg = picture::svg(&results()).unwrap();
+    for shown in [
+        "MSE 2×3 f32, forward",
+        "CE 4×5 bf16, forward",
+        "ceiling ÷ time",
+        "fused-loss",
+        "PyTorch",
+        "Liger",
+        "0.96",
+        "0.25",
+    ] {
+        assert!(svg.contains(shown), "'{shown}' is not in the picture");
+    }
+    for hidden in ["in a graph", "quack"] {
+        assert!(!svg.contains(hidden), "'{hidden}' is in the picture");
+    }
+}
+
+#[test]
+fn no_picture_of_nothing() {
+    let why = picture::svg(&json!({ "rows": [] })).unwrap_err();
+    assert_eq!(why.to_string(), "expected results with a ceiling, got none");
 }
 
 #[test]

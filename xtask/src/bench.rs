@@ -8,7 +8,9 @@ use xshell::{Shell, cmd};
 pub(crate) fn run(sh: &Shell, flags: &flags::Bench) -> anyhow::Result<()> {
     let mut args: Vec<OsString> = flags.names.clone();
     args.extend(flags.no_peers.then(|| "--no-peers".into()));
-    for (option, path) in [("--json", &flags.json), ("--from", &flags.from)] {
+    for (option, path) in
+        [("--json", &flags.json), ("--picture", &flags.picture), ("--from", &flags.from)]
+    {
         if let Some(path) = path {
             // Cargo starts a benchmark in its package's directory.
             args.extend([option.into(), std::path::absolute(path)?.into()]);

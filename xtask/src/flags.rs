@@ -36,6 +36,8 @@ xflags::xflags! {
             optional --no-peers
             /// Writes the results to this file, as JSON.
             optional --json path: PathBuf
+            /// Draws the results to this file, as SVG: the part of the ceiling that each library reaches.
+            optional --picture path: PathBuf
             /// Measures nothing, and shows the results of this JSON file.
             optional --from path: PathBuf
         }

@@ -12,6 +12,7 @@ mod ceiling;
 mod losses;
 mod options;
 mod peers;
+mod picture;
 mod table;
 mod timing;
 
@@ -62,6 +63,9 @@ fn main() -> Result<()> {
         None => measure(&options)?,
     };
     println!("\n{}", table::markdown(&results));
+    if let Some(path) = &options.picture {
+        options::write(path, &picture::svg(&results)?)?;
+    }
     Ok(())
 }
 

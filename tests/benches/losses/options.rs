@@ -10,6 +10,7 @@ pub(crate) struct Options {
     pub(crate) wanted: Vec<String>,
     pub(crate) no_peers: bool,
     pub(crate) json: Option<PathBuf>,
+    pub(crate) picture: Option<PathBuf>,
     pub(crate) from: Option<PathBuf>,
 }
 
@@ -19,6 +20,7 @@ impl Options {
         while let Some(arg) = args.next() {
             let file = match arg.as_str() {
                 "--json" => &mut options.json,
+                "--picture" => &mut options.picture,
                 "--from" => &mut options.from,
                 "--no-peers" => {
                     options.no_peers = true;
@@ -28,7 +30,7 @@ impl Options {
                 "--bench" => continue,
                 option if option.starts_with('-') => {
                     return Err(format!(
-                        "expected --no-peers, --json FILE, --from FILE or a part of a name, got {option}"
+                        "expected --no-peers, --json FILE, --picture FILE, --from FILE or a part of a name, got {option}"
                     )
                     .into());
                 }

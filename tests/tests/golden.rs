@@ -1,13 +1,18 @@
 //! PyTorch's answers: every case of data/pytorch.jsonl whose loss is built, through forward, backward and
 //! both in one pass. data/README.md says what a case is, docs/semantics.md why it is so.
+//!
+//! With `FUSED_LOSS_RESULTS` in the environment the results go to the file of that name, for data/accuracy.py.
 
 use fused_loss::reduction::{self, DivergenceReduction, ElementwiseReduction};
 use fused_loss::reduction::{Reduction, SampleReduction};
 use fused_loss::{BatchMean, CrossEntropy, Error, Float, Grads, Huber, KlDiv, Loss, Mean, Mse};
 use fused_loss::{RowMean, RowSum, Saved, SmoothL1, Stream, Sum, Targets, Tensor, View, Workspace};
 use half::{bf16, f16};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::sync::{LazyLock, Mutex};
 use tests::number::Number;
 use tests::{gpu, tensor};
 
@@ -192,6 +197,7 @@ where
             let fault = value.and_then(|value| value.check().err());
             let loss = value.map(|value| value.values().to_vec().unwrap());
             let outcome = Outcome { queued, loss, grad_input, grad_target };
+            outcome.record(&case.name, call);
             if let Err(difference) = case.check(&outcome, value.is_some().then_some(fault)) {
                 failures.push(format!("{}; {call}: {difference}", case.name));
             }
@@ -350,6 +356,7 @@ where
     let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
     let mut failures = Vec::new();
     let mut check = |call: &str, outcome: Outcome<T, R::Value<T>>| {
+        outcome.record(&case.name, call);
         if let Err(difference) = case.check(&outcome, None) {
             failures.push(format!("{}; {call}: {difference}", case.name));
         }
@@ -385,6 +392,39 @@ struct Outcome<T, V> {
     loss: Option<Vec<V>>,
     grad_input: Option<Vec<T>>,
     grad_target: Option<Vec<T>>,
+}
+
+impl<T: Number, V: Number> Outcome<T, V> {
+    /// Adds a call that was accepted to the file of results, if one is wanted: a JSON object in a line.
+    fn record(&self, case: &str, call: &str) {
+        static FILE: LazyLock<Option<Mutex<File>>> = LazyLock::new(|| {
+            let path = std::env::var_os("FUSED_LOSS_RESULTS")?;
+            let file = File::create(&path);
+            let file = file.unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+            Some(Mutex::new(file))
+        });
+        let (Some(file), Ok(())) = (&*FILE, &self.queued) else { return };
+        let line = json!({
+            "name": case,
+            "call": call,
+            "loss": self.loss.as_deref().map(plain),
+            "grad_input": self.grad_input.as_deref().map(plain),
+            "grad_target": self.grad_target.as_deref().map(plain),
+        });
+        // One write a line: the tests of several losses share the file.
+        file.lock().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+}
+
+/// Numbers as the data has them: exact, and those that are not finite as strings.
+fn plain<N: Number>(values: &[N]) -> Value {
+    let plain = |value: &N| match value.wide() {
+        value if value.is_nan() => json!("nan"),
+        f64::INFINITY => json!("inf"),
+        f64::NEG_INFINITY => json!("-inf"),
+        value => json!(value),
+    };
+    values.iter().map(plain).collect()
 }
 
 /// One line of the data.

@@ -45,12 +45,15 @@ pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
 pub(crate) trait Pairwise<R: Real>: Copy {
     /// The loss with its parameter and options.
     fn new(args: &PairwiseArgs) -> Self;
-    /// Whether the pair is an ordinary one, for which the methods below have a shorter way, `PLAIN`.
+    /// What the terms of plain pairs are counted in: a factor that is left for the end.
+    const UNIT: R = R::ONE;
+    /// A pair whose rank is below [`Real::PLAIN_RANKS`] is plain: the methods below have a shorter way for it,
+    /// `PLAIN`.
     #[inline(always)]
-    fn is_plain(self, _: R, _: R) -> bool {
-        true
+    fn rank(self, _: R, _: R) -> u32 {
+        0
     }
-    /// What one pair adds to the sum.
+    /// What one pair adds to the sum; if it is plain, in [`UNIT`](Self::UNIT)s.
     fn term<const PLAIN: bool>(self, x: R, t: R) -> R;
     /// The gradient of the term by x, times `scale`.
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R;
@@ -257,7 +260,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// # Safety
     /// [`forward`]'s condition 1; `row` is one of `rows`.
     #[inline(always)]
-    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L> {
+    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L, DENSE> {
         let args = self.args;
         let size = size_of::<E>() as u64;
         let start = |used: bool, of: Matrix| {
@@ -314,7 +317,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let args = self.args;
         // SAFETY: the caller's condition.
         let row = unsafe { self.row::<TERMS, GRADS>(row) };
-        let mut sums = [E::Real::ZERO; MAX_LANES];
+        let mut sums = Sums { plain: [E::Real::ZERO; MAX_LANES], other: E::Real::ZERO };
 
         // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a tile a
         // warp's groups lie together, so that a thread's are a constant apart.
@@ -373,21 +376,27 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             single += splits * team;
         }
 
-        let mut sum = sums[0];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            if lane > 0 {
-                sum = sum + sums[lane];
-            }
+        let mut sum = sums.plain[0];
+        unrolled!(for lane in 1..E::LANES as usize; {
+            sum = sum + sums.plain[lane];
         });
-        sum
+        sum.fma(L::UNIT, sums.other)
     }
+}
+
+/// The terms of a thread, summed.
+struct Sums<R> {
+    /// Of plain pairs, by lane, in [`Pairwise::UNIT`]s.
+    plain: [R; MAX_LANES],
+    /// Of all others.
+    other: R,
 }
 
 /// A row of every tensor: addresses, 0 for a tensor that is not used.
 ///
 /// Where all tensors lie alike to 16 bytes, everything but the ends of the row moves in groups of 16
 /// bytes; the ends, and rows that lie unlike, element by element.
-struct Row<E: Element, L> {
+struct Row<E: Element, L, const DENSE: bool> {
     loss: L,
     input: u64,
     target: u64,
@@ -402,7 +411,7 @@ struct Row<E: Element, L> {
     groups: u64,
 }
 
-impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
+impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     #[inline(always)]
     fn group_of(&self, tensor: u64, group: u64) -> *mut Vec16 {
         (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
@@ -418,17 +427,17 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         group: u64,
         x: Vec16,
         t: Vec16,
-        sums: &mut [E::Real; MAX_LANES],
+        sums: &mut Sums<E::Real>,
     ) {
-        let mut plain = true;
+        let mut rank = 0;
         unrolled!(for lane in 0..E::LANES as usize; {
             let x = E::extract(x, lane as u32).widen();
             let t = E::extract(t, lane as u32).widen();
-            plain &= self.loss.is_plain(x, t);
+            rank = rank.max(self.loss.rank(x, t));
         });
         // SAFETY: the caller's conditions.
         unsafe {
-            if plain {
+            if rank < E::Real::PLAIN_RANKS {
                 self.pairs_as::<TERMS, GRADS, true>(group, x, t, sums);
             } else {
                 self.pairs_as::<TERMS, GRADS, false>(group, x, t, sums);
@@ -446,29 +455,34 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         group: u64,
         x: Vec16,
         t: Vec16,
-        sums: &mut [E::Real; MAX_LANES],
+        sums: &mut Sums<E::Real>,
     ) {
         let loss = self.loss;
-        let (to_terms, from_upstream) = (opaque(self.terms), opaque(self.upstream));
+        // Of dense tensors they are 0, as the compiler sees.
+        let (to_terms, from_upstream) = match DENSE {
+            true => (self.terms, self.upstream),
+            false => (opaque(self.terms), opaque(self.upstream)),
+        };
         let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
         let mut upstream = Vec16::default();
         if GRADS && from_upstream != 0 {
             // SAFETY: the caller's conditions.
             upstream = unsafe { load_streaming(self.group_of(from_upstream, group)) };
         }
-        let none = E::narrow(E::Real::ZERO);
-        let mut terms = [none; MAX_LANES];
-        let mut by_input = [none; MAX_LANES];
-        let mut by_target = [none; MAX_LANES];
+        let mut terms = [E::Real::ZERO; MAX_LANES];
+        let mut by_input = [E::Real::ZERO; MAX_LANES];
+        let mut by_target = [E::Real::ZERO; MAX_LANES];
         unrolled!(for lane in 0..E::LANES as usize; {
             let x = E::extract(x, lane as u32).widen();
             let t = E::extract(t, lane as u32).widen();
             if TERMS {
                 let term = loss.term::<PLAIN>(x, t);
-                if to_terms == 0 {
-                    sums[lane] = sums[lane] + term;
+                if to_terms != 0 {
+                    terms[lane] = if PLAIN { term * L::UNIT } else { term };
+                } else if PLAIN {
+                    sums.plain[lane] = sums.plain[lane] + term;
                 } else {
-                    terms[lane] = E::narrow(term);
+                    sums.other = sums.other + term;
                 }
             }
             if GRADS {
@@ -477,23 +491,23 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
                     scale = E::extract(upstream, lane as u32).widen();
                 }
                 if to_input != 0 {
-                    by_input[lane] = E::narrow(loss.grad_input::<PLAIN>(x, t, scale));
+                    by_input[lane] = loss.grad_input::<PLAIN>(x, t, scale);
                 }
                 if to_target != 0 {
-                    by_target[lane] = E::narrow(loss.grad_target::<PLAIN>(x, t, scale));
+                    by_target[lane] = loss.grad_target::<PLAIN>(x, t, scale);
                 }
             }
         });
         // SAFETY: the caller's conditions.
         unsafe {
             if TERMS && to_terms != 0 {
-                store_streaming(self.group_of(to_terms, group), E::pack(terms));
+                store_streaming(self.group_of(to_terms, group), E::narrow_all(terms));
             }
             if GRADS && to_input != 0 {
-                store_streaming(self.group_of(to_input, group), E::pack(by_input));
+                store_streaming(self.group_of(to_input, group), E::narrow_all(by_input));
             }
             if GRADS && to_target != 0 {
-                store_streaming(self.group_of(to_target, group), E::pack(by_target));
+                store_streaming(self.group_of(to_target, group), E::narrow_all(by_target));
             }
         }
     }
@@ -506,7 +520,7 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
     unsafe fn pair<const TERMS: bool, const GRADS: bool>(
         &self,
         index: u64,
-        sums: &mut [E::Real; MAX_LANES],
+        sums: &mut Sums<E::Real>,
     ) {
         let loss = self.loss;
         let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
@@ -516,7 +530,7 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
             if TERMS && self.terms != 0 {
                 store(at(self.terms), E::narrow(loss.term::<false>(x, t)));
             } else if TERMS {
-                sums[0] = sums[0] + loss.term::<false>(x, t);
+                sums.other = sums.other + loss.term::<false>(x, t);
             }
             if !GRADS {
                 return;

@@ -46,19 +46,19 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     /// What is a probability may be an ordinary number: its logarithm is then a short one, and nothing is special.
     #[inline(always)]
-    fn rank(self, input: R, target: R) -> u32 {
-        let input = if LOG_INPUT { 0 } else { input.rank() };
-        let target = if LOG_TARGET { 0 } else { target.rank() };
-        input.max(target)
+    fn ranks(self, input: R, target: R) -> [u32; 2] {
+        let of_input = if LOG_INPUT { 0 } else { input.rank() };
+        let of_target = if LOG_TARGET { 0 } else { target.rank() };
+        [of_input, of_target]
     }
 
     /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as PyTorch has it.
     #[inline(always)]
-    fn term<const PLAIN: bool>(self, input: R, target: R) -> R {
+    fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);
-        let term = Self::t(target) * difference;
+        let t = Self::t(target);
         if LOG_TARGET || PLAIN {
-            return term;
+            return [t, difference];
         }
         // 0 · x and ∞ · x, where the difference no longer tells x.
         let finite = if LOG_INPUT {
@@ -69,8 +69,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         let below = if LOG_INPUT { input < R::ZERO } else { input < R::ONE && input >= R::ZERO };
         let at_zero = if finite { R::ZERO } else { R::NAN };
         let at_infinity = if below { R::INFINITY } else { R::NAN };
-        let term = if target == R::ZERO { at_zero } else { term };
-        if target == R::INFINITY { at_infinity } else { term }
+        let term = if target == R::ZERO { at_zero } else { t * difference };
+        [if target == R::INFINITY { at_infinity } else { term }, R::ONE]
     }
 
     /// −t by x, −t/p by p.

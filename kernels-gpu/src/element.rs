@@ -72,6 +72,8 @@ pub trait Real:
     /// ln 2ᵏ + 2 artanh(d/a) in units of [`Self::LN_UNIT`], for |d/a| up to 0.2, where `scale` is 2ᵏ. Exactly 0 for
     /// k = 0 and d = 0; in f32 to 8e-7 of it.
     fn quick_ln(scale: Self, d: Self, a: Self) -> Self;
+    /// `self` − ln 2ᵏ − 2 artanh(d/a), likewise; in f32 to 4 units in the last place of the logarithm.
+    fn less_ln(self, scale: Self, d: Self, a: Self) -> Self;
     /// Whether it is not a number.
     fn is_nan(self) -> bool;
     /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a number.
@@ -108,7 +110,7 @@ macro_rules! upper {
 macro_rules! reals {
     ($(
         $name:ident: $bits:ty, $fma:path, $divide:path, $quickly_divide:path, $exp_below:path,
-        $quick_ln:path, unit $ln_unit:expr, whole $whole:literal, ln_2 $high:literal $low:literal,
+        $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
         #[allow(clippy::excessive_precision)] // as published
@@ -195,6 +197,11 @@ macro_rules! reals {
             }
 
             #[inline(always)]
+            fn less_ln(self, scale: Self, d: Self, a: Self) -> Self {
+                $less_ln(self, scale, d, a)
+            }
+
+            #[inline(always)]
             fn is_nan(self) -> bool {
                 $name::is_nan(self)
             }
@@ -233,12 +240,12 @@ macro_rules! reals {
 
 reals! {
     f32: u32, math::fma_f32, math::divide_plain_f32, quickly_divide_f32, exp_below_f32,
-        quick_ln_f32, unit LN_UNIT_F32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
+        quick_ln_f32, unit LN_UNIT_F32, less_ln_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
         exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
     f64: u64, math::fma_f64, core::ops::Div::div, core::ops::Div::div, crate::math::exp,
-        quick_ln_f64, unit 1.0, whole 6_755_399_441_055_744.0,
+        quick_ln_f64, unit 1.0, less_ln_f64, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         exp 709.782_712_893_384 -745.133_219_101_941_2,
         // 2/3 to 2/23
@@ -261,29 +268,52 @@ fn quickly_divide_f32(a: f32, b: f32) -> f32 {
     a * math::reciprocal_approx_f32(b)
 }
 
-/// The coefficient of s⁵ in [`quick_ln_f32`]'s polynomial. With it ln 2 is 27247/2¹⁴ units, to 2e-11: so short a
-/// number that its products with exponents, and with the bias of 127, are exact.
+/// k ln 2 in the units of which ln 2 has `ln_2`, where `scale` is 2ᵏ. Rounded once: `ln_2` has no more than 17 bits, so
+/// that its products with exponents and with their bias of 127 are exact.
+#[inline(always)]
+fn ln_of_scale_f32(scale: f32, ln_2: f32) -> f32 {
+    const EXPONENT: f32 = 8_388_608.0;
+    (scale.to_bits().cast_signed() as f32).fma(ln_2 / EXPONENT, -127.0 * ln_2)
+}
+
+// Two polynomials for 2 artanh s, fitted for the least largest error up to s² = 0.04 and next to none at 0. The
+// coefficient of the highest power is the unit, so that each multiplication adds a power; ln 2 is a short number of
+// units, to 1e-10.
+
 const LN_UNIT_F32: f32 = 0.416_799_04;
 
-/// 2 artanh s as (s² + α)² + β times s: a polynomial of degree 5 in two multiplications, for which the unit makes
-/// the highest coefficient 1. α is fitted for the least largest error up to s² = 0.04, β = 2/unit − α² for none at
-/// 0: 3.7e-7, and as much again of roundings and the reciprocal's error at worst.
+/// In units: s ((s² + α)² + β), to 3.7e-7; as much again are roundings and the reciprocal's error at worst.
 #[inline(always)]
 fn quick_ln_f32(scale: f32, d: f32, a: f32) -> f32 {
     const ALPHA: f32 = 0.799_482_7;
     const BETA: f32 = 4.159_303_2;
-    const LN_2: f32 = 27_247.0 / 16_384.0;
-    const EXPONENT: f32 = 8_388_608.0;
     let s = quickly_divide_f32(d, a);
-    let square = s.fma(s, ALPHA);
-    // A power of two's bits are 127 + k, in units of the exponent.
-    let biased = scale.to_bits() as i32 as f32;
-    s.fma(square.fma(square, BETA), biased.fma(LN_2 / EXPONENT, -127.0 * LN_2))
+    let u = s.fma(s, ALPHA);
+    s.fma(u.fma(u, BETA), ln_of_scale_f32(scale, 27_247.0 / 16_384.0))
+}
+
+/// In units of its own: s (((s² + α)² + β) (s² + α) + γ), to 3e-9. What is left of a logarithm when x is taken from
+/// it shows errors that do not average out.
+#[inline(always)]
+fn less_ln_f32(x: f32, scale: f32, d: f32, a: f32) -> f32 {
+    const UNIT: f32 = 0.303_277_34;
+    const ALPHA: f32 = 0.439_199_42;
+    const BETA: f32 = 1.619_527_8;
+    const GAMMA: f32 = 5.798_608_3;
+    let s = quickly_divide_f32(d, a);
+    let u = s.fma(s, ALPHA);
+    let ln = s.fma(u.fma(u.fma(u, BETA), GAMMA), ln_of_scale_f32(scale, 18_723.0 / 8_192.0));
+    ln.fma(-UNIT, x)
 }
 
 #[inline(always)]
 fn quick_ln_f64(scale: f64, d: f64, a: f64) -> f64 {
     ln_of_parts(f64::from(scale.exponent()), d, a)
+}
+
+#[inline(always)]
+fn less_ln_f64(x: f64, scale: f64, d: f64, a: f64) -> f64 {
+    x - quick_ln_f64(scale, d, a)
 }
 
 #[inline(always)]

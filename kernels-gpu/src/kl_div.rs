@@ -3,7 +3,7 @@
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
-use crate::math::{exp, ln, ln_ratio, quick_ln, quick_ln_ratio};
+use crate::math::{exp, ln, ln_ratio, less_ln_of_plain, quick_ln_ratio};
 use crate::pairwise::Pairwise;
 
 /// The divergence, with kernels of its own for each form of input and target: what the one needs no other
@@ -18,10 +18,9 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
     fn difference<R: Real, const PLAIN: bool>(input: R, target: R) -> R {
         match (LOG_INPUT, LOG_TARGET) {
             (true, true) => target - input,
-            // So negated, it costs no instruction.
-            (true, false) if PLAIN => -quick_ln(target).fma(-R::LN_UNIT, input),
+            (true, false) if PLAIN => -less_ln_of_plain(input, target),
             (true, false) => ln(target) - input,
-            (false, true) if PLAIN => quick_ln(input).fma(-R::LN_UNIT, target),
+            (false, true) if PLAIN => less_ln_of_plain(target, input),
             (false, true) => target - ln(input),
             (false, false) if PLAIN => quick_ln_ratio(target, input),
             (false, false) => ln_ratio(target, input),

@@ -13,10 +13,11 @@ pub(crate) fn quick_ln_ratio<R: Real>(t: R, p: R) -> R {
     R::quick_ln(scale, d, a)
 }
 
-/// ln x of a plain number, as [`quick_ln_ratio`].
+/// x − ln t for plain t.
 #[inline(always)]
-pub(crate) fn quick_ln<R: Real>(x: R) -> R {
-    quick_ln_ratio(x, R::ONE)
+pub(crate) fn less_ln_of_plain<R: Real>(x: R, t: R) -> R {
+    let (scale, d, a) = parts(t, R::ONE);
+    x.less_ln(scale, d, a)
 }
 
 /// 2ᵏ, t − q and t + q, with q = 2ᵏ p between 2t/3 and 3t/2: ln(t/p) is k ln 2 + 2 artanh((t − q)/(t + q)), of which
@@ -139,6 +140,8 @@ mod tests {
             let quick = |t: f32, p: f32| f64::from(quick_ln_ratio(t, p)) * f64::from(f32::LN_UNIT);
             assert_near(quick(t, p), expected, 8e-7, &format!("ln({t}/{p})"));
             assert_near(ln_ratio(t, p).into(), expected, 3e-7, &format!("ln({t}/{p})"));
+            let expected = f64::from(t).ln();
+            assert_near((-less_ln_of_plain(0.0, t)).into(), expected, 4e-7, &format!("ln {t}"));
             // Nearly equal: the error is of what is left, not of the logarithms.
             let near = f32::from_bits(p.to_bits() + (t.to_bits() & 0xff));
             let (apart, p) = (f64::from(near) - f64::from(p), f64::from(p));
@@ -157,6 +160,7 @@ mod tests {
             let (got, expected) = (quick_ln_ratio(t, p), t.ln() - p.ln());
             assert!((got - expected).abs() <= 1e-15 * (t.ln().abs() + p.ln().abs()), "ln({t}/{p})");
             assert_near(ln(t), t.ln(), 1e-15, &format!("ln({t})"));
+            assert_near(-less_ln_of_plain(0.0, t), t.ln(), 1e-15, &format!("ln {t}"));
         }
     }
 

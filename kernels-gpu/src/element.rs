@@ -1,7 +1,7 @@
 //! Element types: how one is loaded 16 bytes at a time, widened for arithmetic, and narrowed.
 
 use crate::abi::Dtype;
-use crate::math::horner;
+use crate::math::{horner, ln_of_parts};
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
@@ -58,15 +58,26 @@ pub trait Real:
     fn to_i32(self) -> i32;
     /// `self * a + b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
-    /// Whether logarithms may take the short way: from the smallest normal number up to an eighth of the
-    /// largest power of two, so that sums and reciprocals stay in range.
-    fn is_plain(self) -> bool;
+    /// Logarithms may take the short way for plain numbers: those below 4 whose [`rank`](Self::rank) is below this.
+    const PLAIN_RANKS: u32;
+    /// How far a number lies above the least that is plain, 4 times the smallest normal one; of numbers that are
+    /// not plain at least [`Self::PLAIN_RANKS`]. Ratios of plain numbers are normal numbers.
+    fn rank(self) -> u32;
     /// `self / divisor`, but perhaps for the last bit, for a magnitude not above the divisor, which is a sum
     /// of plain numbers.
     fn over_plain(self, divisor: Self) -> Self;
-    /// m = `self`/2ᵏ between two thirds and one and a half of `other`, and k; for plain numbers. As integers,
+    /// `self / divisor` to 3 units in the last place, in f32; for plain numbers and what is between them.
+    fn quickly_over(self, divisor: Self) -> Self;
+    /// 2ᵏ so that `self` is between two thirds and one and a half of 2ᵏ `other`; for plain numbers. As integers,
     /// floating-point numbers are nearly their logarithms: the difference, rounded to exponents, is k.
-    fn near(self, other: Self) -> (Self, i32);
+    fn scale_from(self, other: Self) -> Self;
+    /// What [`quick_ln`](Self::quick_ln) counts in.
+    const LN_UNIT: Self;
+    /// ln 2ᵏ + 2 artanh(d/a) in units of [`Self::LN_UNIT`], for |d/a| up to 0.2, where `scale` is 2ᵏ. Exactly 0 for
+    /// k = 0 and d = 0; in f32 to 8e-7 of it.
+    fn quick_ln(scale: Self, d: Self, a: Self) -> Self;
+    /// `self` − ln 2ᵏ − 2 artanh(d/a), likewise; in f32 to 4 units in the last place of the logarithm.
+    fn less_ln(self, scale: Self, d: Self, a: Self) -> Self;
     /// Whether it is not a number.
     fn is_nan(self) -> bool;
     /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a number.
@@ -93,9 +104,17 @@ pub trait Real:
     }
 }
 
+/// The upper 32 bits of a number.
+macro_rules! upper {
+    ($name:ident, $value:expr) => {
+        ($name::to_bits($value) >> (8 * size_of::<$name>() - 32)) as u32
+    };
+}
+
 macro_rules! reals {
     ($(
-        $name:ident: $bits:ty, $fma:path, $divide:path, $exp_below:path, whole $whole:literal, ln_2 $high:literal $low:literal,
+        $name:ident: $bits:ty, $fma:path, $divide:path, $quickly_divide:path, $exp_below:path,
+        $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
         #[allow(clippy::excessive_precision)] // as published
@@ -159,11 +178,11 @@ macro_rules! reals {
                 $exp_below(self)
             }
 
+            const PLAIN_RANKS: u32 = upper!($name, 4.0) - upper!($name, 4.0 * $name::MIN_POSITIVE);
+
             #[inline(always)]
-            fn is_plain(self) -> bool {
-                const LEAST: $bits = $name::MIN_POSITIVE.to_bits();
-                const LIMIT: $bits = $name::INFINITY.to_bits() - (4 << ($name::MANTISSA_DIGITS - 1));
-                self.to_bits().wrapping_sub(LEAST) < LIMIT - LEAST
+            fn rank(self) -> u32 {
+                upper!($name, self).wrapping_sub(upper!($name, 4.0 * $name::MIN_POSITIVE))
             }
 
             #[inline(always)]
@@ -172,12 +191,28 @@ macro_rules! reals {
             }
 
             #[inline(always)]
-            fn near(self, other: Self) -> (Self, i32) {
-                const UNIT: u32 = $name::MANTISSA_DIGITS - 1;
-                let apart = self.to_bits().wrapping_sub(other.to_bits()).cast_signed();
-                let k = (apart + (1 << (UNIT - 1))) >> UNIT;
-                let bits = self.to_bits().wrapping_sub((k << UNIT).cast_unsigned());
-                ($name::from_bits(bits), k as i32)
+            fn quickly_over(self, divisor: Self) -> Self {
+                $quickly_divide(self, divisor)
+            }
+
+            #[inline(always)]
+            fn scale_from(self, other: Self) -> Self {
+                const DIGITS: $bits = (1 << ($name::MANTISSA_DIGITS - 1)) - 1;
+                const ROUNDS: $bits = (1.0 as $name).to_bits() + DIGITS / 2 + 1;
+                let apart = self.to_bits().wrapping_sub(other.to_bits());
+                $name::from_bits(apart.wrapping_add(ROUNDS) & !DIGITS)
+            }
+
+            const LN_UNIT: Self = $ln_unit;
+
+            #[inline(always)]
+            fn quick_ln(scale: Self, d: Self, a: Self) -> Self {
+                $quick_ln(scale, d, a)
+            }
+
+            #[inline(always)]
+            fn less_ln(self, scale: Self, d: Self, a: Self) -> Self {
+                $less_ln(self, scale, d, a)
             }
 
             #[inline(always)]
@@ -218,10 +253,13 @@ macro_rules! reals {
 }
 
 reals! {
-    f32: u32, math::fma_f32, math::divide_plain_f32, exp_below_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6, exp 88.722_84 -103.972_08,
+    f32: u32, math::fma_f32, math::divide_plain_f32, quickly_divide_f32, exp_below_f32,
+        quick_ln_f32, unit LN_UNIT_F32, less_ln_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
+        exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
-    f64: u64, math::fma_f64, core::ops::Div::div, crate::math::exp, whole 6_755_399_441_055_744.0,
+    f64: u64, math::fma_f64, core::ops::Div::div, core::ops::Div::div, crate::math::exp,
+        quick_ln_f64, unit 1.0, less_ln_f64, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         exp 709.782_712_893_384 -745.133_219_101_941_2,
         // 2/3 to 2/23
@@ -237,6 +275,59 @@ reals! {
             2.755_731_922_398_589_3e-6 2.755_731_922_398_589e-7 2.505_210_838_544_172e-8
             2.087_675_698_786_81e-9 1.605_904_383_682_161_3e-10 1.147_074_559_772_972_5e-11
         );
+}
+
+#[inline(always)]
+fn quickly_divide_f32(a: f32, b: f32) -> f32 {
+    a * math::reciprocal_approx_f32(b)
+}
+
+/// k ln 2 in the units of which ln 2 has `ln_2`, where `scale` is 2ᵏ. Rounded once: `ln_2` has no more than 17 bits, so
+/// that its products with exponents and with their bias of 127 are exact.
+#[inline(always)]
+fn ln_of_scale_f32(scale: f32, ln_2: f32) -> f32 {
+    const EXPONENT: f32 = 8_388_608.0;
+    (scale.to_bits().cast_signed() as f32).fma(ln_2 / EXPONENT, -127.0 * ln_2)
+}
+
+// Two polynomials for 2 artanh s, fitted for the least largest error up to s² = 0.04 and next to none at 0. The
+// coefficient of the highest power is the unit, so that each multiplication adds a power; ln 2 is a short number of
+// units, to 1e-10.
+
+const LN_UNIT_F32: f32 = 0.416_799_04;
+
+/// In units: s ((s² + α)² + β), to 3.7e-7; as much again are roundings and the reciprocal's error at worst.
+#[inline(always)]
+fn quick_ln_f32(scale: f32, d: f32, a: f32) -> f32 {
+    const ALPHA: f32 = 0.799_482_7;
+    const BETA: f32 = 4.159_303_2;
+    let s = quickly_divide_f32(d, a);
+    let u = s.fma(s, ALPHA);
+    s.fma(u.fma(u, BETA), ln_of_scale_f32(scale, 27_247.0 / 16_384.0))
+}
+
+/// In units of its own: s (((s² + α)² + β) (s² + α) + γ), to 3e-9. What is left of a logarithm when x is taken from
+/// it shows errors that do not average out.
+#[inline(always)]
+fn less_ln_f32(x: f32, scale: f32, d: f32, a: f32) -> f32 {
+    const UNIT: f32 = 0.303_277_34;
+    const ALPHA: f32 = 0.439_199_42;
+    const BETA: f32 = 1.619_527_8;
+    const GAMMA: f32 = 5.798_608_3;
+    let s = quickly_divide_f32(d, a);
+    let u = s.fma(s, ALPHA);
+    let ln = s.fma(u.fma(u.fma(u, BETA), GAMMA), ln_of_scale_f32(scale, 18_723.0 / 8_192.0));
+    ln.fma(-UNIT, x)
+}
+
+#[inline(always)]
+fn quick_ln_f64(scale: f64, d: f64, a: f64) -> f64 {
+    ln_of_parts(f64::from(scale.exponent()), d, a)
+}
+
+#[inline(always)]
+fn less_ln_f64(x: f64, scale: f64, d: f64, a: f64) -> f64 {
+    x - quick_ln_f64(scale, d, a)
 }
 
 #[inline(always)]
@@ -271,6 +362,8 @@ pub trait Element: Word {
     }
     /// 16 bytes of the first elements.
     fn pack(elements: [Self; MAX_LANES]) -> Vec16;
+    /// 16 bytes of the first values, each as [`narrow`](Self::narrow)ed.
+    fn narrow_all(values: [Self::Real; MAX_LANES]) -> Vec16;
 }
 
 /// The most elements that 16 bytes hold.
@@ -319,6 +412,11 @@ impl Element for f32 {
         let word = |lane: usize| elements[lane].to_bits();
         Vec16([word(0), word(1), word(2), word(3)])
     }
+
+    #[inline(always)]
+    fn narrow_all(values: [f32; MAX_LANES]) -> Vec16 {
+        Self::pack(values)
+    }
 }
 
 impl Element for f64 {
@@ -347,11 +445,19 @@ impl Element for f64 {
         let (a, b) = (elements[0].to_bits(), elements[1].to_bits());
         Vec16([a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32])
     }
+
+    #[inline(always)]
+    fn narrow_all(values: [f64; MAX_LANES]) -> Vec16 {
+        Self::pack(values)
+    }
 }
 
-/// The types of 16 bits: a name, the conversions from and to f32, the maximum of pairs.
+/// The types of 16 bits: a name, the conversions from and to f32, and of two, the maximum of pairs.
 macro_rules! halves {
-    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path, $max:path;)+) => {$(
+    ($(
+        $(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path, $narrow_two:path,
+        $max:path;
+    )+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(transparent)]
@@ -395,13 +501,19 @@ macro_rules! halves {
                     |at: usize| u32::from(elements[at].0) | u32::from(elements[at + 1].0) << 16;
                 Vec16([word(0), word(2), word(4), word(6)])
             }
+
+            #[inline(always)]
+            fn narrow_all(values: [f32; MAX_LANES]) -> Vec16 {
+                let word = |at: usize| $narrow_two([values[at], values[at + 1]]);
+                Vec16([word(0), word(2), word(4), word(6)])
+            }
         }
     )+};
 }
 
 halves! {
     /// IEEE 754 binary16.
-    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32, math::max_f16_pairs;
+    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32, math::f16x2_from_f32, math::max_f16_pairs;
     /// bfloat16.
-    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32, math::max_bf16_pairs;
+    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32, math::bf16x2_from_f32, math::max_bf16_pairs;
 }

@@ -16,9 +16,10 @@ impl<R: Real> Pairwise<R> for Huber<R> {
     }
 
     #[inline(always)]
-    fn term<const PLAIN: bool>(self, x: R, t: R) -> R {
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
-        if d > self.delta { self.delta * (d - R::HALF * self.delta) } else { R::HALF * d * d }
+        let held = if d > self.delta { self.delta } else { d };
+        [held, d - R::HALF * held]
     }
 
     /// d held between −δ and δ; NaN stays NaN.

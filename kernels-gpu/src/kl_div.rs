@@ -3,7 +3,7 @@
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
-use crate::math::{exp, ln, ln_of_plain, ln_ratio, ln_ratio_of_plain};
+use crate::math::{exp, less_ln_of_plain, ln, ln_ratio, quick_ln_ratio};
 use crate::pairwise::Pairwise;
 
 /// The divergence, with kernels of its own for each form of input and target: what the one needs no other
@@ -12,17 +12,17 @@ use crate::pairwise::Pairwise;
 pub(crate) struct KlDiv<const LOG_INPUT: bool, const LOG_TARGET: bool>;
 
 impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET> {
-    /// log t − x. Of two probabilities as one logarithm, so that what is left where they are nearly equal is not
-    /// the error of two.
+    /// log t − x, of plain pairs in [`Pairwise::UNIT`]s. Of two probabilities as one logarithm, so that what is left
+    /// where they are nearly equal is not the error of two.
     #[inline(always)]
     fn difference<R: Real, const PLAIN: bool>(input: R, target: R) -> R {
         match (LOG_INPUT, LOG_TARGET) {
             (true, true) => target - input,
-            (true, false) if PLAIN => ln_of_plain(target) - input,
+            (true, false) if PLAIN => -less_ln_of_plain(input, target),
             (true, false) => ln(target) - input,
-            (false, true) if PLAIN => target - ln_of_plain(input),
+            (false, true) if PLAIN => less_ln_of_plain(target, input),
             (false, true) => target - ln(input),
-            (false, false) if PLAIN => ln_ratio_of_plain(target, input),
+            (false, false) if PLAIN => quick_ln_ratio(target, input),
             (false, false) => ln_ratio(target, input),
         }
     }
@@ -42,20 +42,23 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         KlDiv
     }
 
-    /// Whether what is a probability is an ordinary number: its logarithm is then a short one, and nothing is
-    /// special.
+    const UNIT: R = if LOG_INPUT || LOG_TARGET { R::ONE } else { R::LN_UNIT };
+
+    /// What is a probability may be an ordinary number: its logarithm is then a short one, and nothing is special.
     #[inline(always)]
-    fn is_plain(self, input: R, target: R) -> bool {
-        (LOG_INPUT || input.is_plain()) && (LOG_TARGET || target.is_plain())
+    fn ranks(self, input: R, target: R) -> [u32; 2] {
+        let of_input = if LOG_INPUT { 0 } else { input.rank() };
+        let of_target = if LOG_TARGET { 0 } else { target.rank() };
+        [of_input, of_target]
     }
 
     /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as PyTorch has it.
     #[inline(always)]
-    fn term<const PLAIN: bool>(self, input: R, target: R) -> R {
+    fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);
-        let term = Self::t(target) * difference;
+        let t = Self::t(target);
         if LOG_TARGET || PLAIN {
-            return term;
+            return [t, difference];
         }
         // 0 · x and ∞ · x, where the difference no longer tells x.
         let finite = if LOG_INPUT {
@@ -66,22 +69,31 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         let below = if LOG_INPUT { input < R::ZERO } else { input < R::ONE && input >= R::ZERO };
         let at_zero = if finite { R::ZERO } else { R::NAN };
         let at_infinity = if below { R::INFINITY } else { R::NAN };
-        let term = if target == R::ZERO { at_zero } else { term };
-        if target == R::INFINITY { at_infinity } else { term }
+        let term = if target == R::ZERO { at_zero } else { t * difference };
+        [if target == R::INFINITY { at_infinity } else { term }, R::ONE]
     }
 
     /// −t by x, −t/p by p.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let t = Self::t(target);
-        let weight = if LOG_INPUT { t } else { t / input };
-        -weight * scale
+        let weight = match LOG_INPUT {
+            true => t,
+            false if PLAIN => t.quickly_over(input),
+            false => t / input,
+        };
+        weight * -scale
     }
 
     /// log t + 1 − x by t, NaN at 0 and ∞; t (log t + 1 − x) by log t.
     #[inline(always)]
     fn grad_target<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
-        let slope = Self::difference::<R, PLAIN>(input, target) + R::ONE;
+        let difference = Self::difference::<R, PLAIN>(input, target);
+        let slope = if PLAIN {
+            difference.fma(<Self as Pairwise<R>>::UNIT, R::ONE)
+        } else {
+            difference + R::ONE
+        };
         if LOG_TARGET {
             return Self::t(target) * slope * scale;
         }

@@ -14,9 +14,9 @@ impl<R: Real> Pairwise<R> for Mse {
     }
 
     #[inline(always)]
-    fn term<const PLAIN: bool>(self, x: R, t: R) -> R {
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = x - t;
-        d * d
+        [d, d]
     }
 
     /// 2 (x − t), the 2 on the scale's side: the difference may be near the largest number.

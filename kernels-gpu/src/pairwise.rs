@@ -45,13 +45,16 @@ pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
 pub(crate) trait Pairwise<R: Real>: Copy {
     /// The loss with its parameter and options.
     fn new(args: &PairwiseArgs) -> Self;
-    /// Whether the pair is an ordinary one, for which the methods below have a shorter way, `PLAIN`.
+    /// What the terms of plain pairs are counted in: a factor that is left for the end.
+    const UNIT: R = R::ONE;
+    /// A pair whose ranks are below [`Real::PLAIN_RANKS`] is plain: the methods below have a shorter way for it,
+    /// `PLAIN`.
     #[inline(always)]
-    fn is_plain(self, _: R, _: R) -> bool {
-        true
+    fn ranks(self, _: R, _: R) -> [u32; 2] {
+        [0; 2]
     }
-    /// What one pair adds to the sum.
-    fn term<const PLAIN: bool>(self, x: R, t: R) -> R;
+    /// Two numbers whose product one pair adds to the sum; if it is plain, in [`UNIT`](Self::UNIT)s.
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2];
     /// The gradient of the term by x, times `scale`.
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R;
     /// The gradient of the term by t, times `scale`.
@@ -257,7 +260,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// # Safety
     /// [`forward`]'s condition 1; `row` is one of `rows`.
     #[inline(always)]
-    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L> {
+    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L, DENSE> {
         let args = self.args;
         let size = size_of::<E>() as u64;
         let start = |used: bool, of: Matrix| {
@@ -314,7 +317,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let args = self.args;
         // SAFETY: the caller's condition.
         let row = unsafe { self.row::<TERMS, GRADS>(row) };
-        let mut sums = [E::Real::ZERO; MAX_LANES];
+        let mut sums = Sums { plain: [E::Real::ZERO; SUMS], other: E::Real::ZERO };
 
         // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a tile a
         // warp's groups lie together, so that a thread's are a constant apart.
@@ -324,14 +327,13 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             (u64::from(args.team.get()), u64::from(args.splits.get()))
         };
         let mine = split * team + u64::from(lane);
-        let mut group = mine;
-        if UNROLL > 1 {
+        let (mut group, mut step) = (mine, splits * team);
+        if UNROLL > 1 && row.groups > team * splits {
             let width = team * UNROLL as u64;
-            let tiles = if row.groups <= team * splits { 0 } else { row.groups / width };
             let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
-            let mut tile = split;
-            while tile < tiles {
-                let first = tile * width + u64::from(in_tile);
+            let mut tile = split * width;
+            while tile + width <= row.groups {
+                let first = tile + u64::from(in_tile);
                 let mut x = [Vec16::default(); UNROLL];
                 let mut t = [Vec16::default(); UNROLL];
                 unrolled!(for k in 0..UNROLL; {
@@ -347,9 +349,10 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                     // SAFETY: conditions 1 and 3; the group is one of `groups`.
                     unsafe { row.pairs::<TERMS, GRADS>(group, x[k], t[k], &mut sums) };
                 });
-                tile += splits;
+                tile += splits * width;
             }
-            group += tiles * width;
+            // One team's next tile is the one that is not whole.
+            (group, step) = (tile + u64::from(lane), team);
         }
 
         // What the tiles leave over.
@@ -360,7 +363,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                 let t = load_streaming(row.group_of(row.target, group));
                 row.pairs::<TERMS, GRADS>(group, x, t, &mut sums);
             }
-            group += splits * team;
+            group += step;
         }
 
         // What the groups leave over, at both ends.
@@ -373,21 +376,30 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             single += splits * team;
         }
 
-        let mut sum = sums[0];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            if lane > 0 {
-                sum = sum + sums[lane];
-            }
+        let mut sum = sums.plain[0];
+        unrolled!(for index in 1..SUMS; {
+            sum = sum + sums.plain[index];
         });
-        sum
+        sum.fma(L::UNIT, sums.other)
     }
+}
+
+/// Sums of a thread, side by side.
+const SUMS: usize = 4;
+
+/// The terms of a thread, summed.
+struct Sums<R> {
+    /// Of plain pairs, by lane, in [`Pairwise::UNIT`]s.
+    plain: [R; SUMS],
+    /// Of all others.
+    other: R,
 }
 
 /// A row of every tensor: addresses, 0 for a tensor that is not used.
 ///
 /// Where all tensors lie alike to 16 bytes, everything but the ends of the row moves in groups of 16
 /// bytes; the ends, and rows that lie unlike, element by element.
-struct Row<E: Element, L> {
+struct Row<E: Element, L, const DENSE: bool> {
     loss: L,
     input: u64,
     target: u64,
@@ -402,7 +414,13 @@ struct Row<E: Element, L> {
     groups: u64,
 }
 
-impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
+/// An element of a group, widened.
+#[inline(always)]
+fn of_lane<E: Element>(group: Vec16, lane: usize) -> E::Real {
+    E::extract(group, lane as u32).widen()
+}
+
+impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     #[inline(always)]
     fn group_of(&self, tensor: u64, group: u64) -> *mut Vec16 {
         (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
@@ -418,17 +436,17 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         group: u64,
         x: Vec16,
         t: Vec16,
-        sums: &mut [E::Real; MAX_LANES],
+        sums: &mut Sums<E::Real>,
     ) {
-        let mut plain = true;
+        let mut ranks = [0; 2];
         unrolled!(for lane in 0..E::LANES as usize; {
-            let x = E::extract(x, lane as u32).widen();
-            let t = E::extract(t, lane as u32).widen();
-            plain &= self.loss.is_plain(x, t);
+            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+            let [of_x, of_t] = self.loss.ranks(x, t);
+            ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
         });
         // SAFETY: the caller's conditions.
         unsafe {
-            if plain {
+            if ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS {
                 self.pairs_as::<TERMS, GRADS, true>(group, x, t, sums);
             } else {
                 self.pairs_as::<TERMS, GRADS, false>(group, x, t, sums);
@@ -446,55 +464,59 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
         group: u64,
         x: Vec16,
         t: Vec16,
-        sums: &mut [E::Real; MAX_LANES],
+        sums: &mut Sums<E::Real>,
     ) {
         let loss = self.loss;
-        let (to_terms, from_upstream) = (opaque(self.terms), opaque(self.upstream));
+        // Of dense tensors they are 0, as the compiler sees.
+        let (to_terms, from_upstream) = match DENSE {
+            true => (self.terms, self.upstream),
+            false => (opaque(self.terms), opaque(self.upstream)),
+        };
         let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
-        let mut upstream = Vec16::default();
-        if GRADS && from_upstream != 0 {
-            // SAFETY: the caller's conditions.
-            upstream = unsafe { load_streaming(self.group_of(from_upstream, group)) };
-        }
-        let none = E::narrow(E::Real::ZERO);
-        let mut terms = [none; MAX_LANES];
-        let mut by_input = [none; MAX_LANES];
-        let mut by_target = [none; MAX_LANES];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let x = E::extract(x, lane as u32).widen();
-            let t = E::extract(t, lane as u32).widen();
-            if TERMS {
-                let term = loss.term::<PLAIN>(x, t);
-                if to_terms == 0 {
-                    sums[lane] = sums[lane] + term;
+        if TERMS {
+            let mut terms = [E::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; {
+                let [a, b] = loss.term::<PLAIN>(of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+                if to_terms != 0 {
+                    terms[lane] = if PLAIN { a * b * L::UNIT } else { a * b };
+                } else if PLAIN {
+                    sums.plain[lane % SUMS] = a.fma(b, sums.plain[lane % SUMS]);
                 } else {
-                    terms[lane] = E::narrow(term);
+                    sums.other = a.fma(b, sums.other);
                 }
+            });
+            if to_terms != 0 {
+                // SAFETY: the caller's conditions.
+                unsafe { store_streaming(self.group_of(to_terms, group), E::narrow_all(terms)) };
             }
-            if GRADS {
-                let mut scale = self.scale;
-                if from_upstream != 0 {
-                    scale = E::extract(upstream, lane as u32).widen();
-                }
-                if to_input != 0 {
-                    by_input[lane] = E::narrow(loss.grad_input::<PLAIN>(x, t, scale));
-                }
-                if to_target != 0 {
-                    by_target[lane] = E::narrow(loss.grad_target::<PLAIN>(x, t, scale));
-                }
-            }
-        });
-        // SAFETY: the caller's conditions.
-        unsafe {
-            if TERMS && to_terms != 0 {
-                store_streaming(self.group_of(to_terms, group), E::pack(terms));
-            }
-            if GRADS && to_input != 0 {
-                store_streaming(self.group_of(to_input, group), E::pack(by_input));
-            }
-            if GRADS && to_target != 0 {
-                store_streaming(self.group_of(to_target, group), E::pack(by_target));
-            }
+        }
+        if !GRADS {
+            return;
+        }
+        let mut scales = [self.scale; MAX_LANES];
+        if from_upstream != 0 {
+            // SAFETY: the caller's conditions.
+            let upstream = unsafe { load_streaming(self.group_of(from_upstream, group)) };
+            unrolled!(for lane in 0..E::LANES as usize; {
+                scales[lane] = of_lane::<E>(upstream, lane);
+            });
+        }
+        let mut grads = [E::Real::ZERO; MAX_LANES];
+        if to_input != 0 {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+                grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
+            });
+            // SAFETY: the caller's conditions.
+            unsafe { store_streaming(self.group_of(to_input, group), E::narrow_all(grads)) };
+        }
+        if to_target != 0 {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+                grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
+            });
+            // SAFETY: the caller's conditions.
+            unsafe { store_streaming(self.group_of(to_target, group), E::narrow_all(grads)) };
         }
     }
 
@@ -506,17 +528,18 @@ impl<E: Element, L: Pairwise<E::Real>> Row<E, L> {
     unsafe fn pair<const TERMS: bool, const GRADS: bool>(
         &self,
         index: u64,
-        sums: &mut [E::Real; MAX_LANES],
+        sums: &mut Sums<E::Real>,
     ) {
         let loss = self.loss;
         let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
         // SAFETY: the caller's conditions.
         unsafe {
             let (x, t) = (load(at(self.input)).widen(), load(at(self.target)).widen());
+            let [a, b] = loss.term::<false>(x, t);
             if TERMS && self.terms != 0 {
-                store(at(self.terms), E::narrow(loss.term::<false>(x, t)));
+                store(at(self.terms), E::narrow(a * b));
             } else if TERMS {
-                sums[0] = sums[0] + loss.term::<false>(x, t);
+                sums.other = a.fma(b, sums.other);
             }
             if !GRADS {
                 return;

@@ -166,27 +166,33 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores a group or an edge, rounded to the element type.
+    /// Stores a group, rounded to the element type.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for each element of the span, and nobody else accesses them.
+    /// As [`load`](Self::load), for each element of the group, and nobody else accesses them.
     #[inline(always)]
-    pub(crate) unsafe fn store(self, span: Span, values: [E::Real; MAX_LANES]) {
-        // SAFETY: the caller's conditions; a whole group of the cut that lies alike is on its boundary.
+    pub(crate) unsafe fn store_group(self, group: Span, values: [E::Real; MAX_LANES]) {
+        // SAFETY: the caller's conditions; a group of the cut that lies alike is on its boundary.
         unsafe {
-            if span.count == E::LANES && self.alike {
-                let mut narrow = [E::LOWEST; MAX_LANES];
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    narrow[lane] = E::narrow(values[lane]);
-                });
-                store_streaming(self.at(span.first).cast(), E::pack(narrow));
+            if self.alike {
+                store_streaming(self.at(group.first).cast(), E::narrow_all(values));
             } else {
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    if span.has(lane) {
-                        store(self.at(span.first + lane as u32), E::narrow(values[lane]));
-                    }
-                });
+                self.store_span(group, values);
             }
         }
+    }
+
+    /// Stores what the span has, rounded to the element type.
+    ///
+    /// # Safety
+    /// As [`store_group`](Self::store_group).
+    #[inline(always)]
+    pub(crate) unsafe fn store_span(self, span: Span, values: [E::Real; MAX_LANES]) {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if span.has(lane) {
+                // SAFETY: the caller's conditions.
+                unsafe { store(self.at(span.first + lane as u32), E::narrow(values[lane])) };
+            }
+        });
     }
 }

@@ -16,9 +16,11 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
     }
 
     #[inline(always)]
-    fn term<const PLAIN: bool>(self, x: R, t: R) -> R {
+    fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
-        if d < self.beta { R::HALF * d * d / self.beta } else { d - R::HALF * self.beta }
+        let term =
+            if d < self.beta { R::HALF * d * d / self.beta } else { d - R::HALF * self.beta };
+        [term, R::ONE]
     }
 
     /// d/β held between −1 and 1; for β = 0 the sign of d, and 0 at 0. NaN stays NaN.

@@ -218,6 +218,18 @@ pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     a / b
 }
 
+pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
+    1.0 / x
+}
+
+pub(crate) fn f16x2_from_f32([low, high]: [f32; 2]) -> u32 {
+    u32::from(f16_from_f32(low)) | u32::from(f16_from_f32(high)) << 16
+}
+
+pub(crate) fn bf16x2_from_f32([low, high]: [f32; 2]) -> u32 {
+    u32::from(bf16_from_f32(low)) | u32::from(bf16_from_f32(high)) << 16
+}
+
 pub(crate) fn exp2_approx_f32(x: f32) -> f32 {
     x.exp2()
 }

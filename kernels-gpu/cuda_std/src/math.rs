@@ -45,6 +45,24 @@ pub fn divide_plain_f32(a: f32, b: f32) -> f32 {
     side::divide_plain_f32(a, b)
 }
 
+/// 1/x to 1 unit in the last place, for normal x up to 2¹²⁶; rounded once on the CPU.
+#[inline(always)]
+pub fn reciprocal_approx_f32(x: f32) -> f32 {
+    side::reciprocal_approx_f32(x)
+}
+
+/// Two f32 to IEEE binary16, to nearest even: the first in the lower half.
+#[inline(always)]
+pub fn f16x2_from_f32(values: [f32; 2]) -> u32 {
+    side::f16x2_from_f32(values)
+}
+
+/// Two f32 to bfloat16, to nearest even: the first in the lower half.
+#[inline(always)]
+pub fn bf16x2_from_f32(values: [f32; 2]) -> u32 {
+    side::bf16x2_from_f32(values)
+}
+
 /// 2ˣ to 2 units in the last place; 0 where it would be subnormal.
 #[inline(always)]
 pub fn exp2_approx_f32(x: f32) -> f32 {

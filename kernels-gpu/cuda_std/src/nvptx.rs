@@ -272,6 +272,34 @@ pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
 }
 
 #[inline(always)]
+pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
+    rcp_approx(x)
+}
+
+/// One instruction for two.
+macro_rules! narrow_two {
+    ($name:ident, $instruction:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name([low, high]: [f32; 2]) -> u32 {
+            let bits: u32;
+            // SAFETY: a conversion between registers.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {0}, {1}, {2};"),
+                    out(reg32) bits,
+                    in(reg32) high,
+                    in(reg32) low,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            bits
+        }
+    };
+}
+narrow_two!(f16x2_from_f32, "cvt.rn.f16x2.f32");
+narrow_two!(bf16x2_from_f32, "cvt.rn.bf16x2.f32");
+
+#[inline(always)]
 pub(crate) fn exp2_approx_f32(x: f32) -> f32 {
     ex2_approx(x)
 }

@@ -6,7 +6,7 @@ use super::pass::{Pass, TERMS, Terms};
 use super::stats::{KEPT, KeptStats, Stats};
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
-use crate::element::{Element, unrolled};
+use crate::element::{Element, Real, unrolled};
 use crate::reduce::{Workspace, block_sums, grid_sums, is_last_block};
 use core::num::NonZeroU64;
 use cuda_std::thread::{block_dim_x, sync_threads, thread_idx_x};
@@ -29,6 +29,8 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
     Terms::clear();
     let pieces = args.rows * splits.get();
     let (mut piece, mut kept) = (team.first, 0);
+    // Of the row that this thread will finish.
+    let mut logit = E::Real::ZERO;
     // SAFETY: condition 1.
     let mut next = unsafe { pass.class(piece, splits) };
     // The teams of a block stay together, for its barriers.
@@ -42,8 +44,12 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
         // is asked for, and one that is not active is not touched.
         unsafe {
             next = pass.class(piece + u64::from(team.teams), splits);
-            let counts = pass.counts(class);
-            let read = active && (counts || args.saved != 0);
+            let label = pass.label(class);
+            let read = active && (label.counts || args.saved != 0);
+            if active && team.lane == kept {
+                // To be there when the row is finished.
+                logit = pass.logit(row, &label);
+            }
             let row = if active { row } else { 0 };
             let stats = Lanes::new::<MODE, 0>(&pass, row).stats_of_warp(&pass, split, read, team);
             if split_up {
@@ -61,7 +67,7 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
         piece += u64::from(team.teams);
         if !split_up && (kept == KEPT || piece - u64::from(team.behind) >= pieces) {
             // SAFETY: the caller's conditions; each row is finished once.
-            unsafe { finish_kept(&pass, kept, piece, workspace, team) };
+            unsafe { finish_kept(&pass, kept, logit, piece, workspace, team) };
             kept = 0;
         }
     }
@@ -79,7 +85,9 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
             unsafe {
                 let stats = Stats::take(workspace, row * warps, warps).of_row();
                 if lane_id() == 0 {
-                    let terms = finish_row(&pass, row, stats, workspace);
+                    let label = pass.label(pass.class(row, NonZeroU64::MIN));
+                    let logit = pass.logit(row, &label);
+                    let terms = pass.finish_row(row, &label, stats, logit, workspace);
                     unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
                 }
             }
@@ -97,7 +105,7 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
 }
 
 /// Finishes the rows that the teams of the block have kept, before the one of `piece`: each by a thread of the team's
-/// first warp.
+/// first warp, which has the logit of its class.
 ///
 /// # Safety
 /// The kernels' conditions; a kept row is finished once.
@@ -105,6 +113,7 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
 unsafe fn finish_kept<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     kept: u32,
+    logit: E::Real,
     piece: u64,
     workspace: Workspace,
     team: Team,
@@ -126,7 +135,8 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
                 } else {
                     KeptStats::of_row::<_, false>(team.lane, warps)
                 };
-                Terms::add(finish_row(pass, row, stats, workspace));
+                let label = pass.label(pass.class(row, NonZeroU64::MIN));
+                Terms::add(pass.finish_row(row, &label, stats, logit, workspace));
             }
         }
     }
@@ -134,25 +144,6 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
         sync_warp();
     } else {
         sync_threads();
-    }
-}
-
-/// [`Pass::finish_row`] of stats that were kept.
-///
-/// # Safety
-/// The kernels' conditions; `row` is one of `rows`, and finished once.
-#[inline(always)]
-unsafe fn finish_row<E: Element, const MODE: u32>(
-    pass: &Pass<'_, E, MODE>,
-    row: u64,
-    stats: Stats<E::Real>,
-    workspace: Workspace,
-) -> [f64; TERMS] {
-    // SAFETY: the caller's conditions.
-    unsafe {
-        let label = pass.label(pass.class(row, NonZeroU64::MIN));
-        let logit = pass.logit(row, &label);
-        pass.finish_row(row, &label, stats, logit, workspace)
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) unsafe fn forward_backward<E: Element, const MODE: u32, const HELD: u
                 held.forget::<E>();
             }
             let of_warp = if HELD > 0 {
-                lanes.stats_of_tile(&pass, &held, label.counts, team)
+                lanes.stats_of_tile::<MODE, false, HELD>(&pass, &held, label.counts, team)
             } else {
                 lanes.stats_of_warp(&pass, 0, label.counts, team)
             };

@@ -145,12 +145,12 @@ impl<E: Element> Lanes<E> {
         E::pack([E::LOWEST; MAX_LANES])
     }
 
-    /// The stats of a row that is a tile and an edge, of the team if it is of a warp, otherwise of the warp.
+    /// The stats of a row that is a tile and an edge: with `SHORT` of the team, which is of a warp, otherwise of the warp.
     ///
     /// # Safety
     /// The kernels' conditions.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize>(
+    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const SHORT: bool, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
@@ -168,7 +168,7 @@ impl<E: Element> Lanes<E> {
             let (_, x, _) = unsafe { self.edge(read, team) };
             stats.max = stats.max.max(E::greatest(x));
         }
-        let lanes = team.threads.min(WARP_SIZE);
+        let lanes = if SHORT { team.threads } else { WARP_SIZE };
         stats.max = warp_max(stats.max, lanes);
         unrolled!(for k in 0..N; {
             let span = tile.span(self.cut, k, team);
@@ -309,7 +309,7 @@ impl<E: Element> Lanes<E> {
             if span.count > 0 {
                 // SAFETY: the caller's conditions.
                 unsafe {
-                    pass.gradient::<SAVED>(label, factors, to, span, tile.x[k], tile.t[k]);
+                    pass.gradient::<SAVED, true>(label, factors, to, span, tile.x[k], tile.t[k]);
                 }
             }
         });
@@ -332,7 +332,7 @@ impl<E: Element> Lanes<E> {
             // SAFETY: the caller's conditions.
             unsafe {
                 let (edge, x, t) = self.edge(label.counts, team);
-                pass.gradient::<SAVED>(label, factors, to, edge, x, t);
+                pass.gradient::<SAVED, false>(label, factors, to, edge, x, t);
             }
         }
     }
@@ -382,12 +382,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
     }
 
-    /// The gradients of a span. `SAVED` says that the factors have an offset.
+    /// The gradients of a span. `SAVED` says that the factors have an offset, `GROUP` that the span is a group.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3; the span is one of the row's.
     #[inline(always)]
-    unsafe fn gradient<const SAVED: bool>(
+    unsafe fn gradient<const SAVED: bool, const GROUP: bool>(
         &self,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
@@ -396,6 +396,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         x: Vec16,
         t: Vec16,
     ) {
+        let store = |to: Row<E>, values| {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                if GROUP { to.store_group(span, values) } else { to.store_span(span, values) }
+            }
+        };
         let mut by_input = [E::Real::ZERO; MAX_LANES];
         unrolled!(for lane in 0..E::LANES as usize; {
             let apart = E::extract(x, lane as u32).widen() - factors.center;
@@ -405,7 +411,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if Self::DENSE {
             unrolled!(for lane in 0..E::LANES as usize; {
                 let mut share = E::Real::ZERO;
-                if span.has(lane) {
+                if GROUP || span.has(lane) {
                     let t = E::extract(t, lane as u32).widen();
                     // SAFETY: the caller's conditions.
                     share = unsafe { self.share_of(span.first + lane as u32, t) };
@@ -430,19 +436,19 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's conditions.
         unsafe {
             if MODE != mode::PROBABILITIES || !to_input.is_null() {
-                to_input.store(span, by_input);
+                store(to_input, by_input);
             }
             if MODE == mode::PROBABILITIES && !to_target.is_null() {
                 let mut by_target = [E::Real::ZERO; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
-                    if span.has(lane) {
+                    if GROUP || span.has(lane) {
                         let apart = E::extract(x, lane as u32).widen() - factors.center;
                         let class = span.first + lane as u32;
                         let weight = class_weight::<E>(self.args.weight, class);
                         by_target[lane] = weight * factors.by_target * (factors.log_sum - apart);
                     }
                 });
-                to_target.store(span, by_target);
+                store(to_target, by_target);
             }
         }
     }

@@ -10,6 +10,7 @@
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
 
+use crate::abi::Dtype;
 use crate::element::Element;
 
 mod backward;
@@ -69,5 +70,10 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
 
 /// The most threads of a block: of float64 half as many.
 pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
-    if size_of::<E>() == 8 { threads / 2 } else { threads }
+    match E::DTYPE {
+        Dtype::F64 => threads / 2,
+        // Its conversions take a few more.
+        Dtype::F16 if threads > 896 => 896,
+        _ => threads,
+    }
 }

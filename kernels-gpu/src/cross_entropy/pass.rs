@@ -151,12 +151,6 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { load_class(&self.args.target, row) }
     }
 
-    /// Whether a row of the class counts.
-    #[inline(always)]
-    pub(crate) fn counts(&self, class: i64) -> bool {
-        MODE == mode::PROBABILITIES || class != self.args.target.ignore_index
-    }
-
     /// What the class says.
     ///
     /// # Safety
@@ -222,7 +216,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if !label.counts {
             return Factors::NONE;
         }
-        let inverse = E::Real::ONE / (stats.ties + stats.rest);
+        let inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
         let weight = stats.weight;
         let mut factors = Factors { center: stats.max, inverse, weight, ..Factors::NONE };
         factors.others = stats.others() * inverse;

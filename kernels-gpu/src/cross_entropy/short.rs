@@ -34,6 +34,11 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const
     let team = Team::of_warp(args);
     let mut kept = Kept { stats: Stats::NONE, logit: E::Real::ZERO, rows: 0 };
     Terms::clear();
+    let mut scales = (E::Real::ZERO, E::Real::ZERO);
+    if GRADS && args.upstream_stride == 0 {
+        // SAFETY: condition 1; all rows have one upstream gradient.
+        scales = unsafe { pass.scales(0) };
+    }
     let mut row = team.first;
     // SAFETY: condition 1.
     let mut next = unsafe { pass.class(row, NonZeroU64::MIN) };
@@ -55,9 +60,12 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const
             }
             let lanes = Lanes::new::<MODE, HELD>(&pass, row);
             let held = lanes.tile::<HELD>(team.lane, read, team);
-            let stats = lanes.stats_of_tile(&pass, &held, read, team).of_row();
+            let stats = lanes.stats_of_tile::<MODE, true, HELD>(&pass, &held, read, team).of_row();
             if GRADS && active {
-                let factors = pass.factors(&label, stats, logit, pass.scales(row));
+                if args.upstream_stride != 0 {
+                    scales = pass.scales(row);
+                }
+                let factors = pass.factors(&label, stats, logit, scales);
                 let to = lanes.to::<MODE, HELD>(&pass, row);
                 lanes.gradients_of_tile::<MODE, false, HELD>(
                     &pass, &label, &factors, to, &held, team,

@@ -3,7 +3,7 @@
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
-use crate::math::{exp, ln, ln_ratio, less_ln_of_plain, quick_ln_ratio};
+use crate::math::{exp, less_ln_of_plain, ln, ln_ratio, quick_ln_ratio};
 use crate::pairwise::Pairwise;
 
 /// The divergence, with kernels of its own for each form of input and target: what the one needs no other
@@ -89,7 +89,11 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     #[inline(always)]
     fn grad_target<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let difference = Self::difference::<R, PLAIN>(input, target);
-        let slope = if PLAIN { difference.fma(<Self as Pairwise<R>>::UNIT, R::ONE) } else { difference + R::ONE };
+        let slope = if PLAIN {
+            difference.fma(<Self as Pairwise<R>>::UNIT, R::ONE)
+        } else {
+            difference + R::ONE
+        };
         if LOG_TARGET {
             return Self::t(target) * slope * scale;
         }

@@ -18,7 +18,8 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
-        let term = if d < self.beta { R::HALF * d * d / self.beta } else { d - R::HALF * self.beta };
+        let term =
+            if d < self.beta { R::HALF * d * d / self.beta } else { d - R::HALF * self.beta };
         [term, R::ONE]
     }
 

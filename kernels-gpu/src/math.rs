@@ -1,7 +1,7 @@
 //! Logarithms and exponentials, without tables: those of libm need a stack, and the hardware's are not
 //! accurate near 1.
 //!
-//! But for one division, whose last bit may differ, only operations that IEEE 754 rounds correctly.
+//! But for divisions in f32, whose last bits may differ, only operations that IEEE 754 rounds correctly.
 
 use crate::element::Real;
 
@@ -166,6 +166,33 @@ mod tests {
             assert!((got - expected).abs() <= 1e-15 * (t.ln().abs() + p.ln().abs()), "ln({t}/{p})");
             assert_near(ln(t), t.ln(), 1e-15, &format!("ln({t})"));
             assert_near(-less_ln_of_plain(0.0, t), t.ln(), 1e-15, &format!("ln {t}"));
+        }
+    }
+
+    /// The short way holds for all pairs of plain numbers, and for nothing that is special.
+    #[test]
+    fn limits_of_plain_numbers() {
+        macro_rules! limits {
+            ($($real:ident: $error:literal;)+) => {$(
+                let plain = |x: $real| x.rank() < $real::PLAIN_RANKS;
+                let least = 4.0 * $real::MIN_POSITIVE;
+                let most = (4.0 as $real).next_down();
+                let ends = [least, least.next_up(), 1.5 * least, 1.0, 2.0, most.next_down(), most];
+                for (t, p) in ends.iter().flat_map(|&t| ends.map(|p| (t, p))) {
+                    assert!(plain(t) && plain(p));
+                    let got = f64::from(quick_ln_ratio(t, p)) * f64::from($real::LN_UNIT);
+                    let expected = if t == p { 0.0 } else { f64::from(ln_ratio(t, p)) };
+                    assert_near(got, expected, $error, &format!("ln({t}/{p})"));
+                    assert!(t.quickly_over(p) >= $real::MIN_POSITIVE);
+                    assert!((t.quickly_over(p) / (t / p) - 1.0).abs() < $error);
+                }
+                let special = [0.0, -0.0, $real::MIN_POSITIVE, -1.0, $real::INFINITY, $real::NAN, -$real::NAN];
+                assert!(!special.iter().any(|&x| plain(x)) && !plain(least.next_down()) && !plain(4.0));
+            )+};
+        }
+        limits! {
+            f32: 8e-7;
+            f64: 1e-15;
         }
     }
 

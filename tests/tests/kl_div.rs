@@ -2,6 +2,8 @@
 
 use approx::assert_relative_eq;
 use fused_loss::{BatchMean, Error, Grads, KlDiv, RowMean, Sum, Tensor};
+use half::{bf16, f16};
+use tests::number::Number;
 use tests::random::uniforms;
 use tests::reference::Total;
 use tests::{gpu, tensor};
@@ -25,23 +27,39 @@ fn of_equal_probabilities_exactly_nothing() {
     assert!(terms.iter().all(|&term| term == 0.0));
 }
 
-/// The error is one of the terms that are left, not of the logarithms that cancel.
+/// The error is one of the terms that are left, not of the logarithms that cancel; the gradient −t/p is as accurate
+/// as any.
 #[test]
 fn of_nearly_equal_probabilities_what_is_left() {
+    for apart in [1.0, 1e-2, 1e-3, 1e-4, 1e-6] {
+        nearly_equal::<f32>(apart);
+    }
+    for apart in [1.0, 1e-2] {
+        nearly_equal::<f16>(apart);
+        nearly_equal::<bf16>(apart);
+    }
+}
+
+/// Probabilities p, and t = p (1 ± `apart`).
+fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
     let stream = gpu().stream().unwrap();
-    let p = probabilities(2, 10_000);
-    let nearly = |(&p, jitter): (&f32, f32)| p * (1.0 + jitter * 1e-4);
-    let t: Vec<f32> = p.iter().zip(uniforms(3, p.len())).map(nearly).collect();
-    let term = |(&p, &t): (&f32, &f32)| {
-        let (p, t) = (f64::from(p), f64::from(t));
-        t * ((t - p) / p).ln_1p()
-    };
-    let terms: Vec<f64> = p.iter().zip(&t).map(term).collect();
+    let p: Vec<T> = probabilities(2, 10_000).into_iter().map(|p| T::round(p.into())).collect();
+    let nearly = |(p, jitter): (&T, f32)| T::round(p.wide() * (1.0 + f64::from(jitter) * apart));
+    let t: Vec<T> = p.iter().zip(uniforms(3, p.len())).map(nearly).collect();
+    let pairs = || p.iter().zip(&t).map(|(p, t)| (p.wide(), t.wide()));
+    let terms: Vec<f64> = pairs().map(|(p, t)| t * ((t - p) / p).ln_1p()).collect();
     let magnitude = terms.iter().map(|term| term.abs()).sum::<Total>().value();
     let expected = terms.into_iter().sum::<Total>().value();
-    let loss = PROBABILITIES.forward(&tensor(&p), &tensor(&t), &stream).unwrap().item().unwrap();
+    let (loss, gradient) =
+        PROBABILITIES.forward_backward(&tensor(&p), &tensor(&t), &stream).unwrap();
+    let loss = loss.item().unwrap();
     let off = (f64::from(loss) - expected).abs();
     assert!(off <= 1e-6 * magnitude, "expected {expected}, got {loss}, of terms of {magnitude}");
+    for ((p, t), got) in pairs().zip(gradient.to_vec().unwrap()) {
+        let (expected, largest) = (-t / p, 1.0);
+        let off = (got.wide() - expected).abs();
+        assert!(off <= T::allowed(expected, largest, 1.0), "expected {expected}, got {got}");
+    }
 }
 
 /// Σ p·log(p/t) ÷ D per row with a gradient per row: the input is log t, the target p, and the gradient is the

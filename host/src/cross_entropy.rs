@@ -170,7 +170,8 @@ impl<V: Float> fmt::Debug for Saved<V> {
 
 /// The kernels for one kind of targets.
 struct Kernels {
-    held: u32,
+    /// Groups of 16 bytes that a thread holds: of a warp, of a block.
+    held: [u32; 2],
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 3],
     forward_backward: [&'static Family<CrossEntropyArgs>; 3],
@@ -181,7 +182,7 @@ struct Kernels {
 macro_rules! kernels {
     ($loss:ident) => {
         Kernels {
-            held: kernels_gpu::kernels::$loss::HELD,
+            held: [kernels_gpu::kernels::$loss::HELD_SHORT, kernels_gpu::kernels::$loss::HELD],
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD,
@@ -650,7 +651,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
             });
             let can = SamplesKernels {
-                held: if alike { kernels.held } else { 0 },
+                held: if alike { kernels.held } else { [0; 2] },
                 short_block: short.0.min(ROWS_BLOCK),
                 held_block: held.0,
                 long_block: long.0,

@@ -121,8 +121,8 @@ pub(crate) enum Form {
 /// What the kernels of a pass of cross-entropy can do, and may.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
-    /// Groups of 16 bytes that a thread holds, of those that hold rows; 0 where none may.
-    pub(crate) held: u32,
+    /// Groups of 16 bytes that a thread holds, of a warp and of a block that holds rows; 0 where none may.
+    pub(crate) held: [u32; 2],
     /// The most threads of a block, by form.
     pub(crate) short_block: u32,
     pub(crate) held_block: u32,
@@ -157,17 +157,15 @@ pub(crate) fn samples(
 ) -> SamplesLaunch {
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
-    let each = if backward || kernels.held == 0 { FLIGHT } else { kernels.held as usize };
-    let wanted = groups.div_ceil(each);
-    let form = match wanted {
-        0..=32 if backward || kernels.held > 0 => Form::Short,
-        _ if pass == Pass::ForwardBackward
-            && kernels.held > 0
-            && wanted <= kernels.held_block as usize =>
-        {
-            Form::Held
-        }
-        _ => Form::Long,
+    let of_each = |held: u32| if backward || held == 0 { FLIGHT } else { held as usize };
+    let [of_warp, of_block] = kernels.held.map(|held| groups.div_ceil(of_each(held)));
+    let holds = kernels.held[0] > 0;
+    let form = if of_warp <= 32 && (backward || holds) {
+        Form::Short
+    } else if pass == Pass::ForwardBackward && holds && of_block <= kernels.held_block as usize {
+        Form::Held
+    } else {
+        Form::Long
     };
     let most = match form {
         Form::Short => kernels.short_block,
@@ -177,7 +175,7 @@ pub(crate) fn samples(
     let mut splits = 1;
     let (threads, team) = match form {
         // Two at least: one for each end of the row.
-        Form::Short => (most, wanted.next_power_of_two().max(2)),
+        Form::Short => (most, of_warp.next_power_of_two().max(2)),
         Form::Long if pass == Pass::Forward => {
             // Warps that have a row's groups in flight at once, and those of which each gets a longer part.
             let at_once = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
@@ -191,7 +189,7 @@ pub(crate) fn samples(
             ((warps * teams).min(most / 32) * 32, warps * 32)
         }
         _ => {
-            let threads = wanted.next_multiple_of(32).min(most);
+            let threads = of_block.next_multiple_of(32).min(most);
             (threads, threads)
         }
     };
@@ -226,7 +224,7 @@ const LONG: usize = 8192;
 /// The launch of the kernel that sums the class weights of `rows` targets.
 pub(crate) fn totals(rows: usize) -> Launch {
     // Targets are loaded one after the other: a few in each thread are fastest.
-    Launch { blocks: rows.div_ceil(256 * 4).clamp(1, 132 * 4) as u32, threads: 256 }
+    Launch { blocks: rows.div_ceil(256 * 2).clamp(1, 132 * 4) as u32, threads: 256 }
 }
 
 #[cfg(test)]
@@ -274,8 +272,13 @@ mod tests {
         assert_eq!(launch, Launch { blocks: 262_144, threads: 512 });
     }
 
-    const KERNELS: SamplesKernels =
-        SamplesKernels { held: 4, short_block: 256, held_block: 512, long_block: 256, resident: 5 };
+    const KERNELS: SamplesKernels = SamplesKernels {
+        held: [2, 4],
+        short_block: 256,
+        held_block: 512,
+        long_block: 256,
+        resident: 5,
+    };
 
     fn shape(plan: SamplesLaunch) -> (Form, u32, u32, u32, u32) {
         let RowsLaunch { launch, team, splits } = plan.rows;
@@ -286,7 +289,7 @@ mod tests {
     fn samples_are_shared_by_as_many_warps_as_pay() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
         assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 8, 1));
+        assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 16, 1));
         assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
         assert_eq!(launch(32768, 4096), (Form::Long, 660, 256, 64, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));

@@ -65,13 +65,16 @@ pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N
     if !ALL && warp_id() > 0 {
         return sums;
     }
+    let warps = block_dim_x() / WARP_SIZE;
+    // The lanes that reach the first, which may be few.
+    let team = if ALL || warps > 8 { WARP_SIZE } else { 8 };
     unrolled!(for index in 0..N; {
         let mut of_warp = 0.0;
-        if lane_id() < block_dim_x() / WARP_SIZE {
+        if lane_id() < warps {
             // SAFETY: warp `lane_id` wrote its element before the barrier.
             of_warp = unsafe { sums_of_warps().get(index as u32 * WARP_SIZE + lane_id()) };
         }
-        let [of_block] = warp_sums([of_warp], WARP_SIZE);
+        let [of_block] = warp_sums([of_warp], team);
         sums[index] = R::from_f64(of_block);
     });
     sums

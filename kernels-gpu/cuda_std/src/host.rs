@@ -198,11 +198,16 @@ max_pairs!(max_bf16_pairs, bf16);
 
 #[track_caller]
 pub(crate) fn any(of: bool) -> bool {
-    let mut any = u32::from(of);
+    ballot(of) != 0
+}
+
+#[track_caller]
+pub(crate) fn ballot(of: bool) -> u32 {
+    let mut lanes = u32::from(of) << (thread_idx() % 32);
     for lane_mask in [16, 8, 4, 2, 1] {
-        any |= machine().shuffle_xor(any, lane_mask, Location::caller());
+        lanes |= machine().shuffle_xor(lanes, lane_mask, Location::caller());
     }
-    any != 0
+    lanes
 }
 
 #[track_caller]

@@ -18,6 +18,8 @@ unsafe extern "C" {
     safe fn rcp_approx(x: f32) -> f32;
     #[link_name = "llvm.nvvm.ex2.approx.ftz.f"]
     safe fn ex2_approx(x: f32) -> f32;
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    safe fn vote_ballot(members: i32, of: bool) -> i32;
     #[link_name = "llvm.nvvm.vote.any.sync"]
     safe fn vote_any(members: i32, of: bool) -> bool;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
@@ -251,6 +253,11 @@ max_pairs!(max_bf16_pairs, "max.bf16x2");
 #[inline(always)]
 pub(crate) fn any(of: bool) -> bool {
     vote_any(-1, of)
+}
+
+#[inline(always)]
+pub(crate) fn ballot(of: bool) -> u32 {
+    vote_ballot(-1, of).cast_unsigned()
 }
 
 #[inline(always)]

@@ -61,3 +61,10 @@ pub fn sync_warp() {
 pub fn any(of: bool) -> bool {
     side::any(of)
 }
+
+/// In which lanes of the warp it holds, a bit each.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn ballot(of: bool) -> u32 {
+    side::ballot(of)
+}

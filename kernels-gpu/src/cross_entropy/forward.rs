@@ -10,7 +10,7 @@ use crate::element::{Element, Real, unrolled};
 use crate::reduce::{Workspace, block_sums, grid_sums, is_last_block};
 use core::num::NonZeroU64;
 use cuda_std::thread::{block_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+use cuda_std::warp::{WARP_SIZE, ballot, lane_id, sync_warp, warp_id};
 
 /// The loss, of rows however long: a team is one warp or several, of which each goes its own way until the block has
 /// [`KEPT`] rows to finish.
@@ -28,47 +28,53 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
     let team = Team::of_warps(args);
     Terms::clear();
     let pieces = args.rows * splits.get();
-    let (mut piece, mut kept) = (team.first, 0);
-    // Of the row that this thread will finish.
-    let mut logit = E::Real::ZERO;
-    // SAFETY: condition 1.
-    let mut next = unsafe { pass.class(piece, splits) };
+    let split = |piece: u64| {
+        if split_up { (piece / splits, (piece % splits) as u32) } else { (piece, 0) }
+    };
+    let mut piece = team.first;
     // The teams of a block stay together, for its barriers.
     while piece - u64::from(team.behind) < pieces {
-        let active = piece < pieces;
-        let (row, split) =
-            if split_up { (piece / splits, (piece % splits) as u32) } else { (piece, 0) };
-        // The next row's class is on its way while this row is read.
-        let class = next;
-        // SAFETY: condition 1; the class is the row's. A row that does not count is not read, unless its log-sum-exp
-        // is asked for, and one that is not active is not touched.
-        unsafe {
-            next = pass.class(piece + u64::from(team.teams), splits);
-            let label = pass.label(class);
-            let read = active && (label.counts || args.saved != 0);
-            if active && team.lane == kept {
-                // To be there when the row is finished.
-                logit = pass.logit(row, &label);
-            }
-            let row = if active { row } else { 0 };
-            let stats = Lanes::new::<MODE, 0>(&pass, row).stats_of_warp(&pass, split, read, team);
-            if split_up {
-                if lane_id() == 0 {
-                    let warps = u64::from(team.threads / WARP_SIZE);
-                    stats.leave(workspace, piece * warps + u64::from(warp_id()));
+        // Lane l finishes row l of the next: whether it counts, and the logit of its class, are on their way while rows
+        // are read. A row that does not count is not read, unless its log-sum-exp is asked for.
+        let mine = piece + u64::from(lane_id()) * u64::from(team.teams);
+        let (mut counts, mut logit) = (false, E::Real::ZERO);
+        if mine < pieces {
+            // SAFETY: condition 1.
+            unsafe {
+                let (row, _) = split(mine);
+                let label = pass.label(pass.class(row, NonZeroU64::MIN));
+                counts = label.counts || args.saved != 0;
+                if !split_up && team.lane < WARP_SIZE {
+                    logit = pass.logit(row, &label);
                 }
-            } else if Pass::<E, MODE>::DENSE {
-                KeptStats::keep::<_, true>(kept, stats);
-            } else {
-                KeptStats::keep::<_, false>(kept, stats);
             }
         }
-        kept += 1;
-        piece += u64::from(team.teams);
-        if !split_up && (kept == KEPT || piece - u64::from(team.behind) >= pieces) {
+        let to_be_read = ballot(counts);
+        let mut kept = 0;
+        while kept < KEPT && piece - u64::from(team.behind) < pieces {
+            let read = to_be_read >> kept & 1 != 0;
+            let (row, split) = split(piece);
+            // SAFETY: the caller's conditions; a row that is not one of `rows` is not to be read.
+            unsafe {
+                let lanes = Lanes::new::<MODE, 0>(&pass, row);
+                let stats = lanes.stats_of_warp(&pass, split, read, team);
+                if split_up {
+                    if lane_id() == 0 {
+                        let warps = u64::from(team.threads / WARP_SIZE);
+                        stats.leave(workspace, piece * warps + u64::from(warp_id()));
+                    }
+                } else if Pass::<E, MODE>::DENSE {
+                    KeptStats::keep::<_, true>(kept, stats);
+                } else {
+                    KeptStats::keep::<_, false>(kept, stats);
+                }
+            }
+            kept += 1;
+            piece += u64::from(team.teams);
+        }
+        if !split_up {
             // SAFETY: the caller's conditions; each row is finished once.
-            unsafe { finish_kept(&pass, kept, logit, piece, workspace, team) };
-            kept = 0;
+            unsafe { finish_kept(&pass, kept, logit, mine, workspace, team) };
         }
     }
 
@@ -98,14 +104,14 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
             // SAFETY: the last block's first thread.
             unsafe { finish(&pass, sums, workspace) };
         }
-    } else if args.reduction == reduction::SCALAR || args.fault != 0 {
-        // SAFETY: conditions 1 and 2; in the last block's first thread.
-        unsafe { grid_sums(Terms::of_thread(), workspace, |sums| finish(&pass, sums, workspace)) };
+    } else {
+        // SAFETY: the caller's conditions.
+        unsafe { finish_terms(&pass, workspace) };
     }
 }
 
-/// Finishes the rows that the teams of the block have kept, before the one of `piece`: each by a thread of the team's
-/// first warp, which has the logit of its class.
+/// Finishes the rows that the teams of the block have kept, each by a thread of the team's first warp, which has the
+/// `logit` of the class of its `row`.
 ///
 /// # Safety
 /// The kernels' conditions; a kept row is finished once.
@@ -114,7 +120,7 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     kept: u32,
     logit: E::Real,
-    piece: u64,
+    row: u64,
     workspace: Workspace,
     team: Team,
 ) {
@@ -124,20 +130,17 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
     } else {
         sync_threads();
     }
-    if team.lane < kept {
-        let row = piece - u64::from(kept - team.lane) * u64::from(team.teams);
-        if row < pass.args.rows {
-            let warps = team.threads / WARP_SIZE;
-            // SAFETY: the team's warps have kept it, and met.
-            unsafe {
-                let stats = if Pass::<E, MODE>::DENSE {
-                    KeptStats::of_row::<_, true>(team.lane, warps)
-                } else {
-                    KeptStats::of_row::<_, false>(team.lane, warps)
-                };
-                let label = pass.label(pass.class(row, NonZeroU64::MIN));
-                Terms::add(pass.finish_row(row, &label, stats, logit, workspace));
-            }
+    if team.lane < kept && row < pass.args.rows {
+        let warps = team.threads / WARP_SIZE;
+        // SAFETY: the team's warps have kept it, and met.
+        unsafe {
+            let stats = if Pass::<E, MODE>::DENSE {
+                KeptStats::of_row::<_, true>(team.lane, warps)
+            } else {
+                KeptStats::of_row::<_, false>(team.lane, warps)
+            };
+            let label = pass.label(pass.class(row, NonZeroU64::MIN));
+            Terms::add(pass.finish_row(row, &label, stats, logit, workspace));
         }
     }
     if alone {
@@ -147,12 +150,39 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
     }
 }
 
+/// Sums over the grid what rows add, and writes the results of all.
+///
+/// # Safety
+/// The kernels' conditions; all threads call it, once a launch.
+#[inline(always)]
+pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    workspace: Workspace,
+) {
+    let args = pass.args;
+    if args.reduction != reduction::SCALAR && args.fault == 0 {
+        return;
+    }
+    let terms = Terms::of_thread();
+    // SAFETY: the caller's conditions; in the last block's first thread.
+    unsafe {
+        if args.z_loss == 0.0 && args.totals == 0 {
+            // Of a small call, the sums are the most.
+            grid_sums([terms[0], terms[1]], workspace, |[loss, weights]| {
+                pass.finish([loss, weights, 0.0, 0.0], workspace);
+            });
+        } else {
+            grid_sums(terms, workspace, |sums| finish(pass, sums, workspace));
+        }
+    }
+}
+
 /// [`Pass::finish`] where the totals are among the sums.
 ///
 /// # Safety
 /// As `Pass::finish`.
 #[inline(always)]
-pub(crate) unsafe fn finish<E: Element, const MODE: u32>(
+unsafe fn finish<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     sums: [f64; TERMS],
     workspace: Workspace,

@@ -37,8 +37,8 @@ pub(crate) mod mode {
     pub(crate) const PROBABILITIES: u32 = 2;
 }
 
-/// The entries for targets of a [`mode`]. `_short` kernels hold rows of at most `$held` groups of 16 bytes a thread in
-/// the registers of a warp, `forward_backward` of at most so many in a block's; `_long` does not hold them.
+/// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `forward_backward` in a
+/// block's, at most `$held` groups of 16 bytes a thread; `_long` does not hold them.
 /// `$resident` blocks of a forward kernel have room on a multiprocessor.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
@@ -46,14 +46,17 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{backward, block, forward, forward_backward, resident, short, totals};
 
-        /// Groups of 16 bytes that a thread holds.
+        /// Groups of 16 bytes that a thread of a block that holds a row holds, at most.
         pub const HELD: u32 = $held;
+
+        /// Of a warp that holds rows: fewer, for there are many such warps.
+        pub const HELD_SHORT: u32 = 2;
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: short::<E, MODE, false, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD_SHORT = forward_short: short::<E, MODE, false, 2>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 7 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, $held>, (CrossEntropyArgs), 256 by resident::<E>(2), 3 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, 2>, (CrossEntropyArgs), 256 by resident::<E>(2), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 3 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (block::<E>(512)) by 1, 3 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;

@@ -1,6 +1,6 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
-use super::forward::finish;
+use super::forward::finish_terms;
 use super::lanes::Lanes;
 use super::pass::{Pass, Terms};
 use super::stats::Stats;
@@ -92,16 +92,15 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const
             kept.rows = 0;
         }
     }
-    if args.reduction == reduction::SCALAR || args.fault != 0 {
-        let terms = Terms::of_thread();
-        // SAFETY: conditions 1 and 2; in the last block's first thread.
-        unsafe {
-            if GRADS {
-                let terms = [terms[0], terms[2]];
-                grid_sums(terms, workspace, |sums| pass.finish_with_totals(sums, workspace));
-            } else {
-                grid_sums(terms, workspace, |sums| finish(&pass, sums, workspace));
-            }
+    // SAFETY: conditions 1 and 2.
+    unsafe {
+        if !GRADS {
+            finish_terms(&pass, workspace);
+        } else if args.reduction == reduction::SCALAR || args.fault != 0 {
+            let terms = Terms::of_thread();
+            grid_sums([terms[0], terms[2]], workspace, |sums| {
+                pass.finish_with_totals(sums, workspace);
+            });
         }
     }
 }

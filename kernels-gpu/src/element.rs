@@ -300,7 +300,7 @@ const LN_UNIT_F32: f32 = 0.416_799_04;
 #[inline(always)]
 fn quick_ln_f32(scale: f32, d: f32, a: f32) -> f32 {
     const ALPHA: f32 = 0.799_482_7;
-    const BETA: f32 = 4.159_303_2;
+    const BETA: f32 = 4.159_303;
     let s = quickly_divide_f32(d, a);
     let u = s.fma(s, ALPHA);
     s.fma(u.fma(u, BETA), ln_of_scale_f32(scale, 27_247.0 / 16_384.0))

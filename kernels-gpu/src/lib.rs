@@ -27,11 +27,11 @@ pub use table::{Entry, Family, all, find};
 // does all.
 table::losses! {
     mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4);
-    huber: pairwise(crate::huber::Huber<R>, 1024, 768 threads by 4);
+    huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4);
     smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4);
     // From log-probabilities and from probabilities, to probabilities and to their logarithms.
     kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024, 1024 threads by 2);
-    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 768, 768 threads by 2);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2);
     kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024, 768 threads by 2);
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2);
     // By what targets are; with the groups of a row that a thread holds, the most threads of such a block, and blocks of

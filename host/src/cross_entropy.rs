@@ -174,6 +174,7 @@ struct Kernels {
     held: [u32; 2],
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 3],
+    forward_split: &'static Family<CrossEntropyArgs>,
     forward_backward: [&'static Family<CrossEntropyArgs>; 3],
     backward: &'static Family<CrossEntropyArgs>,
     totals: &'static Family<TotalsArgs>,
@@ -188,6 +189,7 @@ macro_rules! kernels {
                 &kernels_gpu::kernels::$loss::FORWARD,
                 &kernels_gpu::kernels::$loss::FORWARD,
             ],
+            forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
             forward_backward: [
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
@@ -658,7 +660,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 resident: short.1,
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
-            (plan, forms[plan.form as usize])
+            let split = pass == Pass::Forward && plan.rows.splits.get() > 1;
+            (plan, if split { kernels.forward_split } else { forms[plan.form as usize] })
         };
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);

@@ -273,7 +273,7 @@ mod tests {
     }
 
     const KERNELS: SamplesKernels = SamplesKernels {
-        held: [2, 4],
+        held: [4, 4],
         short_block: 256,
         held_block: 512,
         long_block: 256,
@@ -289,7 +289,7 @@ mod tests {
     fn samples_are_shared_by_as_many_warps_as_pay() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
         assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 16, 1));
+        assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 8, 1));
         assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
         assert_eq!(launch(32768, 4096), (Form::Long, 660, 256, 64, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));

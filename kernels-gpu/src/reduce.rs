@@ -21,14 +21,16 @@ cuda_std::shared_array! {
     fn sums_of_warps() -> [f64; 128];
 }
 /// `value` combined over each team of the warp, in every lane. `team` is a power of two up to 32; all lanes of
-/// the warp call it.
+/// the warp call it. Written out: as a loop, it would be one in the middle of every row.
 #[inline(always)]
 fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) -> T) -> T {
-    let mut mask = team / 2;
-    while mask > 0 {
-        value = combine(value, value.shuffle_xor(mask));
-        mask /= 2;
-    }
+    unrolled!(for level in 0..5; {
+        let mask = 16 >> level;
+        let other = value.shuffle_xor(mask);
+        if mask < team {
+            value = combine(value, other);
+        }
+    });
     value
 }
 

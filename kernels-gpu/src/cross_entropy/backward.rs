@@ -17,15 +17,15 @@ use cuda_std::warp::WARP_SIZE;
 pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     let splits = NonZeroU64::from(args.splits);
-    let team = if args.team.get() > WARP_SIZE { Team::of_block() } else { Team::of_warp(args) };
+    let team = if args.team.get() > WARP_SIZE { Team::of_block() } else { Team::of_threads(args) };
     let pieces = args.rows * splits.get();
-    let mut piece = team.first;
+    let mut piece = team.piece(team.first);
     while piece < pieces {
         let (row, split) =
             if splits.get() == 1 { (piece, 0) } else { (piece / splits, (piece % splits) as u32) };
         // SAFETY: the caller's conditions; the row is one of `rows`.
         unsafe {
-            let label = pass.label(pass.class(row, NonZeroU64::MIN));
+            let label = pass.label(pass.class(row));
             let factors = pass.factors_of_saved(row, &label);
             Lanes::new::<MODE, 0>(&pass, row)
                 .gradients::<MODE, true>(&pass, row, split, &label, &factors, team);

@@ -9,109 +9,117 @@ use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{Workspace, block_sums, grid_sums, is_last_block};
 use core::num::NonZeroU64;
-use cuda_std::thread::{block_dim_x, sync_threads, thread_idx_x};
+use cuda_std::thread::{sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, ballot, lane_id, sync_warp, warp_id};
 
 /// The loss, of rows however long: a team is one warp or several, of which each goes its own way until the block has
 /// [`KEPT`] rows to finish.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A team is a power of two of warps, or the block, which has at most 256 threads;
-/// where rows are split, it is the block.
+/// The kernels' conditions ([`super`]). A team is a power of two of warps, in a block of at most 256 threads; `splits` is
+/// 1.
 #[inline(always)]
 pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let splits = NonZeroU64::from(args.splits);
-    let split_up = splits.get() > 1;
-    let team = Team::of_warps(args);
+    let team = Team::of_threads(args);
     Terms::clear();
-    let pieces = args.rows * splits.get();
-    let split = |piece: u64| {
-        if split_up { (piece / splits, (piece % splits) as u32) } else { (piece, 0) }
-    };
-    let mut piece = team.first;
-    // The teams of a block stay together, for its barriers.
-    while piece - u64::from(team.behind) < pieces {
+    let mut first = team.first;
+    while first < args.rows {
         // Lane l finishes row l of the next: whether it counts, and the logit of its class, are on their way while rows
         // are read. A row that does not count is not read, unless its log-sum-exp is asked for.
-        let mine = piece + u64::from(lane_id()) * u64::from(team.teams);
+        let mine = team.piece(first) + u64::from(lane_id()) * u64::from(team.teams);
         let (mut counts, mut logit) = (false, E::Real::ZERO);
-        if mine < pieces {
+        if mine < args.rows {
             // SAFETY: condition 1.
             unsafe {
-                let (row, _) = split(mine);
-                let label = pass.label(pass.class(row, NonZeroU64::MIN));
+                let label = pass.label(pass.class(mine));
                 counts = label.counts || args.saved != 0;
-                if !split_up && team.lane < WARP_SIZE {
-                    logit = pass.logit(row, &label);
+                if team.lane < WARP_SIZE {
+                    logit = pass.logit(mine, &label);
                 }
             }
         }
         let to_be_read = ballot(counts);
         let mut kept = 0;
-        while kept < KEPT && piece - u64::from(team.behind) < pieces {
+        while kept < KEPT && first < args.rows {
             let read = to_be_read >> kept & 1 != 0;
-            let (row, split) = split(piece);
             // SAFETY: the caller's conditions; a row that is not one of `rows` is not to be read.
             unsafe {
-                let lanes = Lanes::new::<MODE, 0>(&pass, row);
-                let stats = lanes.stats_of_warp(&pass, split, read, team);
-                if split_up {
-                    if lane_id() == 0 {
-                        let warps = u64::from(team.threads / WARP_SIZE);
-                        stats.leave(workspace, piece * warps + u64::from(warp_id()));
-                    }
-                } else if Pass::<E, MODE>::DENSE {
+                let lanes = Lanes::new::<MODE, 0>(&pass, team.piece(first));
+                let stats = lanes.stats_of_warp::<MODE, false>(&pass, 0, read, team);
+                if Pass::<E, MODE>::DENSE {
                     KeptStats::keep::<_, true>(kept, stats);
                 } else {
                     KeptStats::keep::<_, false>(kept, stats);
                 }
             }
             kept += 1;
-            piece += u64::from(team.teams);
+            first += u64::from(team.teams);
         }
-        if !split_up {
-            // SAFETY: the caller's conditions; each row is finished once.
-            unsafe { finish_kept(&pass, kept, logit, mine, workspace, team) };
-        }
+        // SAFETY: the caller's conditions; each row is finished once.
+        unsafe { finish_kept(&pass, kept, logit, first, workspace, team) };
     }
+    // SAFETY: the caller's conditions.
+    unsafe { finish_terms(&pass, workspace) };
+}
 
-    if split_up {
-        if !is_last_block() {
-            return;
-        }
-        sync_threads();
-        let mut sums = [0.0; TERMS];
-        let mut row = u64::from(warp_id());
-        while row < args.rows {
-            let warps = splits.get() * u64::from(team.threads / WARP_SIZE);
-            // SAFETY: every warp leaves its own, in order, those of this block have; one warp a row.
-            unsafe {
-                let stats = Stats::take(workspace, row * warps, warps).of_row();
-                if lane_id() == 0 {
-                    let label = pass.label(pass.class(row, NonZeroU64::MIN));
-                    let logit = pass.logit(row, &label);
-                    let terms = pass.finish_row(row, &label, stats, logit, workspace);
-                    unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
-                }
+/// The loss, of rows that are long and few: several blocks share a row.
+///
+/// # Safety
+/// The kernels' conditions ([`super`]). A team is the block.
+#[inline(always)]
+pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
+    let pass = Pass::<E, MODE>::new(args);
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    let splits = NonZeroU64::from(args.splits);
+    let team = Team::of_block();
+    let warps = u64::from(team.threads / WARP_SIZE);
+    let mut piece = team.first;
+    while piece < args.rows * splits.get() {
+        let (row, split) = (piece / splits, (piece % splits) as u32);
+        // SAFETY: the caller's conditions; one warp a part of a piece.
+        unsafe {
+            let read = pass.label(pass.class(row)).counts || args.saved != 0;
+            let lanes = Lanes::new::<MODE, 0>(&pass, row);
+            let stats = lanes.stats_of_warp::<MODE, true>(&pass, split, read, team);
+            if lane_id() == 0 {
+                stats.leave(workspace, piece * warps + u64::from(warp_id()));
             }
-            row += u64::from(block_dim_x() / WARP_SIZE);
         }
-        let sums = block_sums::<f64, false, TERMS>(sums);
-        if thread_idx_x() == 0 {
-            // SAFETY: the last block's first thread.
-            unsafe { finish(&pass, sums, workspace) };
+        piece += u64::from(team.teams);
+    }
+    if !is_last_block() {
+        return;
+    }
+    sync_threads();
+    let mut sums = [0.0; TERMS];
+    let mut row = u64::from(warp_id());
+    while row < args.rows {
+        let parts = splits.get() * warps;
+        // SAFETY: every warp leaves its own, in order, those of this block have; one warp a row.
+        unsafe {
+            let stats = Stats::take(workspace, row * parts, parts).of_row();
+            if lane_id() == 0 {
+                let label = pass.label(pass.class(row));
+                let logit = pass.logit(row, &label);
+                let terms = pass.finish_row(row, &label, stats, logit, workspace);
+                unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
+            }
         }
-    } else {
-        // SAFETY: the caller's conditions.
-        unsafe { finish_terms(&pass, workspace) };
+        row += warps;
+    }
+    let sums = block_sums::<f64, false, TERMS>(sums);
+    if thread_idx_x() == 0 {
+        // SAFETY: the last block's first thread.
+        unsafe { finish(&pass, sums, workspace) };
     }
 }
 
-/// Finishes the rows that the teams of the block have kept, each by a thread of the team's first warp, which has the
-/// `logit` of the class of its `row`.
+/// Finishes the rows that the teams of the block have kept, before those from `first` on: each by a thread of the team's
+/// first warp, which has the `logit` of its class.
 ///
 /// # Safety
 /// The kernels' conditions; a kept row is finished once.
@@ -120,7 +128,7 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     kept: u32,
     logit: E::Real,
-    row: u64,
+    first: u64,
     workspace: Workspace,
     team: Team,
 ) {
@@ -130,6 +138,7 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
     } else {
         sync_threads();
     }
+    let row = team.piece(first) - u64::from(kept - team.lane.min(kept)) * u64::from(team.teams);
     if team.lane < kept && row < pass.args.rows {
         let warps = team.threads / WARP_SIZE;
         // SAFETY: the team's warps have kept it, and met.
@@ -139,7 +148,7 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
             } else {
                 KeptStats::of_row::<_, false>(team.lane, warps)
             };
-            let label = pass.label(pass.class(row, NonZeroU64::MIN));
+            let label = pass.label(pass.class(row));
             Terms::add(pass.finish_row(row, &label, stats, logit, workspace));
         }
     }

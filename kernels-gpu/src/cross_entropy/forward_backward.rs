@@ -9,7 +9,6 @@ use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::Element;
 use crate::reduce::{Workspace, sums_over_blocks};
-use core::num::NonZeroU64;
 use cuda_std::thread::thread_idx_x;
 
 /// Rows that the block holds in registers, at most `HELD` groups of 16 bytes a thread; with none, it reads a row twice.
@@ -35,7 +34,7 @@ pub(crate) unsafe fn forward_backward<E: Element, const MODE: u32, const HELD: u
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let scales = pass.scales(row);
-            let label = pass.label(pass.class(row, NonZeroU64::MIN));
+            let label = pass.label(pass.class(row));
             // Before it is overwritten.
             let logit = pass.logit(row, &label);
             if !label.counts {
@@ -44,7 +43,7 @@ pub(crate) unsafe fn forward_backward<E: Element, const MODE: u32, const HELD: u
             let of_warp = if HELD > 0 {
                 lanes.stats_of_tile::<MODE, false, HELD>(&pass, &held, label.counts, team)
             } else {
-                lanes.stats_of_warp(&pass, 0, label.counts, team)
+                lanes.stats_of_warp::<MODE, false>(&pass, 0, label.counts, team)
             };
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true>(buffer)

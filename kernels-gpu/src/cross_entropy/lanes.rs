@@ -9,6 +9,7 @@ use crate::abi::{Matrix, Target};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::warp_max;
 use crate::row::{Cut, Row, Span};
+use cuda_std::hint::opaque;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::{WARP_SIZE, any, lane_id};
 
@@ -158,11 +159,7 @@ impl<E: Element> Lanes<E> {
         team: Team,
     ) -> Stats<E::Real> {
         let mut stats = Stats::<E::Real>::NONE;
-        let mut greatest = [E::Real::ZERO; N];
-        unrolled!(for k in 0..N; {
-            greatest[k] = E::greatest(tile.x[k]);
-            stats.max = stats.max.max(greatest[k]);
-        });
+        unrolled!(for k in 0..N; { stats.max = stats.max.max(E::greatest(tile.x[k])); });
         if self.cut.has_edges() {
             // SAFETY: the caller's conditions.
             let (_, x, _) = unsafe { self.edge(read, team) };
@@ -173,24 +170,49 @@ impl<E: Element> Lanes<E> {
         unrolled!(for k in 0..N; {
             let span = tile.span(self.cut, k, team);
             // SAFETY: the caller's conditions.
-            unsafe { pass.absorb(&mut stats, span, tile.x[k], tile.t[k], greatest[k]) };
+            unsafe {
+                pass.absorb_all(&mut stats, tile.x[k]);
+                pass.absorb_target(&mut stats, span, tile.x[k], tile.t[k]);
+            }
         });
-        // SAFETY: the caller's conditions.
-        unsafe { self.absorb_edge(pass, &mut stats, read, team) };
-        if Pass::<E, MODE>::DENSE {
+        if read && self.cut.has_edges() {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                let (edge, x, t) = self.edge(true, team);
+                pass.absorb_all(&mut stats, x);
+                pass.absorb_target(&mut stats, edge, x, t);
+            }
+        }
+        stats = if Pass::<E, MODE>::DENSE {
             stats.of_team::<true>(lanes)
         } else {
             stats.of_team::<false>(lanes)
+        };
+        let two = E::Real::ONE + E::Real::ONE;
+        if any(stats.rest < two) {
+            // Of one logit that outdoes all others, the others would be lost beside it.
+            (stats.ties, stats.rest) = (E::Real::ZERO, E::Real::ZERO);
+            // Not to be found out as what was computed before: it would be kept, in more registers than there are.
+            stats.max = E::Real::from_bits64(opaque(stats.max.to_bits64()));
+            unrolled!(for k in 0..N; { pass.absorb(&mut stats, tile.x[k], E::greatest(tile.x[k])); });
+            if read && self.cut.has_edges() {
+                // SAFETY: the caller's conditions.
+                let (_, x, _) = unsafe { self.edge(true, team) };
+                pass.absorb(&mut stats, x, E::greatest(x));
+            }
+            stats.exps_of_team(lanes)
+        } else {
+            Stats { ties: E::Real::ONE, rest: stats.rest - E::Real::ONE, ..stats }
         }
     }
 
-    /// What the warp has of the row: of the team's tiles `split`, `split + splits`, ..., and with the first of its
-    /// edges.
+    /// What the warp has of the row: of all tiles of its team or, with `SPLIT`, of tiles `split`, `split + splits`, ...,
+    /// and with the first of its edges.
     ///
     /// # Safety
     /// The kernels' conditions.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_warp<const MODE: u32>(
+    pub(crate) unsafe fn stats_of_warp<const MODE: u32, const SPLIT: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         split: u32,
@@ -215,10 +237,11 @@ impl<E: Element> Lanes<E> {
             }
             unrolled!(for k in 0..FLIGHT; {
                 let span = tile.span(self.cut, k, team);
+                pass.absorb(&mut stats, tile.x[k], greatest[k]);
                 // SAFETY: as above.
-                unsafe { pass.absorb(&mut stats, span, tile.x[k], tile.t[k], greatest[k]) };
+                unsafe { pass.absorb_target(&mut stats, span, tile.x[k], tile.t[k]) };
             });
-            first += width * pass.args.splits.get();
+            first += if SPLIT { width * pass.args.splits.get() } else { width };
         }
         if split == 0 && team.lane < WARP_SIZE {
             // SAFETY: as above.
@@ -252,7 +275,8 @@ impl<E: Element> Lanes<E> {
             let (edge, x, t) = self.edge(true, team);
             let greatest = E::greatest(x);
             *stats = stats.relative_to(stats.max.max(greatest));
-            pass.absorb(stats, edge, x, t, greatest);
+            pass.absorb(stats, x, greatest);
+            pass.absorb_target(stats, edge, x, t);
         }
     }
 
@@ -339,24 +363,21 @@ impl<E: Element> Lanes<E> {
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// Adds a span's logits, of which `greatest` is the largest, to `stats`, whose largest is no less.
-    ///
-    /// # Safety
-    /// The kernels' condition 1; the span is one of the row's.
+    /// exp(x − m) of 16 bytes of logits.
     #[inline(always)]
-    unsafe fn absorb(
-        &self,
-        stats: &mut Stats<E::Real>,
-        span: Span,
-        x: Vec16,
-        t: Vec16,
-        greatest: E::Real,
-    ) {
+    fn exps(stats: &Stats<E::Real>, x: Vec16) -> [E::Real; MAX_LANES] {
         let center = stats.center();
         let mut exps = [E::Real::ZERO; MAX_LANES];
         unrolled!(for lane in 0..E::LANES as usize; {
             exps[lane] = (E::extract(x, lane as u32).widen() - center).exp_below();
         });
+        exps
+    }
+
+    /// Adds 16 bytes of logits, of which `greatest` is the largest, to `stats`, whose largest is no less.
+    #[inline(always)]
+    fn absorb(&self, stats: &mut Stats<E::Real>, x: Vec16, greatest: E::Real) {
+        let mut exps = Self::exps(stats, x);
         if greatest == stats.max {
             // Seldom: here are some of the row's largest, or the largest so far.
             unrolled!(for lane in 0..E::LANES as usize; {
@@ -368,18 +389,37 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unrolled!(for lane in 0..E::LANES as usize; {
             stats.rest = stats.rest + exps[lane];
         });
-        if Self::DENSE {
-            unrolled!(for lane in 0..E::LANES as usize; {
-                if span.has(lane) {
-                    let t = E::extract(t, lane as u32).widen();
-                    // SAFETY: the caller's conditions.
-                    let share = unsafe { self.share_of(span.first + lane as u32, t) };
-                    let apart = E::extract(x, lane as u32).widen() - center;
-                    stats.dot = share.fma(apart, stats.dot);
-                    stats.weight = stats.weight + share;
-                }
-            });
+    }
+
+    /// Adds 16 bytes of logits to `stats`, to the rest even those that are ties.
+    #[inline(always)]
+    fn absorb_all(&self, stats: &mut Stats<E::Real>, x: Vec16) {
+        let exps = Self::exps(stats, x);
+        unrolled!(for lane in 0..E::LANES as usize; {
+            stats.rest = stats.rest + exps[lane];
+        });
+    }
+
+    /// Adds a span's part of the target to `stats`.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; the span is one of the row's.
+    #[inline(always)]
+    unsafe fn absorb_target(&self, stats: &mut Stats<E::Real>, span: Span, x: Vec16, t: Vec16) {
+        if !Self::DENSE {
+            return;
         }
+        let center = stats.center();
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if span.has(lane) {
+                let t = E::extract(t, lane as u32).widen();
+                // SAFETY: the caller's conditions.
+                let share = unsafe { self.share_of(span.first + lane as u32, t) };
+                let apart = E::extract(x, lane as u32).widen() - center;
+                stats.dot = share.fma(apart, stats.dot);
+                stats.weight = stats.weight + share;
+            }
+        });
     }
 
     /// The gradients of a span. `SAVED` says that the factors have an offset, `GROUP` that the span is a group.

@@ -24,7 +24,7 @@ mod stats;
 mod team;
 
 pub(crate) use backward::backward;
-pub(crate) use forward::forward;
+pub(crate) use forward::{forward, forward_split};
 pub(crate) use forward_backward::forward_backward;
 pub(crate) use label::totals;
 pub(crate) use short::short;
@@ -44,19 +44,20 @@ macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::{CrossEntropyArgs, TotalsArgs};
         use crate::cross_entropy::mode::$mode as MODE;
-        use crate::cross_entropy::{backward, block, forward, forward_backward, resident, short, totals};
+        use crate::cross_entropy::{backward, block, forward, forward_backward, forward_split, resident, resident_short, short, totals};
 
         /// Groups of 16 bytes that a thread of a block that holds a row holds, at most.
         pub const HELD: u32 = $held;
 
-        /// Of a warp that holds rows: fewer, for there are many such warps.
-        pub const HELD_SHORT: u32 = 2;
+        /// Of a warp that holds rows.
+        pub const HELD_SHORT: u32 = $held;
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: short::<E, MODE, false, 2>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
-            FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 7 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, 2>, (CrossEntropyArgs), 256 by resident::<E>(2), 3 barriers;
+            FORWARD_SHORT = forward_short: short::<E, MODE, false, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 6 barriers;
+            FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 8 barriers;
+            FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 3 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (block::<E>(512)) by 1, 3 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;
@@ -69,6 +70,11 @@ pub(crate) use kernels;
 /// Blocks on a multiprocessor: of float64, which takes two registers for one, half as many.
 pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 && blocks > 1 { blocks / 2 } else { blocks }
+}
+
+/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight.
+pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
+    if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) }
 }
 
 /// The most threads of a block: of float64 half as many.

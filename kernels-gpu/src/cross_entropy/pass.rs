@@ -10,7 +10,6 @@ use crate::math::exp_m1_below;
 use crate::reduce::Workspace;
 use crate::row::Row;
 use core::marker::PhantomData;
-use core::num::NonZeroU64;
 use cuda_std::memory::{load, store};
 use cuda_std::thread::thread_idx_x;
 
@@ -137,13 +136,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         weight * keep.fma(t, share)
     }
 
-    /// The class of the row of a piece, if there is one; otherwise one to be ignored.
+    /// The class of a row, if there is such a row; otherwise one to be ignored.
     ///
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
-    pub(crate) unsafe fn class(&self, piece: u64, splits: NonZeroU64) -> i64 {
-        let row = if splits.get() == 1 { piece } else { piece / splits };
+    pub(crate) unsafe fn class(&self, row: u64) -> i64 {
         if MODE == mode::PROBABILITIES || row >= self.args.rows {
             return self.args.target.ignore_index;
         }

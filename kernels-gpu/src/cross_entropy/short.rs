@@ -8,7 +8,6 @@ use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
 use crate::reduce::{Workspace, grid_sums};
-use core::num::NonZeroU64;
 
 /// The row that a thread of a team will finish: a team reads as many rows as it has threads, and finishes all at once.
 struct Kept<R> {
@@ -31,7 +30,7 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let team = Team::of_warp(args);
+    let team = Team::of_threads(args);
     let mut kept = Kept { stats: Stats::NONE, logit: E::Real::ZERO, rows: 0 };
     Terms::clear();
     let mut scales = (E::Real::ZERO, E::Real::ZERO);
@@ -39,17 +38,17 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const
         // SAFETY: condition 1; all rows have one upstream gradient.
         scales = unsafe { pass.scales(0) };
     }
-    let mut row = team.first;
+    let mut first = team.first;
     // SAFETY: condition 1.
-    let mut next = unsafe { pass.class(row, NonZeroU64::MIN) };
-    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has work.
-    while row - u64::from(team.behind) < args.rows {
+    let mut next = unsafe { pass.class(team.piece(first)) };
+    while first < args.rows {
+        let row = team.piece(first);
         let active = row < args.rows;
         // The next row's class is on its way while this row is read.
         let class = next;
         // SAFETY: the caller's conditions; a row that is not active is not touched.
         unsafe {
-            next = pass.class(row + u64::from(team.teams), NonZeroU64::MIN);
+            next = pass.class(row + u64::from(team.teams));
             let label = pass.label(class);
             // A row that does not count is not read, unless its log-sum-exp is asked for.
             let read = active && (label.counts || (!GRADS && args.saved != 0));
@@ -77,14 +76,15 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const
             }
         }
         kept.rows += 1;
-        row += u64::from(team.teams);
-        if kept.rows == team.threads || row - u64::from(team.behind) >= args.rows {
+        first += u64::from(team.teams);
+        if kept.rows == team.threads || first >= args.rows {
             if team.lane < kept.rows {
-                let row = row - u64::from(kept.rows - team.lane) * u64::from(team.teams);
+                let row =
+                    team.piece(first) - u64::from(kept.rows - team.lane) * u64::from(team.teams);
                 if row < args.rows {
                     // SAFETY: the caller's conditions; each row is finished once.
                     unsafe {
-                        let label = pass.label(pass.class(row, NonZeroU64::MIN));
+                        let label = pass.label(pass.class(row));
                         Terms::add(pass.finish_row(row, &label, kept.stats, kept.logit, workspace));
                     }
                 }

@@ -66,11 +66,15 @@ impl<R: Real> Stats<R> {
     #[inline(always)]
     pub(crate) fn of_team<const DENSE: bool>(mut self, team: u32) -> Self {
         if DENSE {
-            [self.ties, self.rest, self.dot, self.weight] =
-                warp_sums([self.ties, self.rest, self.dot, self.weight], team);
-        } else {
-            [self.ties, self.rest] = warp_sums([self.ties, self.rest], team);
+            [self.dot, self.weight] = warp_sums([self.dot, self.weight], team);
         }
+        self.exps_of_team(team)
+    }
+
+    /// [`of_team`](Self::of_team) of what exponentials come to alone.
+    #[inline(always)]
+    pub(crate) fn exps_of_team(mut self, team: u32) -> Self {
+        [self.ties, self.rest] = warp_sums([self.ties, self.rest], team);
         self
     }
 

@@ -7,8 +7,8 @@ use crate::reduction::{BatchMean, DivergenceReduction};
 /// Kernels by form: `[log_input][log_target]`.
 static KERNELS: [[Kernels; 2]; 2] = [
     [
-        pairwise::kernels!(kl_div_prob, 256 threads),
-        pairwise::kernels!(kl_div_prob_log_target, 256 threads),
+        pairwise::kernels!(kl_div_prob, 256 threads, heavy: true),
+        pairwise::kernels!(kl_div_prob_log_target, 256 threads, heavy: true),
     ],
     [pairwise::kernels!(kl_div, 256 threads), pairwise::kernels!(kl_div_log_target, 256 threads)],
 ];

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
-use crate::plan::{self, Pass};
+use crate::plan::{self, Dense, Pass};
 use crate::reduction::Reduction;
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
@@ -65,8 +65,7 @@ impl<'a, T: Float, V: Float> From<&'a mut Tensor<T>> for Grads<'a, T, V> {
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
-    /// Threads of a block of the dense kernels, where there is much to do.
-    pub(crate) threads: u32,
+    pub(crate) dense: Dense,
     pub(crate) forward: Forms,
     pub(crate) backward: Forms,
     pub(crate) forward_backward: Forms,
@@ -81,8 +80,11 @@ pub(crate) struct Forms {
 /// The [`Kernels`] of a loss, by its name in the table.
 macro_rules! kernels {
     ($loss:ident, $threads:literal threads) => {
+        $crate::pairwise::kernels!($loss, $threads threads, heavy: false)
+    };
+    ($loss:ident, $threads:literal threads, heavy: $heavy:literal) => {
         $crate::pairwise::Kernels {
-            threads: $threads,
+            dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
                 rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
@@ -248,10 +250,7 @@ impl<R: Reduction> Pairwise<R> {
         }
         (args.team, args.splits) = (plan.team, plan.splits);
         let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
-            (
-                forms.dense,
-                plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.threads),
-            )
+            (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
         } else {
             (forms.rows, plan.launch)
         };

@@ -34,20 +34,28 @@ pub(crate) enum Pass {
 /// for any.
 const SMALL: usize = 256 << 10;
 
-/// The most threads of all blocks of a pass that sums, and the most blocks of one that does not. Measured on an
-/// H200 (`cargo xtask bench`).
+/// The dense kernels of a loss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Dense {
+    /// Threads of a block where there is much to do.
+    pub(crate) threads: u32,
+    /// Whether the arithmetic takes about as long as the memory: what a thread begins with shows then.
+    pub(crate) heavy: bool,
+}
+
+/// The most threads of all blocks, by pass and whether it is heavy. Measured on an H200 (`cargo xtask bench`).
 #[rustfmt::skip]
-const MOST: [(Pass, usize); 3] = [
-    // A sum wants blocks that live long enough to pay for its end, ...
-    (Pass::Forward,          132 * 64 * 512),
+const MOST: [(Pass, [usize; 2]); 3] = [
+    // A sum wants blocks that live long enough to pay for their end, ...
+    (Pass::Forward,         [132 * 64 * 512,  132 * 64 * 512]),
     // ... writes want blocks that begin in the order of memory, as the hardware starts them.
-    (Pass::ForwardBackward,  132 * 256 * 512),
-    (Pass::Backward,         usize::MAX),
+    (Pass::ForwardBackward, [132 * 256 * 512, 132 * 64 * 512]),
+    (Pass::Backward,        [usize::MAX,      usize::MAX]),
 ];
 
-/// The launch of a dense kernel over `len` elements of `element_bytes` each, by blocks of `threads` where there
-/// is much to do. At least one block, even for nothing: it writes the loss.
-pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, threads: u32) -> Launch {
+/// The launch of a dense kernel over `len` elements of `element_bytes` each. At least one block, even for nothing: it writes the loss.
+pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: Dense) -> Launch {
+    let Dense { threads, heavy } = dense;
     let groups = (len / (16 / element_bytes)).max(1);
     if groups <= SMALL {
         let threads = threads.min(256);
@@ -61,7 +69,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, threads:
     let tiles = groups.div_ceil(threads as usize * flight);
     let &(_, most) =
         MOST.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
-    let mut most = most / threads as usize;
+    let mut most = most[usize::from(heavy)] / threads as usize;
     if pass != Pass::Backward {
         most = most.min(max_blocks(1) as usize);
     }
@@ -231,13 +239,14 @@ pub(crate) fn totals(rows: usize) -> Launch {
 mod tests {
     use super::*;
 
+    const DENSE: Dense = Dense { threads: 512, heavy: false };
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];
 
     #[test]
     fn a_launch_has_a_block_even_for_nothing() {
         for pass in PASSES {
-            assert_eq!(elementwise(pass, 0, 4, 512).blocks, 1);
-            assert_eq!(elementwise(pass, 1, 4, 512).blocks, 1);
+            assert_eq!(elementwise(pass, 0, 4, DENSE).blocks, 1);
+            assert_eq!(elementwise(pass, 1, 4, DENSE).blocks, 1);
         }
     }
 
@@ -246,10 +255,10 @@ mod tests {
         for len in (0..45).map(|power| 1 << power) {
             for element_bytes in [2, 4, 8] {
                 assert!(
-                    elementwise(Pass::Forward, len, element_bytes, 512).blocks <= max_blocks(1)
+                    elementwise(Pass::Forward, len, element_bytes, DENSE).blocks <= max_blocks(1)
                 );
                 assert!(
-                    elementwise(Pass::ForwardBackward, len, element_bytes, 512).blocks
+                    elementwise(Pass::ForwardBackward, len, element_bytes, DENSE).blocks
                         <= max_blocks(1)
                 );
             }
@@ -258,17 +267,17 @@ mod tests {
 
     #[test]
     fn few_elements_go_to_many_multiprocessors() {
-        let launch = elementwise(Pass::Forward, 128 * 1000, 4, 512);
+        let launch = elementwise(Pass::Forward, 128 * 1000, 4, DENSE);
         assert_eq!(launch, Launch { blocks: 125, threads: 256 });
     }
 
     #[test]
     fn many_elements_go_to_long_blocks() {
-        let launch = elementwise(Pass::Forward, 1 << 30, 4, 512);
+        let launch = elementwise(Pass::Forward, 1 << 30, 4, DENSE);
         assert_eq!(launch, Launch { blocks: 8448, threads: 512 });
-        let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4, 512);
+        let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4, DENSE);
         assert_eq!(launch, Launch { blocks: 33792, threads: 512 });
-        let launch = elementwise(Pass::Backward, 1 << 30, 4, 512);
+        let launch = elementwise(Pass::Backward, 1 << 30, 4, DENSE);
         assert_eq!(launch, Launch { blocks: 262_144, threads: 512 });
     }
 

@@ -409,6 +409,32 @@ fn a_row_that_is_nearly_certain() {
     }
 }
 
+/// Of more blocks than one adds up, groups of blocks are: here one block a row.
+#[test]
+fn many_rows_in_a_block_each() {
+    let stream = gpu().stream().unwrap();
+    let (rows, cols) = (1500, 600);
+    let x = uniforms(7, rows * cols);
+    let classes: Vec<i64> = (0..rows as i64).map(|row| row * 31 % cols as i64).collect();
+    let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let expected: f64 = x
+        .chunks(cols)
+        .zip(&classes)
+        .map(|(row, &class)| {
+            let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+            sum.ln() - f64::from(row[class as usize])
+        })
+        .sum();
+    for _ in 0..3 {
+        let (loss, _) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        let mean = f64::from(loss.item().unwrap());
+        assert_relative_eq!(mean, expected / rows as f64, max_relative = 1e-6);
+        let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
+        assert_relative_eq!(f64::from(sum.item().unwrap()), expected, max_relative = 1e-6);
+    }
+}
+
 /// Logits of 1e30 differ by nothing that log Σ exp x could show: only from the largest.
 #[test]
 fn rows_far_from_zero() {

@@ -135,7 +135,7 @@ pub(crate) struct SamplesKernels {
     pub(crate) short_block: u32,
     pub(crate) held_block: u32,
     pub(crate) long_block: u32,
-    /// Blocks of 256 threads of a forward kernel that a multiprocessor has room for.
+    /// Blocks of 256 threads of the kernel for short rows that a multiprocessor has room for.
     pub(crate) resident: u32,
 }
 
@@ -210,13 +210,12 @@ pub(crate) fn samples(
         }
     }
     let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
-    let most = match pass {
-        Pass::Backward => 1 << 24,
-        // As many as find room: what begins, ends and is summed costs as much as a short row. But long rows do better
-        // in the order of memory.
-        Pass::Forward if groups < LONG => 132 * kernels.resident as usize * 256 / threads,
-        Pass::Forward => max_blocks(4) as usize,
-        Pass::ForwardBackward => max_blocks(2) as usize,
+    let most = match (pass, form) {
+        (Pass::Backward, _) => 1 << 24,
+        // As many as find room: what begins and ends a block costs as much as some rows.
+        (Pass::Forward, _) | (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
+        // What reads and writes does better in the order of memory.
+        (Pass::ForwardBackward, _) => max_blocks(2) as usize,
     };
     if splits == 1 {
         blocks = blocks.min(most);
@@ -225,9 +224,6 @@ pub(crate) fn samples(
     let launch = Launch { blocks: blocks as u32, threads: threads as u32 };
     SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
 }
-
-/// Groups of 16 bytes from which on a row is so long that a block for each is best.
-const LONG: usize = 8192;
 
 /// The launch of the kernel that sums the class weights of `rows` targets.
 pub(crate) fn totals(rows: usize) -> Launch {
@@ -301,7 +297,7 @@ mod tests {
         assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 8, 1));
         assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
         assert_eq!(launch(32768, 4096), (Form::Long, 660, 256, 64, 1));
-        assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+        assert_eq!(launch(4096, 50257), (Form::Long, 660, 256, 256, 1));
         assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
         assert_eq!(launch(0, 5), (Form::Short, 1, 256, 2, 1));
     }

@@ -9,6 +9,7 @@
 //!    gradients has at most `abi::max_blocks(2)` blocks, another at most `abi::max_blocks(4)`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
+//! 4. A block of `forward_backward` that holds no row has `kept_groups` times 16 bytes of dynamic shared memory.
 
 use crate::abi::Dtype;
 use crate::element::Element;
@@ -16,6 +17,7 @@ use crate::element::Element;
 mod backward;
 mod forward;
 mod forward_backward;
+mod kept;
 mod label;
 mod lanes;
 mod pass;
@@ -38,13 +40,14 @@ pub(crate) mod mode {
 }
 
 /// The entries for targets of a [`mode`]. `_short` kernels hold rows of at most `$held` groups of 16 bytes a thread in
-/// the registers of a warp, `forward_backward` of at most so many in a block's; `_long` does not hold them.
+/// the registers of a warp, `forward_backward` of at most so many in a block's; `_long` does not, but keeps what it can of
+/// a row in shared memory.
 /// `$resident` blocks of a forward kernel have room on a multiprocessor.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::{CrossEntropyArgs, TotalsArgs};
         use crate::cross_entropy::mode::$mode as MODE;
-        use crate::cross_entropy::{backward, block, forward, forward_backward, resident, short, totals};
+        use crate::cross_entropy::{backward, block, forward, forward_backward, long_block, resident, short, totals};
 
         /// Groups of 16 bytes that a thread holds.
         pub const HELD: u32 = $held;
@@ -55,7 +58,7 @@ macro_rules! kernels {
             FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 7 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, $held>, (CrossEntropyArgs), 256 by resident::<E>(2), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 3 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (block::<E>(512)) by 1, 3 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (long_block::<E>($block)) by 1, 3 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;
             TOTALS = totals: totals::<E>, (TotalsArgs), 512 by 1, 3 barriers;
         }
@@ -66,6 +69,12 @@ pub(crate) use kernels;
 /// Blocks on a multiprocessor: of float64, which takes two registers for one, half as many.
 pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 && blocks > 1 { blocks / 2 } else { blocks }
+}
+
+/// The most threads of a block that holds no row, where one that does has `threads`: of 16 bits fewer than 1024, which
+/// would lack a register or two.
+pub(crate) const fn long_block<E: Element>(threads: u32) -> u32 {
+    if size_of::<E>() == 2 && threads > 896 { 896 } else { block::<E>(threads) }
 }
 
 /// The most threads of a block: of float64 half as many.

@@ -44,16 +44,19 @@ struct Block<'a> {
 }
 
 /// A shared array: what stands for it in the source, its memory (which does not move when another is
-/// added), and for each byte whether it was written.
+/// added, and lies on a 16-byte boundary), and for each byte whether it was written.
 struct Shared {
     key: usize,
-    memory: Box<[u64]>,
+    memory: Box<[u128]>,
     written: Vec<bool>,
 }
 
+/// What stands for the dynamic shared memory: no array of the source's, which have addresses for keys.
+const DYNAMIC: usize = 0;
+
 impl Shared {
     fn range(&self) -> Range {
-        Range { start: self.memory.as_ptr() as usize, len: size_of_val::<[u64]>(&self.memory) }
+        Range { start: self.memory.as_ptr() as usize, len: self.written.len() }
     }
 }
 
@@ -144,12 +147,15 @@ impl Machine for Thread<'_> {
     fn shared_array(&self, key: usize, bytes: usize) -> usize {
         let mut shared = self.block.shared.borrow_mut();
         let at = shared.iter().position(|array| array.key == key).unwrap_or_else(|| {
-            let memory = vec![0; bytes.div_ceil(8)].into_boxed_slice();
-            let written = vec![false; size_of_val::<[u64]>(&memory)];
-            shared.push(Shared { key, memory, written });
+            let memory = vec![0; bytes.div_ceil(16)].into_boxed_slice();
+            shared.push(Shared { key, memory, written: vec![false; bytes] });
             shared.len() - 1
         });
         shared[at].memory.as_mut_ptr() as usize
+    }
+
+    fn dynamic_shared_memory(&self) -> usize {
+        self.shared_array(DYNAMIC, self.block.launch.shared_bytes as usize)
     }
 
     fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place) {
@@ -198,6 +204,14 @@ impl Machine for Thread<'_> {
             self.fault(ILLEGAL_ADDRESS, what, place);
         };
         let offset = address - array.range().start;
+        if !address.is_multiple_of(bytes) {
+            drop(arrays);
+            let verb = verb(access);
+            let what = format!(
+                "{verb} {bytes} bytes of shared memory, from byte {offset} of an array, not aligned"
+            );
+            self.fault(MISALIGNED_ADDRESS, what, place);
+        }
         let written = &mut array.written[offset..offset + bytes];
         match access {
             Access::Store => written.fill(true),

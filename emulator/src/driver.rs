@@ -11,6 +11,7 @@ use crate::objects::{
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -20,6 +21,10 @@ const DEVICES: i32 = 2;
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 const MULTIPROCESSORS: i32 = 132;
 const MEMORY: usize = 1 << 40;
+/// Shared memory of a block, and what a kernel may have for which more is asked; less on the second device, so that
+/// results can be held against each other.
+const SHARED: u32 = 48 << 10;
+const SHARED_OPTIN: [u32; DEVICES as usize] = [227 << 10, 99 << 10];
 /// CUDA 13.0, and its version of PTX.
 const VERSION: c_int = 13000;
 const NEWEST_PTX: f64 = 9.0;
@@ -35,6 +40,10 @@ const UNSUPPORTED_PTX_VERSION: u32 = 222;
 const INVALID_HANDLE: u32 = 400;
 const NOT_FOUND: u32 = 500;
 const CAPTURE_UNSUPPORTED: u32 = 900;
+
+/// Numbers of `CUfunction_attribute`.
+const SHARED_SIZE_BYTES: c_int = 1;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 
 type Result = std::result::Result<(), u32>;
 
@@ -166,6 +175,17 @@ unsafe fn log(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, text:
     }
 }
 
+/// The shared arrays that a module's text declares, without those of dynamic size, and their bytes.
+fn shared_arrays(text: &str) -> Vec<(&str, u32)> {
+    let declarations = text.lines().filter_map(|line| line.strip_prefix(".shared .align 16 .b64 "));
+    declarations
+        .filter_map(|declaration| {
+            let (name, len) = declaration.split_once('[')?;
+            Some((name, 8 * len.strip_suffix("];")?.parse::<u32>().ok()?))
+        })
+        .collect()
+}
+
 macro_rules! driver {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)+) => {
         $(
@@ -254,6 +274,7 @@ mod calls {
                 16 => MULTIPROCESSORS,
                 75 => COMPUTE_CAPABILITY.0,
                 76 => COMPUTE_CAPABILITY.1,
+                97 => SHARED_OPTIN[device as usize] as i32, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
                 115 => 0,                   // MEMORY_POOLS_SUPPORTED
                 _ => return Err(INVALID_VALUE),
             };
@@ -446,11 +467,16 @@ mod calls {
                 unsafe { log(options, names, values, &format!("Unsupported .version {version}; current version is '{NEWEST_PTX:.1}'")) };
                 return Err(UNSUPPORTED_PTX_VERSION);
             }
+            let arrays = shared_arrays(text);
             let entries = text
-                .lines()
-                .filter_map(|line| line.strip_prefix(".visible .entry "))
-                .map(|rest| rest.trim_end_matches('('))
-                .map(|name| kernels_gpu::find(name).ok_or(INVALID_PTX))
+                .split(".visible .entry ")
+                .skip(1)
+                .map(|entry| {
+                    let name = entry.split('(').next().unwrap_or_default();
+                    let bytes = |&(array, bytes)| if entry.contains(array) { bytes } else { 0 };
+                    let static_shared = arrays.iter().map(bytes).sum();
+                    Ok((kernels_gpu::find(name).ok_or(INVALID_PTX)?, static_shared))
+                })
                 .collect::<std::result::Result<Vec<_>, u32>>()?;
             if entries.is_empty() {
                 return Err(INVALID_PTX);
@@ -465,8 +491,31 @@ mod calls {
         fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
             let module = MODULES.get(module).ok_or(INVALID_HANDLE)?;
             let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
-            let entry = module.entries.iter().find(|entry| entry.name == name).ok_or(NOT_FOUND)?;
-            unsafe { put(function, FUNCTIONS.add(Function { entry })) }
+            let found = module.entries.iter().find(|(entry, _)| entry.name == name);
+            let &(entry, static_shared) = found.ok_or(NOT_FOUND)?;
+            let max_dynamic_shared = AtomicU32::new(SHARED - static_shared);
+            unsafe { put(function, FUNCTIONS.add(Function { entry, static_shared, max_dynamic_shared })) }
+        }
+
+        fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: usize) {
+            let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
+            let number = match attribute {
+                SHARED_SIZE_BYTES => function.static_shared,
+                MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_dynamic_shared.load(Ordering::Relaxed),
+                _ => return Err(INVALID_VALUE),
+            };
+            unsafe { put(value, number as c_int) }
+        }
+
+        fn cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int) {
+            let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
+            let bytes = u32::try_from(value).map_err(|_| INVALID_VALUE)?;
+            let most = SHARED_OPTIN[current_device()? as usize] - function.static_shared;
+            if attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || bytes > most {
+                return Err(INVALID_VALUE);
+            }
+            function.max_dynamic_shared.store(bytes, Ordering::Relaxed);
+            Ok(())
         }
 
         fn cuLaunchKernel(
@@ -482,10 +531,12 @@ mod calls {
             params: *mut *mut c_void,
             _extra: *mut *mut c_void,
         ) {
-            let entry = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?.entry;
+            let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
+            let entry = function.entry;
             let one_dimensional = (grid_y, grid_z, block_y, block_z) == (1, 1, 1, 1);
             let fits = block_x <= entry.block && block_x.is_multiple_of(32);
-            if grid_x == 0 || !fits || !one_dimensional || shared_bytes != 0 {
+            let has_room = shared_bytes <= function.max_dynamic_shared.load(Ordering::Relaxed);
+            if grid_x == 0 || !fits || !one_dimensional || !has_room {
                 return Err(INVALID_VALUE);
             }
             if params.is_null() {
@@ -494,7 +545,7 @@ mod calls {
             let args = unsafe {
                 std::slice::from_raw_parts((*params).cast::<u8>(), entry.args_size).to_vec()
             };
-            let launch = Launch { entry, grid: grid_x, block: block_x, args };
+            let launch = Launch { entry, grid: grid_x, block: block_x, shared_bytes, args };
             stream(handle)?.queue(Operation::Launch(launch));
             Ok(())
         }

@@ -16,6 +16,8 @@ pub(crate) struct Launch {
     pub(crate) entry: &'static Entry,
     pub(crate) grid: u32,
     pub(crate) block: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub(crate) shared_bytes: u32,
     pub(crate) args: Vec<u8>,
 }
 

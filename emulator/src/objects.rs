@@ -5,7 +5,7 @@ use crate::launch::Launch;
 use crate::memory;
 use kernels_gpu::Entry;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -45,12 +45,17 @@ pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
 
 /// A loaded PTX text.
 pub(crate) struct Module {
-    pub(crate) entries: Vec<&'static Entry>,
+    /// With the bytes of the shared arrays that it names.
+    pub(crate) entries: Vec<(&'static Entry, u32)>,
 }
 
 /// An entry of a loaded module.
 pub(crate) struct Function {
     pub(crate) entry: &'static Entry,
+    /// Bytes of the shared arrays that it names.
+    pub(crate) static_shared: u32,
+    /// The most bytes of dynamic shared memory that a launch may ask for.
+    pub(crate) max_dynamic_shared: AtomicU32,
 }
 
 /// What can be queued on a stream, or recorded into a graph.

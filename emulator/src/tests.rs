@@ -3,7 +3,7 @@
 use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::memory;
-use cuda_std::memory::{load, store};
+use cuda_std::memory::{Vec16, load, store};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::WarpShuffleValue;
 use kernels_gpu::Entry;
@@ -11,6 +11,11 @@ use kernels_gpu::abi::Dtype;
 
 cuda_std::shared_array! {
     fn scratch() -> [u64; 64];
+}
+
+cuda_std::shared_array! {
+    /// 16 bytes a thread.
+    fn rest() -> [Vec16];
 }
 
 /// Runs a kernel of one argument, an address.
@@ -25,7 +30,8 @@ fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fa
         args_size: 8,
         run: kernel,
     }));
-    Launch { entry, grid, block: 64, args: address.to_ne_bytes().to_vec() }.run()
+    let args = address.to_ne_bytes().to_vec();
+    Launch { entry, grid, block: 64, shared_bytes: 64 * 16, args }.run()
 }
 
 /// The kernel's argument.
@@ -178,6 +184,31 @@ fn an_index_behind_a_shared_array() {
         700,
         &["thread 0: writes 8 bytes outside the block's shared arrays"],
     );
+}
+
+#[test]
+fn dynamic_shared_memory() {
+    unsafe fn writes(_: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: as the machine allows, but for the last thread of the second block.
+        unsafe {
+            rest().set(own, Vec16([own; 4]));
+            sync_threads();
+            assert_eq!(rest().get(63 - own), Vec16([63 - own; 4]));
+            if own == 63 && block_idx_x() == 1 {
+                rest().set(own + 1, Vec16([0; 4]));
+            }
+        }
+    }
+    unsafe fn reads(_: *const u8) {
+        // SAFETY: the machine refuses it.
+        unsafe { rest().get(thread_idx_x()) };
+    }
+    run(writes, 1, 0).unwrap();
+    let what = "block 1, thread 63: writes 16 bytes outside the block's shared arrays";
+    assert_report(run(writes, 2, 0), 700, &[what]);
+    let what = "thread 0: reads 16 bytes of shared memory, from byte 0 of an array, that nothing";
+    assert_report(run(reads, 1, 0), 719, &[what]);
 }
 
 #[test]

@@ -26,5 +26,7 @@ pub unsafe fn launch(
     let entry =
         kernels_gpu::find(name).ok_or(Error::MissingKernel { name, module: "ceiling_f32" })?;
     // SAFETY: the caller's conditions; no kernel of the family needs more than a block of 1024.
-    unsafe { launch_entry(stream, entry, Launch { blocks: grid, threads: block }, args) }
+    unsafe {
+        launch_entry(stream, entry, Launch { blocks: grid, threads: block, shared_bytes: 0 }, args)
+    }
 }

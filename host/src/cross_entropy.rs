@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
 use crate::pairwise::Grads;
-use crate::plan::{self, Pass, SamplesKernels};
+use crate::plan::{self, Form, Pass, RowsLaunch, SamplesKernels};
 use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
@@ -515,6 +515,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             team: NonZeroU32::MIN,
             splits: NonZeroU32::MIN,
             upstream_stride: 0,
+            kept_groups: 0,
             loss: 0,
             fault: 0,
             workspace: scratch.address,
@@ -665,13 +666,21 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         };
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);
-            let (team, splits) = (plan.rows.team, plan.rows.splits);
-            let args = CrossEntropyArgs { team, splits, ..*args };
+            let RowsLaunch { launch: mut shape, team, splits } = plan.rows;
+            let mut args = CrossEntropyArgs { team, splits, ..*args };
+            if (pass, plan.form) == (Pass::ForwardBackward, Form::Long)
+                && let Some(entry) = family.entry(T::DTYPE)
+            {
+                let room = stream.gpu().dynamic_shared(entry)?;
+                args.kept_groups = plan::kept_groups(cols, size_of::<T>(), room);
+                shape.shared_bytes = args.kept_groups * 16;
+            }
             // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
             // what is written overlaps nothing else but, in place, the input that it is the gradient of; the plan
-            // has no more partial sums than the workspace has room for, and a team holds what it is to hold; that
-            // the memory is there until the work is done is the views' condition, or the tensors' doing.
-            unsafe { launch(stream, family, T::DTYPE, plan.rows.launch, &args, reads, writes) }
+            // has no more partial sums than the workspace has room for, a team holds what it is to hold, and a
+            // block has shared memory for what it is to keep; that the memory is there until the work is done is the
+            // views' condition, or the tensors' doing.
+            unsafe { launch(stream, family, T::DTYPE, shape, &args, reads, writes) }
         };
         if pass != Pass::ForwardBackward {
             return queue(pass, args);

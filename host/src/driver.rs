@@ -143,6 +143,7 @@ driver_functions! {
         name: *const c_char,
     );
     fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
+    fn cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
     fn cuFuncSetCacheConfig(function: CUfunction, config: CUfunc_cache);
     fn cuFuncSetSharedMemConfig(function: CUfunction, config: CUsharedconfig);
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(

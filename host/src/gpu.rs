@@ -30,10 +30,14 @@ struct Inner {
     capability: u32,
     driver_version: i32,
     emulated: bool,
+    /// Bytes of shared memory that a block can have.
+    shared_bytes: u32,
     /// Loaded modules, for the time they are loaded in.
     modules: Mutex<HashMap<&'static str, Module>>,
     /// Kernels by the address of their line in the table.
     functions: RwLock<HashMap<usize, Function>>,
+    /// The bytes of dynamic shared memory of those that were asked for them, by the same key.
+    dynamic_shared: Mutex<HashMap<usize, u32>>,
     /// The stream of synchronous copies, while anything is using it.
     transfers: Mutex<Weak<StreamInner>>,
 }
@@ -92,6 +96,13 @@ impl Gpu {
             let (expected, got) = (version(oldest), version(capability));
             return Err(Error::UnsupportedDevice { device: name, expected, got });
         }
+        let mut shared_bytes = 0;
+        // One that cust does not name.
+        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: writes a number to the pointer it is given.
+        check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut shared_bytes, most, device.as_raw())
+        })?;
         let mut driver_version = 0;
         // SAFETY: writes the version to the pointer it is given.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
@@ -105,6 +116,8 @@ impl Gpu {
                 capability,
                 driver_version,
                 emulated,
+                shared_bytes: shared_bytes as u32,
+                dynamic_shared: Mutex::default(),
                 modules: Mutex::default(),
                 functions: RwLock::default(),
                 transfers: Mutex::default(),
@@ -193,6 +206,31 @@ impl Gpu {
         let function = Function(function);
         self.inner.functions.write().unwrap_or_else(PoisonError::into_inner).insert(key, function);
         Ok(function)
+    }
+
+    /// The most bytes of dynamic shared memory that a block of this kernel can have, which its launches may ask for
+    /// from now on.
+    pub(crate) fn dynamic_shared(&self, entry: &'static Entry) -> Result<u32> {
+        let key = std::ptr::from_ref(entry) as usize;
+        let mut known = self.inner.dynamic_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&bytes) = known.get(&key) {
+            return Ok(bytes);
+        }
+        let _current = self.bind()?;
+        let (function, mut of_arrays) = (self.function(entry)?, 0);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        // SAFETY: the kernel is loaded; the driver writes a number to the pointer it is given.
+        check("cuFuncGetAttribute", unsafe {
+            sys::cuFuncGetAttribute(&mut of_arrays, attribute, function.0)
+        })?;
+        let bytes = self.inner.shared_bytes.saturating_sub(of_arrays as u32);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: as above; no more than the device has.
+        check("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(function.0, attribute, bytes as i32)
+        })?;
+        known.insert(key, bytes);
+        Ok(bytes)
     }
 
     /// The PTX of the module of `entry` for this device.
@@ -321,6 +359,23 @@ mod tests {
             error.to_string(),
             "no kernel mse_sideways_f32; the library holds mse_f32 without it"
         );
+    }
+
+    #[test]
+    fn a_launch_with_more_shared_memory_than_a_block_can_have_is_refused() {
+        use kernels_gpu::abi::{CrossEntropyArgs, Dtype};
+        let gpu = gpu();
+        let stream = gpu.stream().unwrap();
+        let family = &kernels_gpu::kernels::cross_entropy::FORWARD_BACKWARD_LONG;
+        let entry = family.entry(Dtype::F32).unwrap();
+        let args = std::mem::MaybeUninit::<CrossEntropyArgs>::zeroed();
+        let room = gpu.dynamic_shared(entry).unwrap();
+        assert!(room >= 48 << 10 && gpu.dynamic_shared(entry).unwrap() == room);
+        let shape = crate::plan::Launch { blocks: 1, threads: 32, shared_bytes: room + 16 };
+        // SAFETY: the launch is refused: the kernel does not run.
+        let result = unsafe { crate::launch::launch_entry(&stream, entry, shape, &args) };
+        let error = result.err().unwrap().to_string();
+        assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
             shape.threads,
             1,
             1,
-            0,
+            shape.shared_bytes,
             stream.handle(),
             params.as_mut_ptr(),
             std::ptr::null_mut(),

@@ -9,6 +9,8 @@ use std::num::NonZeroU32;
 pub(crate) struct Launch {
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub(crate) shared_bytes: u32,
 }
 
 /// How the kernels for rows share the work; see [`PairwiseArgs`](kernels_gpu::abi::PairwiseArgs).
@@ -59,7 +61,8 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     let groups = (len / (16 / element_bytes)).max(1);
     if groups <= SMALL {
         let threads = threads.min(256);
-        return Launch { blocks: groups.div_ceil(threads as usize) as u32, threads };
+        let blocks = groups.div_ceil(threads as usize) as u32;
+        return Launch { blocks, threads, shared_bytes: 0 };
     }
     // What sums and writes elements of 16 bits needs so many registers that only short blocks overlap.
     let short = pass == Pass::ForwardBackward && element_bytes == 2;
@@ -73,7 +76,8 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     if pass != Pass::Backward {
         most = most.min(max_blocks(1) as usize);
     }
-    Launch { blocks: tiles.min(most).min(i32::MAX as usize) as u32, threads }
+    let blocks = tiles.min(most).min(i32::MAX as usize) as u32;
+    Launch { blocks, threads, shared_bytes: 0 }
 }
 
 /// Blocks that keep every multiprocessor busy: fewer rows than that are split.
@@ -102,7 +106,7 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
     let most = if kind == reduction::SCALAR { 132 * 64 } else { i32::MAX as usize };
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     RowsLaunch {
-        launch: Launch { blocks: blocks.min(most) as u32, threads: ROWS_BLOCK },
+        launch: Launch { blocks: blocks.min(most) as u32, threads: ROWS_BLOCK, shared_bytes: 0 },
         team: number(team),
         splits: number(splits),
     }
@@ -197,7 +201,9 @@ pub(crate) fn samples(
             ((warps * teams).min(most / 32) * 32, warps * 32)
         }
         _ => {
-            let threads = of_block.next_multiple_of(32).min(most);
+            let keeps = form == Form::Long && pass == Pass::ForwardBackward;
+            let wanted = if keeps { groups.div_ceil(KEPT) } else { of_block };
+            let threads = wanted.next_multiple_of(32).min(most);
             (threads, threads)
         }
     };
@@ -221,14 +227,27 @@ pub(crate) fn samples(
         blocks = blocks.min(most);
     }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    let launch = Launch { blocks: blocks as u32, threads: threads as u32 };
+    let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes: 0 };
     SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
+}
+
+/// Groups of 16 bytes of a row for each thread of a block that keeps it in shared memory: 1024 threads have room for
+/// as many on an H200, and so have two blocks of half as many.
+const KEPT: usize = 13;
+
+/// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory. How much a device has
+/// does not change in what order a row is summed: whoever keeps a group reads it at the same turn.
+pub(crate) fn kept_groups(cols: usize, element_bytes: usize, shared_bytes: u32) -> u32 {
+    // A row has no more groups, however it lies.
+    let groups = cols / (16 / element_bytes);
+    groups.min(shared_bytes as usize / 16) as u32
 }
 
 /// The launch of the kernel that sums the class weights of `rows` targets.
 pub(crate) fn totals(rows: usize) -> Launch {
     // Targets are loaded one after the other: a few in each thread are fastest.
-    Launch { blocks: rows.div_ceil(256 * 2).clamp(1, 132 * 4) as u32, threads: 256 }
+    let blocks = rows.div_ceil(256 * 2).clamp(1, 132 * 4) as u32;
+    Launch { blocks, threads: 256, shared_bytes: 0 }
 }
 
 #[cfg(test)]
@@ -264,17 +283,17 @@ mod tests {
     #[test]
     fn few_elements_go_to_many_multiprocessors() {
         let launch = elementwise(Pass::Forward, 128 * 1000, 4, DENSE);
-        assert_eq!(launch, Launch { blocks: 125, threads: 256 });
+        assert_eq!((launch.blocks, launch.threads), (125, 256));
     }
 
     #[test]
     fn many_elements_go_to_long_blocks() {
         let launch = elementwise(Pass::Forward, 1 << 30, 4, DENSE);
-        assert_eq!(launch, Launch { blocks: 8448, threads: 512 });
+        assert_eq!((launch.blocks, launch.threads), (8448, 512));
         let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4, DENSE);
-        assert_eq!(launch, Launch { blocks: 33792, threads: 512 });
+        assert_eq!((launch.blocks, launch.threads), (33792, 512));
         let launch = elementwise(Pass::Backward, 1 << 30, 4, DENSE);
-        assert_eq!(launch, Launch { blocks: 262_144, threads: 512 });
+        assert_eq!((launch.blocks, launch.threads), (262_144, 512));
     }
 
     const KERNELS: SamplesKernels = SamplesKernels {
@@ -307,7 +326,16 @@ mod tests {
         let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
         assert_eq!(launch(32768, 4096), (Form::Held, 32768, 256, 256, 1));
         assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
-        assert_eq!(launch(8192, 8193), (Form::Long, 8192, 256, 256, 1));
+        assert_eq!(launch(8192, 8193), (Form::Long, 8192, 160, 160, 1));
+        assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+    }
+
+    #[test]
+    fn a_block_keeps_no_more_than_a_row_or_its_shared_memory() {
+        assert_eq!(kept_groups(50_257, 4, 228_848), 12_564);
+        assert_eq!(kept_groups(128_256, 2, 228_848), 14_303);
+        assert_eq!(kept_groups(3, 4, 228_848), 0);
+        assert_eq!(kept_groups(128_256, 2, 15), 0);
     }
 
     #[test]

@@ -188,6 +188,10 @@ pub struct CrossEntropyArgs {
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,
+    /// Groups of 16 bytes of a row's logits, its first, that a block keeps in its dynamic shared memory from the
+    /// sums to the gradients, where it does not hold the row in registers. The others it reads twice. The results
+    /// do not depend on it.
+    pub kept_groups: u32,
     /// One value, or one a row.
     pub loss: u64,
     /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.

@@ -4,7 +4,7 @@
 use approx::assert_relative_eq;
 use fused_loss::reduction::{None as PerSample, SampleReduction};
 use fused_loss::{
-    CrossEntropy, Error, Grads, Loss, Mean, Mse, Saved, Sum, Targets, Tensor, Workspace,
+    CrossEntropy, Error, Gpu, Grads, Loss, Mean, Mse, Saved, Sum, Targets, Tensor, Workspace,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -383,6 +383,68 @@ proptest! {
         check_reductions::<f16>(&case);
         check_reductions::<bf16>(&case);
     }
+}
+
+/// Rows too long for a block's registers, so many that each is a block's: a block keeps in shared memory all of the
+/// first kind's and a part of the second's; of the other device of the emulator a part of both. Only three count.
+#[test]
+fn rows_that_a_block_keeps_in_shared_memory() {
+    fn check<T: Number>(cols: usize)
+    where
+        T::Loss: Number,
+    {
+        let (rows, counting) = (257, [0, 7, 256]);
+        let mut x = vec![T::round(f64::NAN); rows * cols];
+        for row in counting {
+            x[row * cols..][..cols].copy_from_slice(&draw::<T>(row as u64, cols, 6.0));
+        }
+        let mut classes = vec![-100_i64; rows];
+        // In the head or the first group, in what is kept of a row or not, in its tail.
+        (classes[0], classes[7], classes[256]) = (1, cols as i64 / 2, cols as i64 - 1);
+        let ones = vec![1.0; cols];
+        let options = Options { weight: &ones, label_smoothing: 0.0, z_loss: 0.0 };
+        let expected = counting.map(|index| {
+            let x = wide(&x[index * cols..][..cols]);
+            row(&x, Target::Class(classes[index] as usize), options)
+        });
+        let loss: f64 = expected.iter().map(|row| row.loss).sum::<f64>() / 3.0;
+        let mut bits = Vec::new();
+        let other = if gpu().is_emulated() { Some(Gpu::emulated(1).unwrap()) } else { None };
+        for gpu in [Some(gpu().clone()), other].into_iter().flatten() {
+            let (stream, mut workspace) = (gpu.stream().unwrap(), Workspace::new(&gpu).unwrap());
+            let mut input = Tensor::from_slice(&gpu, [rows, cols], &x).unwrap();
+            let target = Tensor::from_slice(&gpu, [rows], &classes).unwrap();
+            let mean = CrossEntropy::mean();
+            let (got, gradient) = mean.forward_backward(&input, &target, &stream).unwrap();
+            let got = got.item().unwrap();
+            assert_relative_eq!(got.wide(), loss, max_relative = T::Loss::LOSS);
+            let gradient = gradient.to_vec().unwrap();
+            for (index, of_row) in gradient.chunks(cols).enumerate() {
+                let Some(at) = counting.iter().position(|&counts| counts == index) else {
+                    assert!(of_row.iter().all(|by| by.wide() == 0.0), "row {index}");
+                    continue;
+                };
+                let expected = expected[at].by_input.iter().map(|by| by / 3.0);
+                let largest = expected.clone().fold(0.0_f64, |largest, by| largest.max(by.abs()));
+                for (col, (got, expected)) in of_row.iter().zip(expected).enumerate() {
+                    let off = (got.wide() - expected).abs();
+                    let allowed = T::allowed(expected, largest, 1.0 / 3.0);
+                    assert!(off <= allowed, "row {index}, {col}: expected {expected}, got {got:?}");
+                }
+            }
+            let mut loss = Loss::zeros(&gpu, []).unwrap();
+            mean.forward_backward_in_place(&mut input, &target, &mut loss, &mut workspace, &stream)
+                .unwrap();
+            assert_eq!(loss.item().unwrap().wide().to_bits(), got.wide().to_bits(), "in place");
+            let to_bits = |by: &[T]| by.iter().map(|by| by.wide().to_bits()).collect::<Vec<_>>();
+            let gradient = to_bits(&gradient);
+            assert!(to_bits(&input.to_vec().unwrap()) == gradient, "in place");
+            bits.push((got.wide().to_bits(), gradient));
+        }
+        assert!(bits.iter().all(|bits_of| *bits_of == bits[0]), "another device, other bits");
+    }
+    check::<f32>(57_213);
+    check::<bf16>(128_255);
 }
 
 /// A loss of one in a million is as accurate as one of ten: what the others' probabilities add up to is not lost

@@ -4,7 +4,7 @@
 use crate::cuda_builder::{self, ARCHS, Compiler, PTX_VERSION};
 use crate::ptx::header::Header;
 use crate::ptx::{self, Program};
-use crate::sources::{Sources, sha256};
+use crate::sources::{SharedArray, Sources, sha256};
 use crate::{flags, ptxas};
 use anyhow::{Context, Result, bail};
 use kernels_gpu::Entry;
@@ -142,7 +142,7 @@ pub(crate) fn check(
 struct Task<'a> {
     sh: &'a Shell,
     sources: Sources,
-    shared_arrays: Vec<String>,
+    shared_arrays: Vec<SharedArray>,
     /// The kernel table, by module.
     modules: BTreeMap<&'static str, Vec<&'static Entry>>,
 }

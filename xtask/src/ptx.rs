@@ -301,6 +301,7 @@ pub(crate) mod tests {
 
 .shared .align 16 .b64 warp_sums[32];
 .shared .align 16 .b64 unused[1];
+.extern .shared .align 16 .b8 rest[];
 .global .align 4 .b8 digits[4] = {48, 49, 50, 51};
 .func  (.param .b64 func_retval0) helper
 (
@@ -339,6 +340,7 @@ $L__BB1_10:
 )
 {
 	mov.u64 %rd1, digits;
+	mov.u64 %rd2, rest;
 $L__BB2_1:
 	ret;
 }
@@ -366,6 +368,7 @@ $L__BB2_1:
             [
                 (Kind::Variable, "warp_sums"),
                 (Kind::Variable, "unused"),
+                (Kind::Variable, "rest"),
                 (Kind::Variable, "digits"),
                 (Kind::Func, "helper"),
                 (Kind::Entry, "mse_backward_f32"),
@@ -374,9 +377,10 @@ $L__BB2_1:
                 (Kind::Entry, "mse_backward_f64"),
             ]
         );
-        let digits = &program.items[2].text;
+        assert_eq!(program.items[2].text, ".extern .shared .align 16 .b8 rest[];");
+        let digits = &program.items[3].text;
         assert_eq!(digits, ".global .align 4 .b8 digits[4] = {48, 49, 50, 51};");
-        assert!(program.items[4].text.ends_with("ret;\n\n}"));
+        assert!(program.items[5].text.ends_with("ret;\n\n}"));
     }
 
     #[test]
@@ -402,7 +406,8 @@ $L__BB2_1:
             reach("mse_forward_f32"),
             [
                 (Kind::Variable, "warp_sums"),
-                (Kind::Variable, "digits"), // through `helper`
+                (Kind::Variable, "rest"), // through `helper`
+                (Kind::Variable, "digits"),
                 (Kind::Func, "helper"),
                 (Kind::Entry, "mse_forward_f32"),
                 (Kind::Func, "helper"),
@@ -423,13 +428,16 @@ $L__BB2_1:
              .minnctapersm 1\n.maxntid 256, 1, 1\n{\n\tret;\n}\n"
         );
         let module = program.module(&[&forward]).unwrap();
-        assert!(module.contains("[32];\n.global"), "{module}");
+        assert!(
+            module.contains("[32];\n.extern .shared .align 16 .b8 rest[];\n.global"),
+            "{module}"
+        );
         assert!(module.contains("};\n\n.func"), "{module}");
         assert!(module.contains("bra.uni \t$L__BB1_10;"), "{module}");
         assert!(module.contains("$L__BB2_1:"), "{module}");
         // What is split once stays as it is.
         let again = Program::parse(&module).unwrap();
-        assert_eq!(again.items.len(), 5);
+        assert_eq!(again.items.len(), 6);
     }
 
     #[test]

@@ -33,8 +33,8 @@ impl Sources {
         hex(&hash.finalize())
     }
 
-    /// The names of the arrays that `shared_array!` declares.
-    pub(crate) fn shared_arrays(&self) -> Vec<String> {
+    /// The arrays that `shared_array!` declares.
+    pub(crate) fn shared_arrays(&self) -> Vec<SharedArray> {
         self.0
             .iter()
             .flat_map(|(_, contents)| shared_arrays(&String::from_utf8_lossy(contents)))
@@ -68,7 +68,15 @@ fn collect(dir: &Path, prefix: &str, files: &mut Vec<(String, Vec<u8>)>) -> Resu
     Ok(())
 }
 
-fn shared_arrays(source: &str) -> Vec<String> {
+/// An array in shared memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct SharedArray {
+    pub(crate) name: String,
+    /// Whether the launch says how long it is.
+    pub(crate) dynamic: bool,
+}
+
+fn shared_arrays(source: &str) -> Vec<SharedArray> {
     let code: String = source
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"))
@@ -77,8 +85,9 @@ fn shared_arrays(source: &str) -> Vec<String> {
     code.split("shared_array! {")
         .skip(1)
         .filter_map(|declaration| {
-            let (_, name) = declaration.split_once("fn ")?;
-            Some(name.split_once('(')?.0.to_owned())
+            let (name, array) = declaration.split_once("fn ")?.1.split_once("() -> [")?;
+            let dynamic = !array.split_once(']')?.0.contains(';');
+            Some(SharedArray { name: name.to_owned(), dynamic })
         })
         .collect()
 }
@@ -124,8 +133,11 @@ mod tests {
             }
             shared_array! { pub fn flag() -> [u64; 1]; }
             fn other() {}
+            shared_array! { fn rest() -> [Vec16]; }
         ";
-        assert_eq!(shared_arrays(source), ["warp_sums", "flag"]);
+        let array = |name: &str, dynamic| SharedArray { name: name.to_owned(), dynamic };
+        let expected = [array("warp_sums", false), array("flag", false), array("rest", true)];
+        assert_eq!(shared_arrays(source), expected);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub trait Machine {
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32;
     /// The address of the block's shared array that `key` stands for.
     fn shared_array(&self, key: usize, bytes: usize) -> usize;
+    /// The address of the block's dynamic shared memory.
+    fn dynamic_shared_memory(&self) -> usize;
     /// Does not return if the access to global memory is not allowed.
     fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place);
     /// Does not return if the access to shared memory is not allowed.
@@ -93,6 +95,11 @@ pub fn shared_array<T: Word>(key: usize, len: u32) -> SharedArray<T> {
     SharedArray::new(start as *mut T)
 }
 
+#[doc(hidden)]
+pub fn dynamic_shared_array() -> SharedArray<Vec16> {
+    SharedArray::new(machine().dynamic_shared_memory() as *mut Vec16)
+}
+
 #[track_caller]
 fn check_global<T>(at: *const T, access: Access) {
     machine().global_access(at as usize, size_of::<T>(), access, Location::caller());
@@ -141,15 +148,34 @@ pub(crate) unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
 }
 
 #[track_caller]
+fn check_shared<T>(at: *const T, access: Access) {
+    machine().shared_access(at as usize, size_of::<T>(), access, Location::caller());
+}
+
+#[track_caller]
 pub(crate) unsafe fn load_shared<T: Word>(at: *const T) -> T {
-    machine().shared_access(at as usize, size_of::<T>(), Access::Load, Location::caller());
+    check_shared(at, Access::Load);
     // SAFETY: the machine has checked the address.
     unsafe { at.read() }
 }
 
 #[track_caller]
 pub(crate) unsafe fn store_shared<T: Word>(at: *mut T, value: T) {
-    machine().shared_access(at as usize, size_of::<T>(), Access::Store, Location::caller());
+    check_shared(at, Access::Store);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.write(value) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_shared_vec16(at: *const Vec16) -> Vec16 {
+    check_shared(at, Access::Load);
+    // SAFETY: the machine has checked the address.
+    unsafe { at.read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_shared_vec16(at: *mut Vec16, value: Vec16) {
+    check_shared(at, Access::Store);
     // SAFETY: the machine has checked the address.
     unsafe { at.write(value) }
 }

@@ -149,41 +149,48 @@ pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
     }
 }
 
-#[inline(always)]
-pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
-    let (a, b, c, d);
-    // SAFETY: the caller's conditions. Not the read-only path (`.nc`): a
-    // gradient may be written over its input.
-    unsafe {
-        asm!(
-            "ld.global.L1::no_allocate.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
-            out(reg32) a,
-            out(reg32) b,
-            out(reg32) c,
-            out(reg32) d,
-            in(reg64) at,
-            options(pure, readonly, nostack, preserves_flags),
-        );
-    }
-    Vec16([a, b, c, d])
-}
+/// 16 bytes in one instruction.
+macro_rules! access_vec16 {
+    ($load:ident, $load_as:literal; $store:ident, $store_as:literal;) => {
+        #[inline(always)]
+        pub(crate) unsafe fn $load(at: *const Vec16) -> Vec16 {
+            let (a, b, c, d);
+            // SAFETY: the caller's conditions.
+            unsafe {
+                asm!(
+                    concat!($load_as, ".v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];"),
+                    out(reg32) a,
+                    out(reg32) b,
+                    out(reg32) c,
+                    out(reg32) d,
+                    in(reg64) at,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+            }
+            Vec16([a, b, c, d])
+        }
 
-#[inline(always)]
-pub(crate) unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
-    let Vec16([a, b, c, d]) = value;
-    // SAFETY: the caller's conditions.
-    unsafe {
-        asm!(
-            "st.global.cs.v4.b32 [{4}], {{{0}, {1}, {2}, {3}}};",
-            in(reg32) a,
-            in(reg32) b,
-            in(reg32) c,
-            in(reg32) d,
-            in(reg64) at,
-            options(nostack, preserves_flags),
-        );
-    }
+        #[inline(always)]
+        pub(crate) unsafe fn $store(at: *mut Vec16, value: Vec16) {
+            let Vec16([a, b, c, d]) = value;
+            // SAFETY: the caller's conditions.
+            unsafe {
+                asm!(
+                    concat!($store_as, ".v4.b32 [{4}], {{{0}, {1}, {2}, {3}}};"),
+                    in(reg32) a,
+                    in(reg32) b,
+                    in(reg32) c,
+                    in(reg32) d,
+                    in(reg64) at,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    };
 }
+// Not the read-only path (`.nc`): a gradient may be written over its input.
+access_vec16!(load_streaming, "ld.global.L1::no_allocate"; store_streaming, "st.global.cs";);
+access_vec16!(load_shared_vec16, "ld.shared"; store_shared_vec16, "st.shared";);
 
 #[inline(always)]
 pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {

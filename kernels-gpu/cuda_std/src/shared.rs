@@ -9,8 +9,27 @@
 ///
 /// One declaration is one array, however often the function is called. Access goes through
 /// [`SharedArray`], so that the emulator sees it.
+///
+/// An array of [`Vec16`] without a length is as long as the launch has dynamic shared memory for. A kernel
+/// has one such array at most.
 #[macro_export]
 macro_rules! shared_array {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident() -> [Vec16];) => {
+        $(#[$meta])*
+        #[inline(always)]
+        $vis fn $name() -> $crate::SharedArray<$crate::memory::Vec16> {
+            #[cfg(target_arch = "nvptx64")]
+            {
+                $crate::shared_array!(@ address of $name)
+            }
+            #[cfg(not(target_arch = "nvptx64"))]
+            {
+                $crate::host::dynamic_shared_array()
+            }
+        }
+        #[cfg(target_arch = "nvptx64")]
+        core::arch::global_asm!(concat!(".extern .shared .align 16 .b8 ", stringify!($name), "[];"));
+    };
     ($(#[$meta:meta])* $vis:vis fn $name:ident() -> [$word:ty; $len:literal];) => {
         $(#[$meta])*
         #[inline(always)]
@@ -18,16 +37,7 @@ macro_rules! shared_array {
             #[cfg(target_arch = "nvptx64")]
             {
                 const _: () = assert!(core::mem::size_of::<$word>() == 8, "declared as .b64 below");
-                let address: *mut $word;
-                // SAFETY: takes the address of the array declared beside this function.
-                unsafe {
-                    core::arch::asm!(
-                        concat!("mov.u64 {0}, ", stringify!($name), ";"),
-                        out(reg64) address,
-                        options(pure, nomem, nostack, preserves_flags),
-                    );
-                }
-                $crate::SharedArray::new(address)
+                $crate::shared_array!(@ address of $name)
             }
             #[cfg(not(target_arch = "nvptx64"))]
             {
@@ -40,9 +50,22 @@ macro_rules! shared_array {
             ".shared .align 16 .b64 ", stringify!($name), "[", stringify!($len), "];"
         ));
     };
+    (@ address of $name:ident) => {{
+        let address;
+        // SAFETY: takes the address of the array declared beside the function.
+        unsafe {
+            core::arch::asm!(
+                concat!("mov.u64 {0}, ", stringify!($name), ";"),
+                out(reg64) address,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        $crate::SharedArray::new(address)
+    }};
 }
 
-use crate::{memory::Word, side};
+use crate::memory::{Vec16, Word};
+use crate::side;
 
 /// An array in the block's shared memory.
 #[derive(Clone, Copy)]
@@ -50,13 +73,15 @@ pub struct SharedArray<T> {
     start: *mut T,
 }
 
-impl<T: Word> SharedArray<T> {
+impl<T> SharedArray<T> {
     #[doc(hidden)]
     #[inline(always)]
     pub fn new(start: *mut T) -> Self {
         Self { start }
     }
+}
 
+impl<T: Word> SharedArray<T> {
     /// The element at `index`.
     ///
     /// # Safety
@@ -79,5 +104,31 @@ impl<T: Word> SharedArray<T> {
     pub unsafe fn set(self, index: u32, value: T) {
         // SAFETY: the caller's conditions.
         unsafe { side::store_shared(self.start.add(index as usize), value) }
+    }
+}
+
+impl SharedArray<Vec16> {
+    /// The 16 bytes at `index`.
+    ///
+    /// # Safety
+    /// 1. `index` is within the array.
+    /// 2. They were written, by this thread or with a barrier between that and this.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn get(self, index: u32) -> Vec16 {
+        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        unsafe { side::load_shared_vec16(self.start.add(index as usize)) }
+    }
+
+    /// Writes the 16 bytes at `index`.
+    ///
+    /// # Safety
+    /// 1. `index` is within the array.
+    /// 2. No other thread of the block accesses them before the next barrier.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn set(self, index: u32, value: Vec16) {
+        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        unsafe { side::store_shared_vec16(self.start.add(index as usize), value) }
     }
 }

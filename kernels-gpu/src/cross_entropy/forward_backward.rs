@@ -3,6 +3,7 @@
 //! Blocks that end with their row and begin in the order of memory are what reads and writes want that take turns:
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
+use super::kept::KeptLogits;
 use super::lanes::Lanes;
 use super::pass::Pass;
 use super::team::Team;
@@ -11,7 +12,29 @@ use crate::element::Element;
 use crate::reduce::{Workspace, sums_over_blocks};
 use cuda_std::thread::thread_idx_x;
 
-/// Rows that the block holds in registers, at most `HELD` groups of 16 bytes a thread; with none, it reads a row twice.
+cuda_std::shared_array! {
+    /// The losses and the squared log-sum-exps of the rows that the first thread has finished, which alone accesses
+    /// their sums: here, not to cost all threads registers.
+    fn sums_of_block() -> [f64; 2];
+}
+
+#[inline(always)]
+fn sums() -> [f64; 2] {
+    // SAFETY: by the thread that wrote them.
+    unsafe { [sums_of_block().get(0), sums_of_block().get(1)] }
+}
+
+#[inline(always)]
+fn set_sums(sums: [f64; 2]) {
+    // SAFETY: no other thread accesses them.
+    unsafe {
+        sums_of_block().set(0, sums[0]);
+        sums_of_block().set(1, sums[1]);
+    }
+}
+
+/// Rows that the block holds in registers, at most `HELD` groups of 16 bytes a thread; with none, it keeps what it
+/// can in shared memory, and reads the rest of a row twice.
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A team is the block; with `HELD` it holds a row, and all tensors with rows lie
@@ -24,13 +47,15 @@ pub(crate) unsafe fn forward_backward<E: Element, const MODE: u32, const HELD: u
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let team = Team::of_block();
-    // Of the rows that the first thread has finished.
-    let mut sums = [0.0; 2];
+    let first = thread_idx_x() == 0;
+    if first {
+        set_sums([0.0; 2]);
+    }
     let (mut row, mut buffer) = (team.first, 0);
     while row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
-            let lanes = Lanes::new::<MODE, HELD>(&pass, row);
+            let lanes = Lanes::new::<MODE, HELD>(&pass, row).keeping(KeptLogits::new(args));
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let scales = pass.scales(row);
@@ -61,15 +86,16 @@ pub(crate) unsafe fn forward_backward<E: Element, const MODE: u32, const HELD: u
             } else {
                 lanes.gradients::<MODE, false>(&pass, row, 0, &label, &factors, team);
             }
-            if thread_idx_x() == 0 {
+            if first {
                 let [term, _, square, _] = pass.finish_row(row, &label, stats, logit, workspace);
-                sums[0] += term;
-                sums[1] += square;
+                let sums = sums();
+                set_sums([sums[0] + term, sums[1] + square]);
             }
         }
         row += u64::from(team.teams);
     }
     if args.reduction == reduction::SCALAR || args.fault != 0 {
+        let sums = if first { sums() } else { [0.0; 2] };
         // SAFETY: conditions 1 and 2; in the last block's first thread.
         unsafe {
             sums_over_blocks(sums, workspace, |sums| pass.finish_with_totals(sums, workspace));

@@ -1,5 +1,6 @@
 //! A row as a team of threads reads and writes it.
 
+use super::kept::KeptLogits;
 use super::label::{Label, class_weight};
 use super::mode;
 use super::pass::{Factors, Pass};
@@ -16,11 +17,12 @@ use cuda_std::warp::{WARP_SIZE, any, lane_id};
 /// Groups of 16 bytes in flight in a thread of a kernel that holds no row.
 pub(crate) const FLIGHT: usize = 4;
 
-/// A row, to be read by the lanes of a team: where it is and how it is cut.
+/// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it between two passes.
 pub(crate) struct Lanes<E> {
     cut: Cut<E>,
     input: Row<E>,
     target: Row<E>,
+    kept: KeptLogits,
 }
 
 /// Groups of a row that a thread has in registers: group `first` and, from one to the next, a team's threads
@@ -40,10 +42,16 @@ impl<const N: usize> Tile<N> {
         });
     }
 
+    /// The index in the row of group `k`.
+    #[inline(always)]
+    fn group(&self, k: usize, team: Team) -> u32 {
+        self.first + k as u32 * team.threads
+    }
+
     /// The span of group `k`, empty beyond the row.
     #[inline(always)]
     fn span<E: Element>(&self, cut: Cut<E>, k: usize, team: Team) -> Span {
-        let group = self.first + k as u32 * team.threads;
+        let group = self.group(k, team);
         let Span { first, count } = cut.group(group);
         Span { first, count: if group < cut.groups { count } else { 0 } }
     }
@@ -64,7 +72,15 @@ impl<E: Element> Lanes<E> {
             cut: Cut::new(start, args.cols),
             input: Row::at_cut(start),
             target: Self::other::<HELD>(Matrix { start: probabilities, row_stride }, row, start),
+            kept: KeptLogits::NONE,
         }
+    }
+
+    /// The same row, of which [`stats_of_warp`](Self::stats_of_warp) keeps logits for
+    /// [`gradients`](Self::gradients).
+    #[inline(always)]
+    pub(crate) fn keeping(self, kept: KeptLogits) -> Self {
+        Lanes { kept, ..self }
     }
 
     /// The row of another tensor.
@@ -95,14 +111,35 @@ impl<E: Element> Lanes<E> {
         read: bool,
         team: Team,
     ) -> Tile<N> {
+        // SAFETY: the caller's condition.
+        unsafe { self.tile_with(first, read, KeptLogits::NONE, team) }
+    }
+
+    /// The same, but what was `kept` comes from there.
+    ///
+    /// # Safety
+    /// As [`tile`](Self::tile); this thread has kept it, if it is read.
+    #[inline(always)]
+    unsafe fn tile_with<const N: usize>(
+        &self,
+        first: u32,
+        read: bool,
+        kept: KeptLogits,
+        team: Team,
+    ) -> Tile<N> {
         let mut tile = Tile { first, x: [Vec16::default(); N], t: [Vec16::default(); N] };
         unrolled!(for k in 0..N; {
-            let span = tile.span(self.cut, k, team);
+            let (group, span) = (tile.group(k, team), tile.span(self.cut, k, team));
+            let read = read && span.count > 0;
             // SAFETY: the caller's condition.
             unsafe {
-                tile.x[k] = Self::load(self.input, span, read && span.count > 0);
+                tile.x[k] = if read && kept.has(group) {
+                    kept.get(group)
+                } else {
+                    Self::load(self.input, span, read)
+                };
                 if !self.target.is_null() {
-                    tile.t[k] = Self::load(self.target, span, read && span.count > 0);
+                    tile.t[k] = Self::load(self.target, span, read);
                 }
             }
         });
@@ -210,7 +247,7 @@ impl<E: Element> Lanes<E> {
     /// and with the first of its edges.
     ///
     /// # Safety
-    /// The kernels' conditions.
+    /// The kernels' conditions; where logits are kept, the team is the block.
     #[inline(always)]
     pub(crate) unsafe fn stats_of_warp<const MODE: u32, const SPLIT: bool>(
         &self,
@@ -229,6 +266,10 @@ impl<E: Element> Lanes<E> {
             let mut greatest = [E::Real::ZERO; FLIGHT];
             let mut of_tile = stats.max;
             unrolled!(for k in 0..FLIGHT; {
+                if tile.span(self.cut, k, team).count > 0 {
+                    // SAFETY: the caller's conditions; each group is one thread's.
+                    unsafe { self.kept.keep(tile.group(k, team), tile.x[k]) };
+                }
                 greatest[k] = E::greatest(tile.x[k]);
                 of_tile = of_tile.max(greatest[k]);
             });
@@ -284,7 +325,8 @@ impl<E: Element> Lanes<E> {
     /// `SAVED` says that the factors have an offset.
     ///
     /// # Safety
-    /// The kernels' conditions 1 and 3; `row` is one of `rows`.
+    /// The kernels' conditions 1 and 3; `row` is one of `rows`. If it counts, this thread has had its part of
+    /// [`stats_of_warp`](Self::stats_of_warp), where logits are kept.
     #[inline(always)]
     pub(crate) unsafe fn gradients<const MODE: u32, const SAVED: bool>(
         &self,
@@ -301,7 +343,7 @@ impl<E: Element> Lanes<E> {
         while first < self.cut.groups {
             // SAFETY: the caller's conditions. A row that does not count is not read.
             unsafe {
-                let tile = self.tile::<FLIGHT>(first, label.counts, team);
+                let tile = self.tile_with::<FLIGHT>(first, label.counts, self.kept, team);
                 self.gradients_of_tile::<MODE, SAVED, FLIGHT>(
                     pass, label, factors, to, &tile, team,
                 );

@@ -9,6 +9,7 @@
 //!    gradients has at most `abi::max_blocks(2)` blocks, another at most `abi::max_blocks(4)`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
+//! 4. A block of `forward_backward` that holds no row has `kept_groups` times 16 bytes of dynamic shared memory.
 
 use crate::abi::Dtype;
 use crate::element::Element;
@@ -16,6 +17,7 @@ use crate::element::Element;
 mod backward;
 mod forward;
 mod forward_backward;
+mod kept;
 mod label;
 mod lanes;
 mod pass;
@@ -38,13 +40,16 @@ pub(crate) mod mode {
 }
 
 /// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `forward_backward` in a
-/// block's, at most `$held` groups of 16 bytes a thread; `_long` does not hold them.
+/// block's, at most `$held` groups of 16 bytes a thread; `_long` keeps what it can of a row in shared memory.
 /// `$resident` blocks of a forward kernel have room on a multiprocessor.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::{CrossEntropyArgs, TotalsArgs};
         use crate::cross_entropy::mode::$mode as MODE;
-        use crate::cross_entropy::{backward, block, forward, forward_backward, forward_split, resident, resident_short, short, totals};
+        use crate::cross_entropy::{
+            backward, block, forward, forward_backward, forward_split, long_block, resident, resident_short, short,
+            totals,
+        };
 
         /// Groups of 16 bytes that a thread of a block that holds a row holds, at most.
         pub const HELD: u32 = $held;
@@ -59,7 +64,7 @@ macro_rules! kernels {
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, true, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 3 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (block::<E>(512)) by 1, 3 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, 0>, (CrossEntropyArgs), (long_block::<E>($block)) by 1, 3 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;
             TOTALS = totals: totals::<E>, (TotalsArgs), 512 by 1, 3 barriers;
         }
@@ -75,6 +80,12 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
 /// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) }
+}
+
+/// The most threads of a block that holds no row, where one that does has `threads`: of 16 bits fewer than 1024, which
+/// would lack a register or two.
+pub(crate) const fn long_block<E: Element>(threads: u32) -> u32 {
+    if size_of::<E>() == 2 && threads > 896 { 896 } else { block::<E>(threads) }
 }
 
 /// The most threads of a block: of float64 half as many.

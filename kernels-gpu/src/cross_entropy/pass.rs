@@ -405,7 +405,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         [terms, squares]: [f64; 2],
         workspace: Workspace,
     ) {
-        let (mut weights, mut count) = (0.0, 0.0);
+        // Made here, not before the rows, through which it would take two registers.
+        let none = f64::from_bits(cuda_std::hint::opaque(0));
+        let (mut weights, mut count) = (none, none);
         if self.args.divisor == 0.0 {
             // SAFETY: the caller's conditions.
             (weights, count) = unsafe { self.totals() };

@@ -4,6 +4,7 @@
 //! A check returns one line for each problem: the entry or module, what is expected, what is found.
 
 use super::{Item, Kind, Program, words};
+use crate::sources::SharedArray;
 use kernels_gpu::Entry;
 
 /// What a module's file should hold.
@@ -11,8 +12,8 @@ pub(crate) struct Expected<'a> {
     pub(crate) version: &'a str,
     pub(crate) arch: &'a str,
     pub(crate) entries: &'a [&'a Entry],
-    /// The names that the kernels' source declares.
-    pub(crate) shared_arrays: &'a [String],
+    /// Those that the kernels' source declares.
+    pub(crate) shared_arrays: &'a [SharedArray],
 }
 
 /// The checks of one module's file.
@@ -92,9 +93,9 @@ fn panics(program: &Program) -> Vec<String> {
         .collect()
 }
 
-/// Shared memory only as the kernels declare it. Memory that the compiler adds, or an array of
+/// Shared memory only as the kernels declare it. Memory that the compiler adds, or another array of
 /// dynamic size, is none that the host counts with.
-fn shared_arrays(program: &Program, expected: &[String]) -> Vec<String> {
+fn shared_arrays(program: &Program, expected: &[SharedArray]) -> Vec<String> {
     let mut problems = Vec::new();
     for item in &program.items {
         let found: Vec<String> = match item.kind {
@@ -108,8 +109,15 @@ fn shared_arrays(program: &Program, expected: &[String]) -> Vec<String> {
                     "{}: `.shared {name}` in its body, expected only `shared_array!`s",
                     item.name
                 ));
-            } else if item.words().contains(".extern") || !expected.contains(&name) {
-                problems.push(format!("`.shared {name}`: expected only {}", expected.join(", ")));
+                continue;
+            }
+            let found = SharedArray { name, dynamic: item.words().contains(".extern") };
+            if !expected.contains(&found) {
+                let text = |SharedArray { name, dynamic }: &SharedArray| {
+                    format!("{}.shared {name}", if *dynamic { ".extern " } else { "" })
+                };
+                let expected: Vec<String> = expected.iter().map(text).collect();
+                problems.push(format!("`{}`: expected only {}", text(&found), expected.join(", ")));
             }
         }
     }
@@ -237,7 +245,10 @@ mod tests {
             version: "8.0",
             arch: "sm_80",
             entries: &[&entry],
-            shared_arrays: &["warp_sums".to_owned()],
+            shared_arrays: &[
+                SharedArray { name: "warp_sums".to_owned(), dynamic: false },
+                SharedArray { name: "rest".to_owned(), dynamic: true },
+            ],
         };
         module(&Program::parse(text).unwrap(), &expected)
     }
@@ -300,13 +311,17 @@ mod tests {
         planted(
             ".shared .align 16 .b64 warp_sums[32];",
             ".shared .align 16 .b64 warp_sums[32];\n.shared .align 4 .b8 __shared_alloc[512];",
-            "`.shared __shared_alloc`: expected only warp_sums",
+            "`.shared __shared_alloc`: expected only .shared warp_sums, .extern .shared rest",
         );
         planted(
             ".shared .align 16 .b64 warp_sums[32];",
             ".extern .shared .align 16 .b64 warp_sums[];",
-            "`.shared warp_sums`: expected only warp_sums",
+            "`.extern .shared warp_sums`: expected only .shared warp_sums, .extern .shared rest",
         );
+        let dynamic =
+            ".shared .align 16 .b64 warp_sums[32];\n.extern .shared .align 16 .b8 rest[];";
+        let found = MODULE.replacen(".shared .align 16 .b64 warp_sums[32];", dynamic, 1);
+        assert_eq!(problems(&found, 1), [""; 0]);
         planted(
             ".reg .b64 	%rd<2>;",
             ".shared .align 4 .b8 scratch[4];",

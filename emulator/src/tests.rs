@@ -3,8 +3,9 @@
 use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::memory;
-use cuda_std::memory::{Vec16, load, store};
-use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
+use cuda_std::hint::spin;
+use cuda_std::memory::{Vec16, load, load_shared_by_grid, store, store_shared_by_grid};
+use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::WarpShuffleValue;
 use kernels_gpu::Entry;
 use kernels_gpu::abi::Dtype;
@@ -272,6 +273,43 @@ fn a_failed_assertion_of_a_kernel() {
         assert!(block_idx_x() != 3, "planted");
     }
     assert_report(run(kernel, 5, 0), 719, &["kernel planted, block 3, thread 0: planted"]);
+}
+
+/// However many blocks run at a time: they begin in the order of their indices.
+#[test]
+fn a_block_may_wait_for_those_before_it() {
+    unsafe fn kernel(args: *const u8) {
+        let (block, last) = (block_idx_x() as usize, grid_dim_x() as usize - 1);
+        // SAFETY: as the machine allows.
+        unsafe {
+            let places = address(args) as *mut u64;
+            if thread_idx_x() == 0 && block < last {
+                store_shared_by_grid(places.add(block), 1);
+            } else if thread_idx_x() == 0 {
+                for other in 0..last {
+                    while load_shared_by_grid(places.add(other)) == 0 {
+                        spin();
+                    }
+                }
+                store(places.add(last), 7_u64);
+            }
+        }
+    }
+    let memory = allocate_written(8 * 300);
+    run(kernel, 300, memory).unwrap();
+    // SAFETY: within the allocation.
+    assert_eq!(unsafe { (memory as *const u64).add(299).read() }, 7);
+}
+
+#[test]
+fn a_wait_for_a_block_that_has_faulted_ends() {
+    unsafe fn kernel(_: *const u8) {
+        assert!(block_idx_x() != 0, "planted");
+        loop {
+            spin();
+        }
+    }
+    assert_report(run(kernel, 20, 0), 719, &["kernel planted, block 0, thread 0: planted"]);
 }
 
 /// A block that ends in a fault leaves its other threads where they wait; they must unwind.

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
+/// By what factor two times may differ that count as the same: medians of one run differ by as much.
+const SAME: f64 = 1.005;
+
 /// In the binary, which may run where the sources are not.
 const SCRIPT: &str = include_str!("peers.py");
 
@@ -97,7 +100,7 @@ fn merge(results: &mut Value, mut said: Value) {
         let peers = said["results"].take();
         let faster = peers.as_object().into_iter().flatten().filter(|(_, result)| {
             let theirs = result["ms"].as_f64();
-            theirs.is_some_and(|theirs| theirs < ours)
+            theirs.is_some_and(|theirs| theirs * SAME < ours)
         });
         row["slower_than"] = faster.map(|(library, _)| library.as_str()).collect();
         row["peers"] = peers;

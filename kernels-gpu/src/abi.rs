@@ -182,9 +182,10 @@ pub struct CrossEntropyArgs {
     pub divisor: f64,
     /// [`reduction::SCALAR`] or [`reduction::ROWS`].
     pub reduction: u32,
-    /// Threads of a team: a power of two up to 32, or the whole block.
+    /// Threads of a team: a power of two, of which the forward kernel wants whole warps, or the whole block.
     pub team: NonZeroU32,
-    /// Blocks that share a row, for the kernel that allows it: `rows * splits` is at most [`MAX_PARTIALS`] / 5.
+    /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
+    /// block, is at most [`MAX_PARTIALS`] / 5.
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,

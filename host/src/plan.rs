@@ -146,15 +146,13 @@ pub(crate) struct SamplesKernels {
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
 
-/// How long the rows are for which what is a warp's of a row is worth its sums: groups of 16 bytes, by the warps that
-/// share the row. Measured on an H200 (`cargo xtask bench`).
+/// How many warps share a row in the forward pass, by the groups of 16 bytes that it has at most: each has sums of its
+/// own to make, which a long part of a row pays for. Measured on an H200 (`cargo xtask bench`).
 #[rustfmt::skip]
 const SHARED_BY: [(usize, usize); 3] = [
-    // 16 loads a thread of a row, ...
-    (1023, 1), // 4096 × bf16
-    // ... or as many as are in flight at once
-    (4095, 2), // 4096 × f32
-    (usize::MAX, 8),
+    (1023, 1),       // 4096 of 16 bits: 16 loads a thread
+    (4095, 2),       // 4096 of 32 bits: as many
+    (usize::MAX, 8), // 50257 of 32 bits: all of the block
 ];
 
 /// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has

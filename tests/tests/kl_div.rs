@@ -62,6 +62,29 @@ fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
     }
 }
 
+/// Of a logarithm and one to be taken, an error that all elements had alike would be left where they cancel.
+#[test]
+fn of_nearly_equal_log_probabilities_what_is_left() {
+    let stream = gpu().stream().unwrap();
+    let log_probabilities = KlDiv { log_input: true, log_target: false, reduction: Sum };
+    for apart in [1.0, 1e-1, 1e-2, 1e-3] {
+        let p = probabilities(7, 100_000);
+        let x: Vec<f32> = p.iter().map(|p| p.ln()).collect();
+        let t: Vec<f32> = p
+            .iter()
+            .zip(uniforms(8, p.len()))
+            .map(|(p, jitter)| p * (1.0 + jitter * apart))
+            .collect();
+        let pairs = x.iter().zip(&t).map(|(&x, &t)| (f64::from(x), f64::from(t)));
+        let terms: Vec<f64> = pairs.map(|(x, t)| t * (t.ln() - x)).collect();
+        let magnitude = terms.iter().map(|term| term.abs()).sum::<Total>().value();
+        let expected = terms.into_iter().sum::<Total>().value();
+        let loss = log_probabilities.forward(&tensor(&x), &tensor(&t), &stream).unwrap();
+        let off = (f64::from(loss.item().unwrap()) - expected).abs();
+        assert!(off <= 1e-6 * magnitude, "{apart}: off by {:e} of the terms", off / magnitude);
+    }
+}
+
 /// Σ p·log(p/t) ÷ D per row with a gradient per row: the input is log t, the target p, and the gradient is the
 /// target's.
 #[test]

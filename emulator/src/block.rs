@@ -68,6 +68,8 @@ struct Thread<'a> {
     waiting: Cell<Waiting>,
     /// What the last shuffle brought.
     received: Cell<u32>,
+    /// Copies to shared memory that nobody has waited for, to, from, by whom: in batches, the last not ended.
+    copies: RefCell<Vec<Vec<(usize, usize, Place)>>>,
     /// The allocations of the last accesses, looked at first: a kernel's accesses alternate
     /// between few.
     recent: [Cell<Range>; 4],
@@ -152,6 +154,28 @@ impl Machine for Thread<'_> {
             shared.len() - 1
         });
         shared[at].memory.as_mut_ptr() as usize
+    }
+
+    fn copy_to_shared(&self, to: usize, from: usize, place: Place) {
+        let mut batches = self.copies.borrow_mut();
+        if batches.is_empty() {
+            batches.push(Vec::new());
+        }
+        batches.last_mut().expect("is there").push((to, from, place));
+    }
+
+    fn end_copies(&self) {
+        let mut batches = self.copies.borrow_mut();
+        if batches.is_empty() {
+            batches.push(Vec::new());
+        }
+        batches.push(Vec::new());
+    }
+
+    fn take_copies(&self, but: usize) -> Vec<(usize, usize, Place)> {
+        let mut batches = self.copies.borrow_mut();
+        let ended = batches.len().saturating_sub(1);
+        batches.drain(..ended.saturating_sub(but)).flatten().collect()
     }
 
     fn dynamic_shared_memory(&self) -> usize {
@@ -245,6 +269,7 @@ pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<()
             yielder: Cell::new(std::ptr::null()),
             waiting: Cell::new(Waiting::No),
             received: Cell::new(0),
+            copies: RefCell::default(),
             recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
             oldest: Cell::new(0),
         })

@@ -3,14 +3,14 @@
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
 use crate::pairwise::Grads;
-use crate::plan::{self, Form, Pass, RowsLaunch, SamplesKernels};
+use crate::plan::{self, Form, Launch, Pass, RowsLaunch, SamplesKernels};
 use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
 use crate::view::{Float, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{
-    CrossEntropyArgs, Matrix, ROWS_BLOCK, Target, TotalsArgs, reduction, saved, workspace as layout,
+    CrossEntropyArgs, Matrix, ROWS_BLOCK, Target, reduction, saved, workspace as layout,
 };
 use std::fmt;
 use std::marker::PhantomData;
@@ -170,20 +170,22 @@ impl<V: Float> fmt::Debug for Saved<V> {
 
 /// The kernels for one kind of targets.
 struct Kernels {
-    /// Groups of 16 bytes that a thread holds: of a warp, of a block.
-    held: [u32; 2],
+    /// Groups of 16 bytes of a row that a thread holds: where a block holds it, and elsewhere.
+    row: fn(usize) -> usize,
+    part: usize,
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 3],
     forward_split: &'static Family<CrossEntropyArgs>,
     forward_backward: [&'static Family<CrossEntropyArgs>; 3],
+    totals: &'static Family<CrossEntropyArgs>,
     backward: &'static Family<CrossEntropyArgs>,
-    totals: &'static Family<TotalsArgs>,
 }
 
 macro_rules! kernels {
     ($loss:ident) => {
         Kernels {
-            held: [kernels_gpu::kernels::$loss::HELD_SHORT, kernels_gpu::kernels::$loss::HELD],
+            row: kernels_gpu::kernels::$loss::row,
+            part: kernels_gpu::kernels::$loss::PART,
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD,
@@ -195,8 +197,8 @@ macro_rules! kernels {
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
             ],
-            backward: &kernels_gpu::kernels::$loss::BACKWARD,
             totals: &kernels_gpu::kernels::$loss::TOTALS,
+            backward: &kernels_gpu::kernels::$loss::BACKWARD,
         }
     };
 }
@@ -516,6 +518,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             splits: NonZeroU32::MIN,
             upstream_stride: 0,
             kept_groups: 0,
+            totals_blocks: 0,
             loss: 0,
             fault: 0,
             workspace: scratch.address,
@@ -625,24 +628,28 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         Ok(())
     }
 
-    /// Queues the launches of a call: one, or two where something of all rows is needed before the first gradient.
+    /// Queues the launches of a call: one, or two where something of all rows is needed before the first gradient and
+    /// cannot be had on the way.
     fn queue_launches(
         &self,
         pass: Pass,
         kernels: &Kernels,
-        args: &mut CrossEntropyArgs,
+        args: &CrossEntropyArgs,
         stream: &Stream,
         reads: &[Argument<'_>],
         writes: &[Argument<'_>],
     ) -> Result<()> {
         let (rows, cols) = (args.rows as usize, args.cols as usize);
+        let bytes = |elements: u64| elements * size_of::<T>() as u64;
         let alike = [args.grad_input, args.grad_target, args.target.rows()].iter().all(|rows| {
-            let apart = |of: u64, from: u64| (of ^ from).is_multiple_of(16);
-            let stride = |of: u64| of * size_of::<T>() as u64;
+            let alike = |of: u64, as_of: u64| (of ^ as_of).is_multiple_of(16);
             rows.start == 0
-                || apart(rows.start, args.input.start)
-                    && apart(stride(rows.row_stride), stride(args.input.row_stride))
+                || alike(rows.start, args.input.start)
+                    && alike(bytes(rows.row_stride), bytes(args.input.row_stride))
         });
+        let [start, stride, len] =
+            [args.input.start, bytes(args.input.row_stride), bytes(args.cols.into())];
+        let whole = alike && (start | stride | len).is_multiple_of(16);
         let plan = |pass| {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
@@ -654,11 +661,14 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
             });
             let can = SamplesKernels {
-                held: if alike { kernels.held } else { [0; 2] },
+                held: (kernels.row)(size_of::<T>()),
+                part: kernels.part,
+                alike,
+                whole,
                 short_block: short.0.min(ROWS_BLOCK),
                 held_block: held.0,
                 long_block: long.0,
-                resident: short.1,
+                resident: [short.1, long.1],
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
             let split = pass == Pass::Forward && plan.rows.splits.get() > 1;
@@ -671,9 +681,25 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             if (pass, plan.form) == (Pass::ForwardBackward, Form::Long)
                 && let Some(entry) = family.entry(T::DTYPE)
             {
-                let room = stream.gpu().dynamic_shared(entry)?;
-                args.kept_groups = plan::kept_groups(cols, size_of::<T>(), room);
+                let (held, room) =
+                    (kernels.part as u32 * shape.threads, stream.gpu().dynamic_shared(entry)?);
+                args.kept_groups = plan::kept_groups(cols, size_of::<T>(), held, room);
                 shape.shared_bytes = args.kept_groups * 16;
+            }
+            if pass == Pass::ForwardBackward && args.divisor == 0.0 {
+                let blocks = plan::totals_blocks(rows, shape.threads);
+                let totals = CrossEntropyArgs { totals_blocks: blocks, ..args };
+                if plan.form == Form::Short {
+                    // The blocks of short rows begin all at once, and would all wait.
+                    let shape = Launch { blocks, ..shape };
+                    // SAFETY: as below.
+                    unsafe {
+                        launch(stream, kernels.totals, T::DTYPE, shape, &totals, reads, writes)?;
+                    }
+                } else {
+                    args = totals;
+                    shape.blocks += blocks;
+                }
             }
             // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
             // what is written overlaps nothing else but, in place, the input that it is the gradient of; the plan
@@ -695,20 +721,6 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             };
             queue(Pass::Forward, &forward)?;
             return queue(Pass::Backward, &forward);
-        }
-        if args.divisor == 0.0 {
-            args.totals = args.workspace + layout::TOTALS;
-            let totals = TotalsArgs {
-                target: args.target,
-                rows: args.rows,
-                cols: args.cols,
-                weight: args.weight,
-                workspace: args.workspace,
-                totals: args.totals,
-            };
-            let shape = plan::totals(rows);
-            // SAFETY: as above.
-            unsafe { launch(stream, kernels.totals, T::DTYPE, shape, &totals, reads, writes)? };
         }
         queue(Pass::ForwardBackward, args)
     }

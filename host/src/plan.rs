@@ -1,7 +1,9 @@
 //! How work is cut into blocks. Pure functions of sizes: no device is asked, so that the same inputs
 //! are summed in the same order on every device.
 
-use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction};
+use kernels_gpu::abi::{
+    MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, max_blocks, reduction,
+};
 use std::num::NonZeroU32;
 
 /// The shape of a launch.
@@ -133,14 +135,20 @@ pub(crate) enum Form {
 /// What the kernels of a pass of cross-entropy can do, and may.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
-    /// Groups of 16 bytes that a thread holds, of a warp and of a block that holds rows; 0 where none may.
-    pub(crate) held: [u32; 2],
+    /// Groups of 16 bytes that a thread of a block that holds a row holds.
+    pub(crate) held: usize,
+    /// The same, of a warp that holds rows, and of a block that holds a part of a row.
+    pub(crate) part: usize,
+    /// Whether all tensors lie alike to 16 bytes, as a warp that holds rows wants it.
+    pub(crate) alike: bool,
+    /// Whether rows lie from one boundary of 16 bytes to another, as a block that holds them wants it.
+    pub(crate) whole: bool,
     /// The most threads of a block, by form.
     pub(crate) short_block: u32,
     pub(crate) held_block: u32,
     pub(crate) long_block: u32,
-    /// Blocks of 256 threads of the kernel for short rows that a multiprocessor has room for.
-    pub(crate) resident: u32,
+    /// Blocks of 256 threads of the forward kernels that a multiprocessor has room for, for short rows and for others.
+    pub(crate) resident: [u32; 2],
 }
 
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
@@ -167,12 +175,14 @@ pub(crate) fn samples(
 ) -> SamplesLaunch {
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
-    let of_each = |held: u32| if backward || held == 0 { FLIGHT } else { held as usize };
-    let [of_warp, of_block] = kernels.held.map(|held| groups.div_ceil(of_each(held)));
-    let holds = kernels.held[0] > 0;
-    let form = if of_warp <= 32 && (backward || holds) {
+    let part = if backward { FLIGHT } else { kernels.part };
+    let (of_team, of_block) = (groups.div_ceil(part), groups.div_ceil(kernels.held));
+    let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
-    } else if pass == Pass::ForwardBackward && holds && of_block <= kernels.held_block as usize {
+    } else if pass == Pass::ForwardBackward
+        && kernels.whole
+        && of_block <= kernels.held_block as usize
+    {
         Form::Held
     } else {
         Form::Long
@@ -185,7 +195,7 @@ pub(crate) fn samples(
     let mut splits = 1;
     let (threads, team) = match form {
         // Two at least: one for each end of the row.
-        Form::Short => (most, of_warp.next_power_of_two().max(2)),
+        Form::Short => (most, of_team.next_power_of_two().max(2)),
         Form::Long if pass == Pass::Forward => {
             // Warps that have a row's groups in flight at once, and those of which each gets a longer part.
             let at_once = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
@@ -199,8 +209,11 @@ pub(crate) fn samples(
             ((warps * teams).min(most / 32) * 32, warps * 32)
         }
         _ => {
-            let keeps = form == Form::Long && pass == Pass::ForwardBackward;
-            let wanted = if keeps { groups.div_ceil(KEPT) } else { of_block };
+            let wanted = match form {
+                Form::Held => of_block,
+                Form::Long if pass == Pass::ForwardBackward => groups.div_ceil(KEPT),
+                _ => of_team,
+            };
             let threads = wanted.next_multiple_of(32).min(most);
             (threads, threads)
         }
@@ -208,8 +221,7 @@ pub(crate) fn samples(
     if form == Form::Long && team == most && pass != Pass::ForwardBackward && rows < BUSY {
         splits = BUSY.div_ceil(rows.max(1)).min(groups / (FLIGHT * threads)).max(1);
         if pass == Pass::Forward {
-            // Five partial results of each warp of a part.
-            let warps = MAX_PARTIALS as usize / 5 / rows.max(1);
+            let warps = (MAX_PARTIALS / STATS_PARTS) as usize / rows.max(1);
             splits = splits.min(warps / (threads / 32)).max(1);
         }
     }
@@ -217,9 +229,13 @@ pub(crate) fn samples(
     let most = match (pass, form) {
         (Pass::Backward, _) => 1 << 24,
         // As many as find room: what begins and ends a block costs as much as some rows.
-        (Pass::Forward, _) | (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
-        // What reads and writes does better in the order of memory.
-        (Pass::ForwardBackward, _) => max_blocks(2) as usize,
+        (Pass::Forward, _) => {
+            let resident = kernels.resident[usize::from(form == Form::Long)];
+            132 * resident as usize * 256 / threads
+        }
+        // What reads and writes does better in the order of memory, but for what takes so short.
+        (Pass::ForwardBackward, Form::Short) => 132 * kernels.resident[0] as usize * 256 / threads,
+        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS) as usize,
     };
     if splits == 1 {
         blocks = blocks.min(most);
@@ -229,23 +245,22 @@ pub(crate) fn samples(
     SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
 }
 
-/// Groups of 16 bytes of a row for each thread of a block that keeps it in shared memory: 1024 threads have room for
-/// as many on an H200, and so have two blocks of half as many.
-const KEPT: usize = 13;
+/// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in shared memory: 1024
+/// threads have room for as many on an H200, and so have two blocks of half as many.
+const KEPT: usize = 12;
 
-/// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory. How much a device has
-/// does not change in what order a row is summed: whoever keeps a group reads it at the same turn.
-pub(crate) fn kept_groups(cols: usize, element_bytes: usize, shared_bytes: u32) -> u32 {
+/// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory, behind the first `held`.
+/// How much a device has does not change in what order a row is summed: whoever keeps a group reads it at the same turn.
+pub(crate) fn kept_groups(cols: usize, element_bytes: usize, held: u32, shared_bytes: u32) -> u32 {
     // A row has no more groups, however it lies.
-    let groups = cols / (16 / element_bytes);
+    let groups = (cols / (16 / element_bytes)).saturating_sub(held as usize);
     groups.min(shared_bytes as usize / 16) as u32
 }
 
-/// The launch of the kernel that sums the class weights of `rows` targets.
-pub(crate) fn totals(rows: usize) -> Launch {
-    // Targets are loaded one after the other: a few in each thread are fastest.
-    let blocks = rows.div_ceil(256 * 2).clamp(1, 132 * 4) as u32;
-    Launch { blocks, threads: 256, shared_bytes: 0 }
+/// How many blocks of `threads` add up the class weights of `rows` targets, for those that compute gradients.
+pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
+    // Everybody waits for them: a few targets in each thread are fastest.
+    rows.div_ceil(threads as usize * 2).clamp(1, MAX_TOTALS_BLOCKS as usize) as u32
 }
 
 #[cfg(test)]
@@ -295,11 +310,14 @@ mod tests {
     }
 
     const KERNELS: SamplesKernels = SamplesKernels {
-        held: [4, 4],
+        held: 4,
+        part: 4,
+        alike: true,
+        whole: true,
         short_block: 256,
         held_block: 512,
         long_block: 256,
-        resident: 5,
+        resident: [4, 5],
     };
 
     fn shape(plan: SamplesLaunch) -> (Form, u32, u32, u32, u32) {
@@ -311,7 +329,7 @@ mod tests {
     fn samples_are_shared_by_as_many_warps_as_pay() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
         assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(launch(262_144, 128), (Form::Short, 660, 256, 8, 1));
+        assert_eq!(launch(262_144, 128), (Form::Short, 528, 256, 8, 1));
         assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
         assert_eq!(launch(32768, 4096), (Form::Long, 660, 256, 64, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 660, 256, 256, 1));
@@ -324,16 +342,16 @@ mod tests {
         let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
         assert_eq!(launch(32768, 4096), (Form::Held, 32768, 256, 256, 1));
         assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
-        assert_eq!(launch(8192, 8193), (Form::Long, 8192, 160, 160, 1));
+        assert_eq!(launch(8192, 8193), (Form::Long, 8192, 192, 192, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
     }
 
     #[test]
     fn a_block_keeps_no_more_than_a_row_or_its_shared_memory() {
-        assert_eq!(kept_groups(50_257, 4, 228_848), 12_564);
-        assert_eq!(kept_groups(128_256, 2, 228_848), 14_303);
-        assert_eq!(kept_groups(3, 4, 228_848), 0);
-        assert_eq!(kept_groups(128_256, 2, 15), 0);
+        assert_eq!(kept_groups(50_257, 4, 4096, 228_848), 12_564 - 4096);
+        assert_eq!(kept_groups(128_256, 2, 1024, 228_848), 14_303);
+        assert_eq!(kept_groups(3, 4, 4, 228_848), 0);
+        assert_eq!(kept_groups(128_256, 2, 4096, 15), 0);
     }
 
     #[test]
@@ -348,12 +366,15 @@ mod tests {
                     match pass {
                         _ if splits.get() == 1 => {
                             let sums = if pass == Pass::Forward { 4 } else { 2 };
-                            assert!(pass == Pass::Backward || launch.blocks <= max_blocks(sums));
+                            let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };
+                            assert!(
+                                pass == Pass::Backward || launch.blocks + ahead <= max_blocks(sums)
+                            );
                         }
                         Pass::Forward => {
                             assert_eq!((plan.form, team.get()), (Form::Long, launch.threads));
                             let warps = launch.threads as usize / 32;
-                            assert!(pieces * warps * 5 <= MAX_PARTIALS as usize);
+                            assert!(pieces * warps * STATS_PARTS as usize <= MAX_PARTIALS as usize);
                         }
                         Pass::Backward => assert_eq!(plan.form, Form::Long),
                         Pass::ForwardBackward => panic!("split"),

@@ -38,13 +38,20 @@ pub const MAX_BLOCK: u32 = 1024;
 pub const ROWS_BLOCK: u32 = 256;
 
 /// Partial sums that there is room for.
-pub const MAX_PARTIALS: u32 = 132 * 512;
+pub const MAX_PARTIALS: u32 = 132 * 560;
 
-/// Blocks whose sums the last of them adds up, in a grid of more than [`UNGROUPED`] blocks.
+/// Numbers that a warp leaves of a part of a row of logits.
+pub const STATS_PARTS: u32 = 4;
+
+/// Blocks whose sums are added up before those of the grid.
 pub const GROUP: u32 = 64;
 
-/// The most blocks of a grid of which one block adds up all sums.
-pub const UNGROUPED: u32 = 1024;
+/// How many groups ahead of the group whose sums it adds up a block is: as far as blocks run at the same time, so that
+/// it does not wait for them. The sums of the blocks after the last such group the grid's last block adds up.
+pub const LAG: u32 = 16;
+
+/// The most [`CrossEntropyArgs::totals_blocks`].
+pub const MAX_TOTALS_BLOCKS: u32 = 512;
 
 /// The most blocks of a grid that sums `sums` values: for each a partial sum a block, and a group.
 pub const fn max_blocks(sums: u32) -> u32 {
@@ -55,12 +62,13 @@ pub const fn max_blocks(sums: u32) -> u32 {
 pub mod workspace {
     /// The complement of the lowest row that is not as it should be, or 0; zero between launches.
     pub const FAULT: u64 = 0;
-    /// What a launch leaves for the next: [`TotalsArgs`](super::TotalsArgs).
+    /// The sums of class weights and of rows that a launch leaves for the next, where rows are split.
     pub const TOTALS: u64 = 16;
-    /// The partial sums; zero between launches.
+    /// The partial sums, and behind them those of the totals and the totals; zero between launches.
     pub const PARTIALS: u64 = 32;
     /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows are split.
-    pub const SAVED: u64 = PARTIALS + super::MAX_PARTIALS as u64 * 8;
+    pub const SAVED: u64 =
+        PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_TOTALS_BLOCKS + 2) as u64 * 8;
     /// The most rows that are.
     pub const SAVED_ROWS: usize = 256;
 }
@@ -185,14 +193,16 @@ pub struct CrossEntropyArgs {
     /// Threads of a team: a power of two, of which the forward kernel wants whole warps, or the whole block.
     pub team: NonZeroU32,
     /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
-    /// block, is at most [`MAX_PARTIALS`] / 5.
+    /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,
-    /// Groups of 16 bytes of a row's logits, its first, that a block keeps in its dynamic shared memory from the
-    /// sums to the gradients, where it does not hold the row in registers. The others it reads twice. The results
-    /// do not depend on it.
+    /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from the sums to the
+    /// gradients, behind those that it holds in registers. The others it reads twice. The results do not depend on it.
     pub kept_groups: u32,
+    /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
+    /// and where a launch of their own has done it.
+    pub totals_blocks: u32,
     /// One value, or one a row.
     pub loss: u64,
     /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.
@@ -200,7 +210,7 @@ pub struct CrossEntropyArgs {
     /// [`WORKSPACE_BYTES`] of scratch.
     pub workspace: u64,
     /// The sums of class weights and of rows that count, two `f64`: written by the forward kernels unless null,
-    /// read by those that compute gradients where `divisor` is 0.
+    /// read by the backward kernel where `divisor` is 0.
     pub totals: u64,
     /// [`saved`]: written by the forward kernels unless null, read by the backward kernels.
     pub saved: u64,
@@ -232,22 +242,4 @@ impl Target {
         let start = if self.class_bytes == 0 { self.start } else { 0 };
         Matrix { start, row_stride: self.row_stride }
     }
-}
-
-/// Arguments of the kernel that adds up what a mean of cross-entropy is divided by.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct TotalsArgs {
-    /// Classes.
-    pub target: Target,
-    /// Targets.
-    pub rows: u64,
-    /// Classes there are.
-    pub cols: u32,
-    /// Class weights, of the element type; null for ones.
-    pub weight: u64,
-    /// [`WORKSPACE_BYTES`] of scratch.
-    pub workspace: u64,
-    /// Where it writes the sums of class weights and of rows that count, two `f64`.
-    pub totals: u64,
 }

@@ -5,13 +5,13 @@
 //! of the additions depends on the launch shape alone, never on which block is done when: a sum
 //! has the same bits on every run.
 
-use crate::abi::{GROUP, MAX_PARTIALS, UNGROUPED, workspace};
+use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
 use cuda_std::atomic::fetch_max;
 use cuda_std::hint::spin;
-use cuda_std::memory::{load_shared_by_grid, store, store_shared_by_grid};
+use cuda_std::memory::{load_shared_by_grid, peek_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, sync_warp, warp_id};
+use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sync_warp, warp_id};
 
 /// Values that are summed side by side, at most.
 const MAX_SUMS: usize = 4;
@@ -24,14 +24,14 @@ cuda_std::shared_array! {
 /// the warp call it. Written out: as a loop, it would be one in the middle of every row.
 #[inline(always)]
 fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) -> T) -> T {
-    unrolled!(for level in 0..5; {
-        let mask = 16 >> level;
+    let with = |value: T, mask: u32| {
         let other = value.shuffle_xor(mask);
-        if mask < team {
-            value = combine(value, other);
-        }
-    });
-    value
+        if mask < team { combine(value, other) } else { value }
+    };
+    if team > 8 {
+        value = with(with(value, 16), 8);
+    }
+    with(with(with(value, 4), 2), 1)
 }
 
 /// Each of `values` summed over a team, in every thread of it: a power of two of threads up to 32, or the block.
@@ -82,9 +82,22 @@ pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N
     sums
 }
 
-/// The largest `value` of a team of a warp, in every thread of it. Of numbers: NaN is passed over.
+/// The largest `value` of the warp, in every thread of it. Of numbers, not NaN.
 #[inline(always)]
-pub(crate) fn warp_max<R: Real>(value: R, team: u32) -> R {
+pub(crate) fn warp_max<R: Real>(value: R) -> R {
+    sync_warp();
+    if size_of::<R>() > 4 {
+        return in_warp(value, WARP_SIZE, R::max);
+    }
+    // As integers, numbers are ordered but for the negative ones, which are turned around.
+    let turn = |bits: i32| bits ^ (bits >> 31 & i32::MAX);
+    let max = turn(max_of_warp(turn(value.to_bits64() as i32)));
+    R::from_bits64(u64::from(max.cast_unsigned()))
+}
+
+/// [`warp_max`] of a team of a warp.
+#[inline(always)]
+pub(crate) fn team_max<R: Real>(value: R, team: u32) -> R {
     sync_warp();
     in_warp(value, team, R::max)
 }
@@ -137,17 +150,17 @@ impl Workspace {
     /// Leaves a partial sum.
     ///
     /// # Safety
-    /// `index` is below `abi::MAX_PARTIALS` and this thread's alone.
+    /// `index` is below `abi::MAX_PARTIALS` or in [`TotalsAhead`], and this thread's alone.
     #[inline(always)]
     pub(crate) unsafe fn leave(self, index: u64, sum: f64) {
-        debug_assert!(index < u64::from(MAX_PARTIALS));
+        debug_assert!(index < TotalsAhead::TOTALS + 2);
         // All bits zero stand for no sum; to a sum, the other zero is the same.
         let sum = if sum == 0.0 { -0.0 } else { sum };
         // SAFETY: within the workspace; the caller's condition.
         unsafe { store_shared_by_grid(self.partial(index), sum.to_bits()) };
     }
 
-    /// Takes partial sums `first[0]`, `first[1]`, ..., those that are `wanted`, when they have been left; 0 for others.
+    /// Takes partial sums `at[0]`, `at[1]`, ..., those that are `wanted`, when they have been left; 0 for others.
     ///
     /// # Safety
     /// One thread takes each. They are left by blocks of a lower index, or were by this one, before a barrier or by the
@@ -220,6 +233,82 @@ impl Workspace {
     }
 }
 
+/// Two totals that the first blocks of a grid add up for those behind them: their places in the workspace.
+///
+/// Blocks begin in the order of their indices. Whoever waits for the totals waits for blocks that have begun.
+#[derive(Clone, Copy)]
+pub(crate) struct TotalsAhead {
+    workspace: Workspace,
+}
+
+impl TotalsAhead {
+    /// The sums of the blocks that add up, and where they come together.
+    const PARTS: u64 = MAX_PARTIALS as u64;
+    const TOTALS: u64 = Self::PARTS + 2 * MAX_TOTALS_BLOCKS as u64;
+
+    #[inline(always)]
+    pub(crate) fn new(workspace: Workspace) -> Self {
+        TotalsAhead { workspace }
+    }
+
+    /// Sums over the first `blocks` blocks, of which this is one, what its threads have.
+    ///
+    /// # Safety
+    /// `blocks` is at most `abi::MAX_TOTALS_BLOCKS`. Every thread of those blocks calls this, once a launch; the block has
+    /// not called [`team_sums`] since its last barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn add_up(self, values: [f64; 2], blocks: u32) {
+        let of_block = block_sums::<f64, false, 2>(values);
+        let (block, blocks) = (u64::from(block_idx_x()), u64::from(blocks));
+        if thread_idx_x() == 0 {
+            unrolled!(for index in 0..2; {
+                let part = Self::PARTS + index as u64 * blocks + block;
+                // SAFETY: each block has its own.
+                unsafe { self.workspace.leave(part, of_block[index]) };
+            });
+        }
+        if block + 1 < blocks {
+            return;
+        }
+        // Between the sums of the block and these; and this block's are left.
+        sync_threads();
+        let (thread, step) = (u64::from(thread_idx_x()), u64::from(block_dim_x()));
+        // SAFETY: the blocks before this have left them or will, this one has.
+        let shares =
+            unsafe { self.workspace.share::<2>(Self::PARTS, blocks, blocks, thread, step) };
+        let totals = block_sums::<f64, false, 2>(shares);
+        if thread == 0 {
+            unrolled!(for index in 0..2; {
+                // SAFETY: the last of the blocks alone leaves them.
+                unsafe { self.workspace.leave(Self::TOTALS + index as u64, totals[index]) };
+            });
+        }
+    }
+
+    /// Total `index`, 0 or 1, when it is there.
+    #[inline(always)]
+    pub(crate) fn wait(self, index: u64) -> f64 {
+        loop {
+            // SAFETY: within the workspace; written by one block, as is to be while others read.
+            let bits = unsafe { peek_shared_by_grid(self.workspace.partial(Self::TOTALS + index)) };
+            if bits != 0 {
+                return f64::from_bits(bits);
+            }
+            spin();
+        }
+    }
+
+    /// Both, which are gone then.
+    ///
+    /// # Safety
+    /// The blocks that add up are of a lower index; nobody waits for the totals any more, and one thread takes them.
+    #[inline(always)]
+    pub(crate) unsafe fn take(self) -> [f64; 2] {
+        // SAFETY: the caller's conditions.
+        unsafe { self.workspace.take([Self::TOTALS, Self::TOTALS + 1], [true; 2]) }
+    }
+}
+
 /// Whether this block has the highest index, and so may wait for all others.
 #[inline(always)]
 pub(crate) fn is_last_block() -> bool {
@@ -239,41 +328,41 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
 ) {
     let of_block = block_sums::<f64, false, N>(values);
     // SAFETY: the caller's condition.
-    unsafe { sums_over_blocks::<N>(of_block, workspace, finish) }
+    unsafe { sums_over_blocks::<N>(of_block, thread_idx_x() == 0, workspace, finish) }
 }
 
-/// [`grid_sums`] of values that the first thread of each block has.
+/// [`grid_sums`] of values that one thread of each block has, the one that `leaves` them.
 ///
 /// # Safety
 /// As [`grid_sums`].
 #[inline(always)]
 pub(crate) unsafe fn sums_over_blocks<const N: usize>(
     values: [f64; N],
+    leaves: bool,
     workspace: Workspace,
     finish: impl FnOnce([f64; N]),
 ) {
     let (block, blocks) = (u64::from(block_idx_x()), u64::from(grid_dim_x()));
-    let (thread, group) = (thread_idx_x(), u64::from(GROUP));
-    // A block that adds up very many would take as long as a few rows.
-    let grouped = blocks > u64::from(UNGROUPED);
-    if thread == 0 {
+    let (group, lag) = (u64::from(GROUP), u64::from(LAG));
+    if leaves {
         unrolled!(for index in 0..N; {
             // SAFETY: the caller's condition; each block leaves its own.
             unsafe { workspace.leave(index as u64 * blocks + block, values[index]) };
         });
     }
-    let groups = blocks.div_ceil(group);
+    let groups = blocks / group;
     let of_groups = N as u64 * blocks;
-    if grouped && warp_id() == 0 && ((block + 1).is_multiple_of(group) || is_last_block()) {
-        let first = block / group * group;
-        let (count, lane) = (block + 1 - first, u64::from(lane_id()));
-        // SAFETY: the blocks of the group leave them; none is of a higher index.
-        let shares =
-            unsafe { workspace.share::<N>(first, blocks, count, lane, u64::from(WARP_SIZE)) };
+    let ends_group = (block + 1).is_multiple_of(group);
+    if ends_group && block / group >= lag && warp_id() == 0 {
+        let (behind, lane) = (block / group - lag, u64::from(lane_id()));
+        // SAFETY: the blocks of the group leave them; they are of a lower index.
+        let shares = unsafe {
+            workspace.share::<N>(behind * group, blocks, group, lane, u64::from(WARP_SIZE))
+        };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
             unrolled!(for index in 0..N; {
-                let partial = of_groups + index as u64 * groups + block / group;
+                let partial = of_groups + index as u64 * groups + behind;
                 // SAFETY: the caller's condition; each group has its own.
                 unsafe { workspace.leave(partial, of_group[index]) };
             });
@@ -282,13 +371,19 @@ pub(crate) unsafe fn sums_over_blocks<const N: usize>(
     if !is_last_block() {
         return;
     }
-    let (first, count) = if grouped { (of_groups, groups) } else { (0, blocks) };
-    // SAFETY: every block, or group, leaves its own.
-    let shares = unsafe {
-        workspace.share::<N>(first, count, count, u64::from(thread), u64::from(block_dim_x()))
-    };
-    // Between the sums of the block and these.
+    // Between the sums of the block and these; and whoever left this block's has.
     sync_threads();
+    let summed = groups.saturating_sub(lag);
+    let (first, thread) = (summed * group, u64::from(thread_idx_x()));
+    let step = u64::from(block_dim_x());
+    // SAFETY: every block, or group, leaves its own.
+    let (mut shares, of_blocks) = unsafe {
+        (
+            workspace.share::<N>(of_groups, groups, summed, thread, step),
+            workspace.share::<N>(first, blocks, blocks - first, thread, step),
+        )
+    };
+    unrolled!(for index in 0..N; { shares[index] += of_blocks[index]; });
     let of_grid = block_sums::<f64, false, N>(shares);
     if thread == 0 {
         finish(of_grid);

@@ -4,7 +4,7 @@
 use crate::abi::Matrix;
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
-use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming};
+use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
 
 /// Where a row is cut. Rows have fewer than 2³¹ elements.
 #[derive(Clone, Copy)]
@@ -48,6 +48,12 @@ impl<E: Element> Cut<E> {
         let head = to_boundary.min(cols);
         let (groups, tail) = ((cols - head) / E::LANES, (cols - head) % E::LANES);
         Cut { head, tail, groups, element: PhantomData }
+    }
+
+    /// A row of `cols` elements that is all groups.
+    #[inline(always)]
+    pub(crate) fn whole(cols: u32) -> Self {
+        Cut { head: 0, tail: 0, groups: cols / E::LANES, element: PhantomData }
     }
 
     /// Whether there are edges.
@@ -134,6 +140,22 @@ impl<E: Element> Row<E> {
         unsafe { load(self.at(index)) }
     }
 
+    /// Stores an element.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), and nobody else accesses it.
+    #[inline(always)]
+    pub(crate) unsafe fn store(self, index: u32, value: E) {
+        // SAFETY: the caller's conditions.
+        unsafe { store(self.at(index), value) };
+    }
+
+    /// Where a group lies, of the row that is cut.
+    #[inline(always)]
+    pub(crate) fn group(self, group: Span) -> *const Vec16 {
+        self.at(group.first).cast_const().cast()
+    }
+
     /// Loads a group.
     ///
     /// # Safety
@@ -166,7 +188,7 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores a group, rounded to the element type.
+    /// Stores a group, rounded to the element type, or nothing of a span that is empty.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the group, and nobody else accesses them.
@@ -175,7 +197,8 @@ impl<E: Element> Row<E> {
         // SAFETY: the caller's conditions; a group of the cut that lies alike is on its boundary.
         unsafe {
             if self.alike {
-                store_streaming(self.at(group.first).cast(), E::narrow_all(values));
+                let values = E::narrow_all(values);
+                store_streaming_if(group.count > 0, self.at(group.first).cast(), values);
             } else {
                 self.store_span(group, values);
             }

@@ -1,5 +1,6 @@
 //! What the compiler is not to know.
 
+use crate::memory::Vec16;
 use crate::side;
 
 /// `value`, of which the compiler knows nothing. A branch on it inside a loop stays one branch, where the
@@ -7,6 +8,12 @@ use crate::side;
 #[inline(always)]
 pub fn opaque(value: u64) -> u64 {
     side::opaque(value)
+}
+
+/// [`opaque`]: what was computed from the value before is computed from it anew.
+#[inline(always)]
+pub fn opaque_vec16(value: Vec16) -> Vec16 {
+    side::opaque_vec16(value)
 }
 
 /// Says that this thread waits for what another block writes. Only a block of a lower index may be waited for: such

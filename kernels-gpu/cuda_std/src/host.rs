@@ -40,6 +40,12 @@ pub trait Machine {
     fn dynamic_shared_memory(&self) -> usize;
     /// Does not return if the access to global memory is not allowed.
     fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place);
+    /// Notes 16 bytes of global memory to be copied to shared memory.
+    fn copy_to_shared(&self, to: usize, from: usize, place: Place);
+    /// Ends a batch of what is noted.
+    fn end_copies(&self);
+    /// What is noted in batches, but for the last `but`, in order, and forgets it.
+    fn take_copies(&self, but: usize) -> Vec<(usize, usize, Place)>;
     /// Does not return if the access to shared memory is not allowed.
     fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place);
 }
@@ -120,6 +126,32 @@ pub(crate) unsafe fn load_acquire(at: *const u64) -> u64 {
 }
 
 #[track_caller]
+pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
+    check_global(at, Access::Load);
+    // SAFETY: the machine has checked the address; an atomic load writes nothing.
+    unsafe { AtomicU64::from_ptr(at.cast_mut()) }.load(Ordering::Relaxed)
+}
+
+#[track_caller]
+pub(crate) unsafe fn copy_to_shared(to: *mut Vec16, from: *const Vec16) {
+    check_global(from, Access::Load);
+    machine().copy_to_shared(to as usize, from as usize, Location::caller());
+}
+
+pub(crate) fn end_copies() {
+    machine().end_copies();
+}
+
+/// Here the copies are made: whoever does not wait finds nothing.
+pub(crate) fn wait_for_copies<const BUT: u32>() {
+    for (to, from, place) in machine().take_copies(BUT as usize) {
+        machine().shared_access(to, size_of::<Vec16>(), Access::Store, place);
+        // SAFETY: the machine has checked both addresses.
+        unsafe { (to as *mut Vec16).write((from as *const Vec16).read()) };
+    }
+}
+
+#[track_caller]
 pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
     check_global(at, Access::Store);
     // SAFETY: the machine has checked the address. Released, so that what a fence has put before it is.
@@ -138,6 +170,14 @@ pub(crate) unsafe fn store<T: Word>(at: *mut T, value: T) {
     check_global(at, Access::Store);
     // SAFETY: the machine has checked the address.
     unsafe { at.write(value) }
+}
+
+#[track_caller]
+pub(crate) unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) {
+    if is {
+        // SAFETY: the caller's conditions.
+        unsafe { store_streaming(at, value) };
+    }
 }
 
 #[track_caller]
@@ -223,6 +263,15 @@ max_pairs!(max_f16_pairs, f16);
 max_pairs!(max_bf16_pairs, bf16);
 
 #[track_caller]
+pub(crate) fn max_of_warp(mut value: i32) -> i32 {
+    for lane_mask in [16, 8, 4, 2, 1] {
+        let other = machine().shuffle_xor(value.cast_unsigned(), lane_mask, Location::caller());
+        value = value.max(other.cast_signed());
+    }
+    value
+}
+
+#[track_caller]
 pub(crate) fn any(of: bool) -> bool {
     ballot(of) != 0
 }
@@ -242,6 +291,10 @@ pub(crate) fn spin() {
 }
 
 pub(crate) fn opaque(value: u64) -> u64 {
+    value
+}
+
+pub(crate) fn opaque_vec16(value: Vec16) -> Vec16 {
     value
 }
 

@@ -47,6 +47,17 @@ pub unsafe fn load_shared_by_grid(at: *const u64) -> u64 {
     unsafe { side::load_acquire(at) }
 }
 
+/// As [`load_shared_by_grid`], but of what was visible before nothing is said.
+///
+/// # Safety
+/// As [`load_shared_by_grid`].
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn peek_shared_by_grid(at: *const u64) -> u64 {
+    // SAFETY: the caller's conditions.
+    unsafe { side::load_relaxed(at) }
+}
+
 /// Stores a word that other blocks of the launch may read at the same time. Not ordered with anything else.
 ///
 /// # Safety
@@ -90,4 +101,27 @@ pub unsafe fn store<T: Word>(at: *mut T, value: T) {
 pub unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
     // SAFETY: the caller's conditions.
     unsafe { side::store_streaming(at, value) }
+}
+
+/// [`store_streaming`] if it `is` to be, without a branch.
+///
+/// # Safety
+/// As [`store_streaming`], if it is.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) {
+    // SAFETY: the caller's conditions.
+    unsafe { side::store_streaming_if(is, at, value) }
+}
+
+/// Ends a batch of what this thread copies ([`SharedArray::copy`](crate::SharedArray::copy)).
+#[inline(always)]
+pub fn end_copies() {
+    side::end_copies();
+}
+
+/// Waits for all batches of what this thread copies, but for the last `BUT`.
+#[inline(always)]
+pub fn wait_for_copies<const BUT: u32>() {
+    side::wait_for_copies::<BUT>();
 }

@@ -22,6 +22,8 @@ unsafe extern "C" {
     safe fn vote_ballot(members: i32, of: bool) -> i32;
     #[link_name = "llvm.nvvm.vote.any.sync"]
     safe fn vote_any(members: i32, of: bool) -> bool;
+    #[link_name = "llvm.nvvm.redux.sync.max"]
+    safe fn redux_max(value: i32, members: i32) -> i32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     safe fn bar_warp_sync(members: i32);
     #[link_name = "llvm.fma.f32"]
@@ -36,10 +38,16 @@ pub(crate) fn thread_idx() -> u32 {
     unsafe { nvptx::_thread_idx_x() as u32 }
 }
 
+/// Read anew wherever it is needed: kept from the start of a kernel to its end, it would take a register from all that is
+/// between.
 #[inline(always)]
 pub(crate) fn block_idx() -> u32 {
+    let index;
     // SAFETY: reads a special register.
-    unsafe { nvptx::_block_idx_x() as u32 }
+    unsafe {
+        asm!("mov.u32 {0}, %ctaid.x;", out(reg32) index, options(nomem, nostack, preserves_flags))
+    };
+    index
 }
 
 #[inline(always)]
@@ -48,10 +56,15 @@ pub(crate) fn block_dim() -> u32 {
     unsafe { nvptx::_block_dim_x() as u32 }
 }
 
+/// As [`block_idx`].
 #[inline(always)]
 pub(crate) fn grid_dim() -> u32 {
+    let blocks;
     // SAFETY: reads a special register.
-    unsafe { nvptx::_grid_dim_x() as u32 }
+    unsafe {
+        asm!("mov.u32 {0}, %nctaid.x;", out(reg32) blocks, options(nomem, nostack, preserves_flags))
+    };
+    blocks
 }
 
 #[inline(always)]
@@ -139,6 +152,60 @@ pub(crate) unsafe fn load_acquire(at: *const u64) -> u64 {
         asm!("ld.acquire.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
     }
     value
+}
+
+#[inline(always)]
+pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
+    let value;
+    // SAFETY: the caller's conditions. Not `readonly`: each reads anew.
+    unsafe {
+        asm!("ld.relaxed.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
+    }
+    value
+}
+
+#[inline(always)]
+pub(crate) unsafe fn copy_to_shared(to: *mut Vec16, from: *const Vec16) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        asm!("cp.async.cg.shared.global [{0}], [{1}], 16;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+    }
+}
+
+#[inline(always)]
+pub(crate) fn end_copies() {
+    // SAFETY: ends a batch.
+    unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) };
+}
+
+#[inline(always)]
+pub(crate) fn wait_for_copies<const BUT: u32>() {
+    // SAFETY: waits.
+    unsafe { asm!("cp.async.wait_group {0};", const BUT, options(nostack, preserves_flags)) };
+}
+
+#[inline(always)]
+pub(crate) fn max_of_warp(value: i32) -> i32 {
+    redux_max(value, -1)
+}
+
+/// Without a branch: what is stored is not worth one.
+#[inline(always)]
+pub(crate) unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) {
+    let Vec16([a, b, c, d]) = value;
+    // SAFETY: the caller's conditions.
+    unsafe {
+        asm!(
+            "{{ .reg .pred %is; setp.ne.u32 %is, {5}, 0; @%is st.global.cs.v4.b32 [{4}], {{{0}, {1}, {2}, {3}}}; }}",
+            in(reg32) a,
+            in(reg32) b,
+            in(reg32) c,
+            in(reg32) d,
+            in(reg64) at,
+            in(reg32) u32::from(is),
+            options(nostack, preserves_flags),
+        );
+    }
 }
 
 #[inline(always)]
@@ -275,6 +342,23 @@ pub(crate) fn opaque(mut value: u64) -> u64 {
     // SAFETY: no instruction. Not `pure`: it has to stay where it is, in the loop.
     unsafe { asm!("// {0}", inout(reg64) value, options(nomem, nostack, preserves_flags)) };
     value
+}
+
+#[inline(always)]
+pub(crate) fn opaque_vec16(value: Vec16) -> Vec16 {
+    let Vec16([mut a, mut b, mut c, mut d]) = value;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "// {0} {1} {2} {3}",
+            inout(reg32) a,
+            inout(reg32) b,
+            inout(reg32) c,
+            inout(reg32) d,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    Vec16([a, b, c, d])
 }
 
 #[inline(always)]

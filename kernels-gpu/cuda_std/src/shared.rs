@@ -131,4 +131,18 @@ impl SharedArray<Vec16> {
         // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
         unsafe { side::store_shared_vec16(self.start.add(index as usize), value) }
     }
+
+    /// Copies 16 bytes of global memory to `index`, without a register and without waiting. This thread has them when
+    /// it has ended the batch ([`end_copies`](crate::memory::end_copies)) and waited for it
+    /// ([`wait_for_copies`](crate::memory::wait_for_copies)).
+    ///
+    /// # Safety
+    /// 1. As [`set`](Self::set); until then, this thread does not access them either.
+    /// 2. As [`load_streaming`](crate::memory::load_streaming), until then.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn copy(self, index: u32, from: *const Vec16) {
+        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        unsafe { side::copy_to_shared(self.start.add(index as usize), from) }
+    }
 }

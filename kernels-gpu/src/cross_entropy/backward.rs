@@ -1,6 +1,6 @@
 //! The gradients, from what a forward pass has saved.
 
-use super::lanes::Lanes;
+use super::lanes::{FLIGHT, Lanes, lies};
 use super::pass::Pass;
 use super::team::Team;
 use crate::abi::CrossEntropyArgs;
@@ -17,7 +17,8 @@ use cuda_std::warp::WARP_SIZE;
 pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     let splits = NonZeroU64::from(args.splits);
-    let team = if args.team.get() > WARP_SIZE { Team::of_block() } else { Team::of_threads(args) };
+    let team =
+        if args.team.get() > WARP_SIZE { Team::of_block(args) } else { Team::of_threads(args) };
     let pieces = args.rows * splits.get();
     let mut piece = team.piece(team.first);
     while piece < pieces {
@@ -27,8 +28,14 @@ pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyAr
         unsafe {
             let label = pass.label(pass.class(row));
             let factors = pass.factors_of_saved(row, &label);
-            Lanes::new::<MODE, 0>(&pass, row)
-                .gradients::<MODE, true>(&pass, row, split, &label, &factors, team);
+            let lanes = Lanes::new::<MODE, { lies::ANYHOW }>(&pass, row);
+            let (to, mut owned) = (lanes.to::<MODE, { lies::ANYHOW }>(&pass, row), None);
+            lanes.gradients::<MODE, true, FLIGHT>(
+                &pass, 0, split, &label, &factors, to, &mut owned, team,
+            );
+            if let Some(logit) = owned {
+                lanes.gradient_of_class(&pass, &label, &factors, to, logit);
+            }
         }
         piece += u64::from(team.teams);
     }

@@ -1,7 +1,7 @@
 //! The loss.
 
 use super::label::store_totals;
-use super::lanes::Lanes;
+use super::lanes::{Lanes, lies};
 use super::pass::{Pass, TERMS, Terms};
 use super::stats::{KEPT, KeptStats, Stats};
 use super::team::Team;
@@ -34,10 +34,10 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
         if mine < args.rows {
             // SAFETY: condition 1.
             unsafe {
-                let label = pass.label(pass.class(mine));
-                counts = label.counts || args.saved != 0;
+                let class = pass.class(mine);
+                counts = pass.label(class).counts || args.saved != 0;
                 if team.lane < WARP_SIZE {
-                    logit = pass.logit(mine, &label);
+                    logit = pass.logit(mine, class);
                 }
             }
         }
@@ -47,7 +47,7 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
             let read = to_be_read >> kept & 1 != 0;
             // SAFETY: the caller's conditions; a row that is not one of `rows` is not to be read.
             unsafe {
-                let lanes = Lanes::new::<MODE, 0>(&pass, team.piece(first));
+                let lanes = Lanes::new::<MODE, { lies::ANYHOW }>(&pass, team.piece(first));
                 let stats = lanes.stats_of_warp::<MODE, false>(&pass, 0, read, team);
                 if Pass::<E, MODE>::DENSE {
                     KeptStats::keep::<_, true>(kept, stats);
@@ -75,7 +75,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let splits = NonZeroU64::from(args.splits);
-    let team = Team::of_block();
+    let team = Team::of_block(args);
     let warps = u64::from(team.threads / WARP_SIZE);
     let mut piece = team.first;
     while piece < args.rows * splits.get() {
@@ -83,7 +83,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
         // SAFETY: the caller's conditions; one warp a part of a piece.
         unsafe {
             let read = pass.label(pass.class(row)).counts || args.saved != 0;
-            let lanes = Lanes::new::<MODE, 0>(&pass, row);
+            let lanes = Lanes::new::<MODE, { lies::ANYHOW }>(&pass, row);
             let stats = lanes.stats_of_warp::<MODE, true>(&pass, split, read, team);
             if lane_id() == 0 {
                 stats.leave(workspace, piece * warps + u64::from(warp_id()));
@@ -103,9 +103,9 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
         unsafe {
             let stats = Stats::take(workspace, row * parts, parts).of_row();
             if lane_id() == 0 {
-                let label = pass.label(pass.class(row));
-                let logit = pass.logit(row, &label);
-                let terms = pass.finish_row(row, &label, stats, logit, workspace);
+                let class = pass.class(row);
+                let (label, logit) = (pass.label(class), pass.logit(row, class));
+                let terms = pass.finish_row::<true>(row, &label, stats, logit, workspace);
                 unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
             }
         }
@@ -149,7 +149,7 @@ unsafe fn finish_kept<E: Element, const MODE: u32>(
                 KeptStats::of_row::<_, false>(team.lane, warps)
             };
             let label = pass.label(pass.class(row));
-            Terms::add(pass.finish_row(row, &label, stats, logit, workspace));
+            Terms::add(pass.finish_row::<true>(row, &label, stats, logit, workspace));
         }
     }
     if alone {

@@ -4,101 +4,146 @@
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
 use super::kept::KeptLogits;
-use super::lanes::Lanes;
-use super::pass::Pass;
+use super::label::add_up_totals;
+use super::lanes::{FLIGHT_BESIDE, Lanes, lies};
+use super::pass::{Pass, Total};
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
-use crate::element::Element;
-use crate::reduce::{Workspace, sums_over_blocks};
-use cuda_std::thread::thread_idx_x;
+use crate::element::{Element, Real};
+use crate::reduce::{TotalsAhead, Workspace, sums_over_blocks};
+use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 
 cuda_std::shared_array! {
-    /// The losses and the squared log-sum-exps of the rows that the first thread has finished, which alone accesses
-    /// their sums: here, not to cost all threads registers.
+    /// The losses and the squared log-sum-exps of the rows that are finished, by a thread each, of which a barrier stands
+    /// between any two.
     fn sums_of_block() -> [f64; 2];
+}
+
+cuda_std::shared_array! {
+    /// The scale of the gradients of the row: the first thread writes it before the barrier that stands in each row.
+    fn scale_of_row() -> [u64; 1];
 }
 
 #[inline(always)]
 fn sums() -> [f64; 2] {
-    // SAFETY: by the thread that wrote them.
+    // SAFETY: the first thread wrote them, or who finished the row before; a row has a barrier before it is finished.
     unsafe { [sums_of_block().get(0), sums_of_block().get(1)] }
 }
 
 #[inline(always)]
 fn set_sums(sums: [f64; 2]) {
-    // SAFETY: no other thread accesses them.
+    // SAFETY: as in `sums`.
     unsafe {
         sums_of_block().set(0, sums[0]);
         sums_of_block().set(1, sums[1]);
     }
 }
 
-/// Rows that the block holds in registers, at most `HELD` groups of 16 bytes a thread; with none, it keeps what it
-/// can in shared memory, and reads the rest of a row twice.
+/// Rows that the block holds in registers, `HELD` groups of 16 bytes a thread. With `BESIDE`, it keeps what it can of what
+/// is behind them in shared memory, and reads the rest of a row twice.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A team is the block; with `HELD` it holds a row, and all tensors with rows lie
-/// alike to 16 bytes.
+/// The kernels' conditions ([`super`]). A team is the block; without `BESIDE` it holds a row, and the rows of all
+/// tensors lie from one boundary of 16 bytes to another.
 #[inline(always)]
-pub(crate) unsafe fn forward_backward<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn forward_backward<
+    E: Element,
+    const MODE: u32,
+    const BESIDE: bool,
+    const HELD: usize,
+>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let team = Team::of_block();
+    let ahead = TotalsAhead::new(workspace);
+    let team = Team::of_block(args);
     let first = thread_idx_x() == 0;
     if first {
         set_sums([0.0; 2]);
     }
-    let (mut row, mut buffer) = (team.first, 0);
+    // Whoever has finished the block's last row has its sums.
+    let mut finishes = first;
+    let adds_up = block_idx_x() < args.totals_blocks;
+    let mut row = if adds_up { args.rows } else { team.first };
     while row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
-            let lanes = Lanes::new::<MODE, HELD>(&pass, row).keeping(KeptLogits::new(args));
+            let lanes = if BESIDE {
+                let behind = HELD as u32 * team.threads;
+                Lanes::new::<MODE, { lies::ANYHOW }>(&pass, row)
+                    .keeping(KeptLogits::new(args, behind))
+            } else {
+                Lanes::new::<MODE, { lies::WHOLE }>(&pass, row)
+            };
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
-            let scales = pass.scales(row);
-            let label = pass.label(pass.class(row));
-            // Before it is overwritten.
-            let logit = pass.logit(row, &label);
+            let class = pass.class(row);
+            if first {
+                // By one thread: where all wait for the totals, they wait for each other.
+                scale_of_row().set(0, pass.scale(row, ahead, Total::Weights).to_bits64());
+            }
+            let label = pass.label(class);
             if !label.counts {
                 held.forget::<E>();
             }
-            let of_warp = if HELD > 0 {
-                lanes.stats_of_tile::<MODE, false, HELD>(&pass, &held, label.counts, team)
+            let of_warp = if BESIDE {
+                lanes.stats_beside(&pass, &held, label.counts, team)
             } else {
-                lanes.stats_of_warp::<MODE, false>(&pass, 0, label.counts, team)
+                lanes.stats_of_tile::<MODE, false, HELD>(&pass, &held, label.counts, team)
             };
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true>(buffer)
+                of_warp.of_block::<true>()
             } else {
-                of_warp.of_block::<false>(buffer)
+                of_warp.of_block::<false>()
             };
-            buffer ^= 1;
-            let factors = pass.factors(&label, stats, logit, scales);
-            if HELD > 0 {
-                let to = lanes.to::<MODE, HELD>(&pass, row);
-                lanes.gradients_of_tile::<MODE, false, HELD>(
-                    &pass, &label, &factors, to, &held, team,
-                );
-                lanes.gradients_of_edge::<MODE, false>(&pass, &label, &factors, to, team);
+            let scale = E::Real::from_bits64(scale_of_row().get(0));
+            let factors = pass.factors(row, &label, stats, scale, ahead);
+            let (mut owned, held) = (None, held.anew());
+            let to = if BESIDE {
+                lanes.to::<MODE, { lies::ANYHOW }>(&pass, row)
             } else {
-                lanes.gradients::<MODE, false>(&pass, row, 0, &label, &factors, team);
+                lanes.to::<MODE, { lies::WHOLE }>(&pass, row)
+            };
+            lanes.gradients_of_tile::<MODE, false, HELD>(&pass, None, &factors, to, &held, team);
+            lanes.owned_of_tile(&pass, &label, &held, &mut owned, team);
+            if BESIDE {
+                let behind = HELD as u32 * team.threads;
+                lanes.gradients::<MODE, false, FLIGHT_BESIDE>(
+                    &pass, behind, 0, &label, &factors, to, &mut owned, team,
+                );
             }
-            if first {
-                let [term, _, square, _] = pass.finish_row(row, &label, stats, logit, workspace);
+            finishes = if label.has_class(args.cols) { owned.is_some() } else { first };
+            if finishes {
+                let [term, _, square, _] =
+                    lanes.finish(&pass, row, &label, stats, scale, ahead, to, owned, workspace);
                 let sums = sums();
                 set_sums([sums[0] + term, sums[1] + square]);
             }
         }
-        row += u64::from(team.teams);
+        row += u64::from(Team::of_block(args).teams);
+        if row < args.rows {
+            // All have the sums of the row, which those of the next are to replace.
+            sync_threads();
+        }
+    }
+    if adds_up {
+        // SAFETY: conditions 1 and 2.
+        unsafe { add_up_totals::<E>(args) };
     }
     if args.reduction == reduction::SCALAR || args.fault != 0 {
-        let sums = if first { sums() } else { [0.0; 2] };
+        if args.z_loss != 0.0 {
+            // Before the sums are left, all have seen the totals, which go when all sums are there: the weights before
+            // the row's sums, but those of the z-loss behind them.
+            sync_threads();
+        }
+        let sums = if finishes { sums() } else { [0.0; 2] };
         // SAFETY: conditions 1 and 2; in the last block's first thread.
         unsafe {
-            sums_over_blocks(sums, workspace, |sums| pass.finish_with_totals(sums, workspace));
+            sums_over_blocks(sums, finishes, workspace, |sums| {
+                pass.finish_with_totals(sums, workspace);
+            });
         }
     }
 }

@@ -1,10 +1,10 @@
 //! What a row's class says, and what a mean is divided by.
 
-use crate::abi::{Target, TotalsArgs};
-use crate::element::{Element, Real};
-use crate::reduce::{Workspace, grid_sums};
+use crate::abi::{CrossEntropyArgs, Target};
+use crate::element::{Element, Real, unrolled};
+use crate::reduce::{TotalsAhead, Workspace};
 use cuda_std::memory::{load, store};
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
 /// A row's target, but for probabilities.
 pub(crate) struct Label<R> {
@@ -22,6 +22,12 @@ impl<R: Real> Label<R> {
     /// Of no row, or one to be ignored.
     pub(crate) const NONE: Self =
         Label { class: u32::MAX, weight: R::ZERO, counts: false, fault: false };
+
+    /// Whether it names a class, of `cols`.
+    #[inline(always)]
+    pub(crate) fn has_class(&self, cols: u32) -> bool {
+        self.class < cols
+    }
 }
 
 /// What a row's class says. That it is to be ignored comes before any look at what class it is.
@@ -48,21 +54,43 @@ pub(crate) unsafe fn label<E: Element>(
     Label { class, weight, counts: true, fault: false }
 }
 
-/// The class of a row.
+/// The classes of N rows from `row`, one every `step`; of rows that are not below `rows`, one to be ignored. All are asked
+/// for before the first is waited for, those of 8 bytes by themselves: with them, others would be converted.
 ///
 /// # Safety
-/// The targets are classes, in global memory; `row` is one of theirs.
+/// The targets are classes, `rows` of them, in global memory.
 #[inline(always)]
-pub(crate) unsafe fn load_class(target: &Target, row: u64) -> i64 {
-    let at = target.start + row * u64::from(target.class_bytes);
-    // SAFETY: the caller's condition.
-    unsafe {
-        match target.class_bytes {
-            1 => i64::from(load(at as *const u8)),
-            4 => i64::from(load(at as *const i32)),
-            _ => load(at as *const i64),
-        }
+pub(crate) unsafe fn load_classes<const N: usize>(
+    target: &Target,
+    row: u64,
+    step: u64,
+    rows: u64,
+) -> [i64; N] {
+    let at = |k: usize| target.start + (row + k as u64 * step) * u64::from(target.class_bytes);
+    let has = |k: usize| row + k as u64 * step < rows;
+    let mut classes = [target.ignore_index; N];
+    if target.class_bytes == 8 {
+        unrolled!(for k in 0..N; {
+            if has(k) {
+                // SAFETY: the caller's condition.
+                classes[k] = unsafe { load(at(k) as *const i64) };
+            }
+        });
+    } else {
+        unrolled!(for k in 0..N; {
+            if has(k) {
+                // SAFETY: as above.
+                classes[k] = unsafe {
+                    if target.class_bytes == 4 {
+                        i64::from(load(at(k) as *const i32))
+                    } else {
+                        i64::from(load(at(k) as *const u8))
+                    }
+                };
+            }
+        });
     }
+    classes
 }
 
 /// # Safety
@@ -76,32 +104,37 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
     unsafe { load((weights as *const E).wrapping_add(class as usize)).widen() }
 }
 
-/// What a mean is divided by: the sum of the class weights of the rows that count, and their number.
+/// Targets that a thread has in flight when it adds up totals.
+const FLIGHT: usize = 2;
+
+/// Adds up what a mean is divided by, the sum of the class weights of the rows that count, and their number.
 ///
 /// # Safety
-/// 1. `args` is as [`TotalsArgs`] says, in global memory.
-/// 2. `workspace` satisfies [`Workspace::new`]'s conditions; the grid has at most `abi::max_blocks(2)` blocks.
+/// The kernels' conditions 1 and 2. All threads of the first `totals_blocks` of the grid call this, before anything else
+/// that sums.
 #[inline(always)]
-pub(crate) unsafe fn totals<E: Element>(args: &TotalsArgs) {
+pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    let (blocks, threads) = (args.totals_blocks, u64::from(block_dim_x()));
     let (mut weights, mut count) = (0.0, 0.0);
-    let mut row = u64::from(block_idx_x()) * u64::from(block_dim_x()) + u64::from(thread_idx_x());
+    let step = u64::from(blocks) * threads;
+    let mut row = u64::from(block_idx_x()) * threads + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: condition 1.
-        let label = unsafe {
-            label::<E>(&args.target, args.cols, args.weight, load_class(&args.target, row))
-        };
-        if label.counts && !label.fault {
-            weights += label.weight.to_f64();
-            count += 1.0;
-        }
-        row += u64::from(block_dim_x()) * u64::from(grid_dim_x());
-    }
-    // SAFETY: conditions 1 and 2.
-    unsafe {
-        grid_sums([weights, count], Workspace::new(args.workspace), |sums| {
-            store_totals(args.totals, sums);
+        let classes: [i64; FLIGHT] = unsafe { load_classes(&args.target, row, step, args.rows) };
+        unrolled!(for k in 0..FLIGHT; {
+            // SAFETY: condition 1.
+            let label = unsafe { label::<E>(&args.target, args.cols, args.weight, classes[k]) };
+            if label.counts && !label.fault {
+                weights += label.weight.to_f64();
+                count += 1.0;
+            }
         });
+        row += FLIGHT as u64 * step;
     }
+    // SAFETY: condition 2; by the launch, the blocks are no more than may be.
+    unsafe { TotalsAhead::new(workspace).add_up([weights, count], blocks) };
 }
 
 /// # Safety

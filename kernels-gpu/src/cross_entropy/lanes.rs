@@ -3,19 +3,36 @@
 use super::kept::KeptLogits;
 use super::label::{Label, class_weight};
 use super::mode;
-use super::pass::{Factors, Pass};
+use super::pass::{Factors, Pass, TERMS, Totals};
 use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{Matrix, Target};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::warp_max;
+use crate::reduce::{Workspace, team_max, warp_max, warp_sums};
 use crate::row::{Cut, Row, Span};
-use cuda_std::hint::opaque;
-use cuda_std::memory::Vec16;
+use core::hint::select_unpredictable;
+use cuda_std::hint::opaque_vec16;
+use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
 use cuda_std::warp::{WARP_SIZE, any, lane_id};
 
-/// Groups of 16 bytes in flight in a thread of a kernel that holds no row.
+/// Groups of 16 bytes of a tile of a kernel that holds no row, all in flight.
 pub(crate) const FLIGHT: usize = 4;
+
+/// The same, where it holds a part of the row.
+pub(crate) const FLIGHT_BESIDE: usize = 2;
+
+/// The logit of a row's class, in the thread that has come upon it among its own.
+pub(crate) type Owned<R> = Option<R>;
+
+/// How the rows of all tensors lie.
+pub(crate) mod lies {
+    /// Each as it may.
+    pub(crate) const ANYHOW: u32 = 0;
+    /// Alike to 16 bytes.
+    pub(crate) const ALIKE: u32 = 1;
+    /// From one boundary of 16 bytes to another: without edges.
+    pub(crate) const WHOLE: u32 = 2;
+}
 
 /// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it between two passes.
 pub(crate) struct Lanes<E> {
@@ -42,6 +59,16 @@ impl<const N: usize> Tile<N> {
         });
     }
 
+    /// The same, of which the compiler does not know it: elements of 16 bits are widened anew, where they would otherwise
+    /// be kept as they were, in twice as many registers.
+    #[inline(always)]
+    pub(crate) fn anew(mut self) -> Self {
+        unrolled!(for k in 0..N; {
+            (self.x[k], self.t[k]) = (opaque_vec16(self.x[k]), opaque_vec16(self.t[k]));
+        });
+        self
+    }
+
     /// The index in the row of group `k`.
     #[inline(always)]
     fn group(&self, k: usize, team: Team) -> u32 {
@@ -58,9 +85,8 @@ impl<const N: usize> Tile<N> {
 }
 
 impl<E: Element> Lanes<E> {
-    /// With `HELD` all tensors lie alike.
     #[inline(always)]
-    pub(crate) fn new<const MODE: u32, const HELD: usize>(
+    pub(crate) fn new<const MODE: u32, const LIES: u32>(
         pass: &Pass<'_, E, MODE>,
         row: u64,
     ) -> Self {
@@ -69,34 +95,73 @@ impl<E: Element> Lanes<E> {
         let Target { start: probabilities, row_stride, .. } = args.target;
         let probabilities = if MODE == mode::PROBABILITIES { probabilities } else { 0 };
         Lanes {
-            cut: Cut::new(start, args.cols),
+            cut: if LIES == lies::WHOLE {
+                Cut::whole(args.cols)
+            } else {
+                Cut::new(start, args.cols)
+            },
             input: Row::at_cut(start),
-            target: Self::other::<HELD>(Matrix { start: probabilities, row_stride }, row, start),
+            target: Self::other::<LIES>(Matrix { start: probabilities, row_stride }, row, start),
             kept: KeptLogits::NONE,
         }
     }
 
-    /// The same row, of which [`stats_of_warp`](Self::stats_of_warp) keeps logits for
-    /// [`gradients`](Self::gradients).
+    /// The same row, of which logits are kept from [`keep`](Self::keep) to [`gradients`](Self::gradients).
     #[inline(always)]
     pub(crate) fn keeping(self, kept: KeptLogits) -> Self {
         Lanes { kept, ..self }
     }
 
+    /// Has the thread's logits that are kept on their way to where they are: in as many batches as it returns.
+    ///
+    /// # Safety
+    /// The kernels' conditions; what was kept before is done with.
+    #[inline(always)]
+    unsafe fn keep(&self, team: Team) -> u32 {
+        let mut batches = 0;
+        let mut first = self.kept.first() + team.lane;
+        while first - lane_id() < self.cut.groups {
+            unrolled!(for k in 0..FLIGHT_BESIDE; {
+                let group = first + k as u32 * team.threads;
+                if group < self.cut.groups && self.kept.has(group) {
+                    // SAFETY: the caller's conditions; each group is one thread's.
+                    unsafe { self.kept.keep(group, self.input.group(self.cut.group(group))) };
+                }
+            });
+            end_copies();
+            batches += 1;
+            first += team.threads * FLIGHT_BESIDE as u32;
+        }
+        batches
+    }
+
+    /// Waits for what this thread keeps, but for the last `batches`, or fewer.
+    #[inline(always)]
+    fn wait_for_all_but(batches: u32) {
+        match batches {
+            0 => wait_for_copies::<0>(),
+            1 => wait_for_copies::<1>(),
+            2 => wait_for_copies::<2>(),
+            3 => wait_for_copies::<3>(),
+            4 => wait_for_copies::<4>(),
+            _ => wait_for_copies::<5>(),
+        }
+    }
+
     /// The row of another tensor.
     #[inline(always)]
-    fn other<const HELD: usize>(tensor: Matrix, row: u64, start: u64) -> Row<E> {
-        if HELD > 0 { Row::alike(tensor, row) } else { Row::new(tensor, row, start) }
+    fn other<const LIES: u32>(tensor: Matrix, row: u64, start: u64) -> Row<E> {
+        if LIES == lies::ANYHOW { Row::new(tensor, row, start) } else { Row::alike(tensor, row) }
     }
 
     /// Where the gradients of a row go: the input's, the target's.
     #[inline(always)]
-    pub(crate) fn to<const MODE: u32, const HELD: usize>(
+    pub(crate) fn to<const MODE: u32, const LIES: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
         row: u64,
     ) -> [Row<E>; 2] {
-        let to = |tensor| Self::other::<HELD>(tensor, row, self.input.start());
+        let to = |tensor| Self::other::<LIES>(tensor, row, self.input.start());
         [to(pass.args.grad_input), to(pass.args.grad_target)]
     }
 
@@ -203,7 +268,7 @@ impl<E: Element> Lanes<E> {
             stats.max = stats.max.max(E::greatest(x));
         }
         let lanes = if SHORT { team.threads } else { WARP_SIZE };
-        stats.max = warp_max(stats.max, lanes);
+        stats.max = if SHORT { team_max(stats.max, lanes) } else { warp_max(stats.max) };
         unrolled!(for k in 0..N; {
             let span = tile.span(self.cut, k, team);
             // SAFETY: the caller's conditions.
@@ -220,18 +285,24 @@ impl<E: Element> Lanes<E> {
                 pass.absorb_target(&mut stats, edge, x, t);
             }
         }
-        stats = if Pass::<E, MODE>::DENSE {
-            stats.of_team::<true>(lanes)
-        } else {
-            stats.of_team::<false>(lanes)
-        };
+        // There are no ties yet.
+        [stats.rest] = warp_sums([stats.rest], lanes);
+        if Pass::<E, MODE>::DENSE {
+            [stats.dot, stats.weight] = warp_sums([stats.dot, stats.weight], lanes);
+        }
         let two = E::Real::ONE + E::Real::ONE;
         if any(stats.rest < two) {
             // Of one logit that outdoes all others, the others would be lost beside it.
             (stats.ties, stats.rest) = (E::Real::ZERO, E::Real::ZERO);
-            // Not to be found out as what was computed before: it would be kept, in more registers than there are.
-            stats.max = E::Real::from_bits64(opaque(stats.max.to_bits64()));
-            unrolled!(for k in 0..N; { pass.absorb(&mut stats, tile.x[k], E::greatest(tile.x[k])); });
+            stats = stats.anew();
+            // Seldom, and so from memory: what the tile has would be looked at in as many copies of this as it has groups.
+            let mut group = tile.first;
+            while read && group < self.cut.groups {
+                // SAFETY: the caller's conditions.
+                let x = unsafe { self.input.load_group(self.cut.group(group)) };
+                pass.absorb(&mut stats, x, E::greatest(x));
+                group += team.threads;
+            }
             if read && self.cut.has_edges() {
                 // SAFETY: the caller's conditions.
                 let (_, x, _) = unsafe { self.edge(true, team) };
@@ -247,7 +318,7 @@ impl<E: Element> Lanes<E> {
     /// and with the first of its edges.
     ///
     /// # Safety
-    /// The kernels' conditions; where logits are kept, the team is the block.
+    /// The kernels' conditions.
     #[inline(always)]
     pub(crate) unsafe fn stats_of_warp<const MODE: u32, const SPLIT: bool>(
         &self,
@@ -259,35 +330,97 @@ impl<E: Element> Lanes<E> {
         let mut stats = Stats::<E::Real>::NONE;
         let width = team.threads * FLIGHT as u32;
         let mut first = split * width + team.lane;
-        // The warp stays together: it looks for larger logits as one, and most tiles have none.
         while read && first - lane_id() < self.cut.groups {
             // SAFETY: the caller's conditions.
-            let tile = unsafe { self.tile::<FLIGHT>(first, true, team) };
-            let mut greatest = [E::Real::ZERO; FLIGHT];
-            let mut of_tile = stats.max;
-            unrolled!(for k in 0..FLIGHT; {
-                if tile.span(self.cut, k, team).count > 0 {
-                    // SAFETY: the caller's conditions; each group is one thread's.
-                    unsafe { self.kept.keep(tile.group(k, team), tile.x[k]) };
-                }
-                greatest[k] = E::greatest(tile.x[k]);
-                of_tile = of_tile.max(greatest[k]);
-            });
-            if any(of_tile > stats.max) {
-                stats = stats.relative_to(warp_max(of_tile, WARP_SIZE));
+            unsafe {
+                let tile = self.tile::<FLIGHT>(first, true, team);
+                self.absorb_tile(pass, &mut stats, &tile, team);
             }
-            unrolled!(for k in 0..FLIGHT; {
-                let span = tile.span(self.cut, k, team);
-                pass.absorb(&mut stats, tile.x[k], greatest[k]);
-                // SAFETY: as above.
-                unsafe { pass.absorb_target(&mut stats, span, tile.x[k], tile.t[k]) };
-            });
             first += if SPLIT { width * pass.args.splits.get() } else { width };
         }
-        if split == 0 && team.lane < WARP_SIZE {
-            // SAFETY: as above.
+        // SAFETY: as above.
+        unsafe { self.end_of_warp(pass, stats, split == 0, read, team) }
+    }
+
+    /// What the warp has of the row, of which the thread has `held` and keeps or reads what is behind that.
+    ///
+    /// # Safety
+    /// The kernels' conditions.
+    #[inline(always)]
+    pub(crate) unsafe fn stats_beside<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        held: &Tile<N>,
+        read: bool,
+        team: Team,
+    ) -> Stats<E::Real> {
+        // SAFETY: the caller's conditions; what is kept of a row before is done with.
+        let mut batches = if read { unsafe { self.keep(team) } } else { 0 };
+        let mut stats = Stats::<E::Real>::NONE;
+        // SAFETY: the caller's conditions.
+        unsafe { self.absorb_tile(pass, &mut stats, held, team) };
+        let mut first = N as u32 * team.threads + team.lane;
+        while read && first - lane_id() < self.cut.groups {
+            batches -= 1;
+            Self::wait_for_all_but(batches);
+            // SAFETY: the caller's conditions.
+            unsafe {
+                let tile = self.tile_with::<FLIGHT_BESIDE>(first, true, self.kept, team);
+                self.absorb_tile(pass, &mut stats, &tile, team);
+            }
+            first += team.threads * FLIGHT_BESIDE as u32;
+        }
+        // SAFETY: as above.
+        unsafe { self.end_of_warp(pass, stats, true, read, team) }
+    }
+
+    /// Adds a tile to what the thread has of a row. The warp stays together: it looks for larger logits as one, and
+    /// most tiles have none.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    unsafe fn absorb_tile<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        stats: &mut Stats<E::Real>,
+        tile: &Tile<N>,
+        team: Team,
+    ) {
+        let mut greatest = [E::Real::ZERO; N];
+        let mut of_tile = stats.max;
+        unrolled!(for k in 0..N; {
+            greatest[k] = E::greatest(tile.x[k]);
+            of_tile = of_tile.max(greatest[k]);
+        });
+        if any(of_tile > stats.max) {
+            *stats = stats.relative_to(warp_max(of_tile));
+        }
+        unrolled!(for k in 0..N; {
+            let span = tile.span(self.cut, k, team);
+            pass.absorb(stats, tile.x[k], greatest[k]);
+            // SAFETY: the caller's condition.
+            unsafe { pass.absorb_target(stats, span, tile.x[k], tile.t[k]) };
+        });
+    }
+
+    /// What the warp has, from what its threads have, and from the row's edges if it has the `first` part of the row.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    unsafe fn end_of_warp<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        mut stats: Stats<E::Real>,
+        first: bool,
+        read: bool,
+        team: Team,
+    ) -> Stats<E::Real> {
+        if first && team.lane < WARP_SIZE {
+            // SAFETY: the caller's condition.
             unsafe { self.absorb_edge(pass, &mut stats, read, team) };
-            stats = stats.relative_to(warp_max(stats.max, WARP_SIZE));
+            stats = stats.relative_to(warp_max(stats.max));
         }
         if Pass::<E, MODE>::DENSE {
             stats.of_team::<true>(WARP_SIZE)
@@ -321,38 +454,40 @@ impl<E: Element> Lanes<E> {
         }
     }
 
-    /// Writes the gradients of the row's tiles `split`, `split + splits`, ..., and with the first of its edges.
-    /// `SAVED` says that the factors have an offset.
+    /// Writes the gradients of the row's tiles `split`, `split + splits`, ... of those behind group `from`, and with the
+    /// first of its edges; `to` is where they go. `SAVED` says that the factors have an offset, `N` how wide a tile is.
     ///
     /// # Safety
-    /// The kernels' conditions 1 and 3; `row` is one of `rows`. If it counts, this thread has had its part of
-    /// [`stats_of_warp`](Self::stats_of_warp), where logits are kept.
+    /// The kernels' conditions 1 and 3. If the row counts, this thread has waited for what it keeps of it.
     #[inline(always)]
-    pub(crate) unsafe fn gradients<const MODE: u32, const SAVED: bool>(
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn gradients<const MODE: u32, const SAVED: bool, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
-        row: u64,
+        from: u32,
         split: u32,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
+        to: [Row<E>; 2],
+        owned: &mut Owned<E::Real>,
         team: Team,
     ) {
-        let to = self.to::<MODE, 0>(pass, row);
-        let width = team.threads * FLIGHT as u32;
-        let mut first = split * width + team.lane;
+        let width = team.threads * N as u32;
+        let mut first = from + split * width + team.lane;
         while first < self.cut.groups {
             // SAFETY: the caller's conditions. A row that does not count is not read.
             unsafe {
-                let tile = self.tile_with::<FLIGHT>(first, label.counts, self.kept, team);
-                self.gradients_of_tile::<MODE, SAVED, FLIGHT>(
-                    pass, label, factors, to, &tile, team,
-                );
+                let tile = self.tile_with::<N>(first, label.counts, self.kept, team);
+                self.gradients_of_tile::<MODE, SAVED, N>(pass, None, factors, to, &tile, team);
+                self.owned_of_tile(pass, label, &tile, owned, team);
             }
             first += width * pass.args.splits.get();
         }
         if split == 0 {
             // SAFETY: as above.
-            unsafe { self.gradients_of_edge::<MODE, SAVED>(pass, label, factors, to, team) };
+            unsafe {
+                self.gradients_of_edge::<MODE, SAVED>(pass, label, None, factors, to, owned, team);
+            }
         }
     }
 
@@ -364,7 +499,7 @@ impl<E: Element> Lanes<E> {
     pub(crate) unsafe fn gradients_of_tile<const MODE: u32, const SAVED: bool, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
-        label: &Label<E::Real>,
+        class: Option<(u32, E::Real)>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
         tile: &Tile<N>,
@@ -372,13 +507,33 @@ impl<E: Element> Lanes<E> {
     ) {
         unrolled!(for k in 0..N; {
             let span = tile.span(self.cut, k, team);
-            if span.count > 0 {
-                // SAFETY: the caller's conditions.
-                unsafe {
-                    pass.gradient::<SAVED, true>(label, factors, to, span, tile.x[k], tile.t[k]);
-                }
-            }
+            // SAFETY: the caller's conditions.
+            unsafe { pass.gradient::<SAVED, true>(class, factors, to, span, tile.x[k], tile.t[k]) };
         });
+    }
+
+    /// The logit of the row's class, if it is one of the tile's in this thread.
+    #[inline(always)]
+    pub(crate) fn owned_of_tile<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        label: &Label<E::Real>,
+        tile: &Tile<N>,
+        owned: &mut Owned<E::Real>,
+        team: Team,
+    ) {
+        if MODE == mode::PROBABILITIES {
+            return;
+        }
+        let mut owns = false;
+        unrolled!(for k in 0..N; {
+            owns = owns || tile.span(self.cut, k, team).lane_of(label.class).is_some();
+        });
+        if owns {
+            unrolled!(for k in 0..N; {
+                pass.look_for_class(label, tile.span(self.cut, k, team), tile.x[k], owned);
+            });
+        }
     }
 
     /// Writes the gradients of the thread's edge.
@@ -386,20 +541,74 @@ impl<E: Element> Lanes<E> {
     /// # Safety
     /// As [`gradients`](Self::gradients).
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_of_edge<const MODE: u32, const SAVED: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
+        class: Option<(u32, E::Real)>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
+        owned: &mut Owned<E::Real>,
         team: Team,
     ) {
         if self.cut.has_edges() {
             // SAFETY: the caller's conditions.
             unsafe {
                 let (edge, x, t) = self.edge(label.counts, team);
-                pass.gradient::<SAVED, false>(label, factors, to, edge, x, t);
+                pass.gradient::<SAVED, false>(class, factors, to, edge, x, t);
+                if MODE != mode::PROBABILITIES && class.is_none() {
+                    pass.look_for_class(label, edge, x, owned);
+                }
             }
+        }
+    }
+
+    /// Writes the gradient of the class's logit, which is this thread's, over what was written of it as of any other.
+    ///
+    /// # Safety
+    /// As [`gradients`](Self::gradients); this thread has written the gradients of the logit's group.
+    #[inline(always)]
+    pub(crate) unsafe fn gradient_of_class<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        [to_input, _]: [Row<E>; 2],
+        logit: E::Real,
+    ) {
+        let value = E::narrow(pass.at_class(label, factors, logit));
+        // SAFETY: the caller's conditions; the label's class is one.
+        unsafe { to_input.store(label.class, value) };
+    }
+
+    /// Finishes a row of which the gradients are written: the loss, and the gradient of its class's logit if there is
+    /// one. Returns what the row adds to the sums.
+    ///
+    /// # Safety
+    /// As [`gradients`](Self::gradients); one thread calls this, who owns the class's logit if there is a class.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn finish<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        row: u64,
+        label: &Label<E::Real>,
+        stats: Stats<E::Real>,
+        scale: E::Real,
+        totals: impl Totals,
+        to: [Row<E>; 2],
+        owned: Owned<E::Real>,
+        workspace: Workspace,
+    ) -> [f64; TERMS] {
+        let stats = stats.anew();
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if let Some(logit) = owned {
+                let factors = pass.factors(row, label, stats, scale, totals);
+                self.gradient_of_class(pass, label, &factors, to, logit);
+            }
+            pass.finish_row::<false>(row, label, stats, owned.unwrap_or(E::Real::ZERO), workspace)
         }
     }
 }
@@ -437,8 +646,11 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     fn absorb_all(&self, stats: &mut Stats<E::Real>, x: Vec16) {
         let exps = Self::exps(stats, x);
-        unrolled!(for lane in 0..E::LANES as usize; {
-            stats.rest = stats.rest + exps[lane];
+        // Two by two: each addition waits for fewer.
+        unrolled!(for pair in 0..MAX_LANES / 2; {
+            if (pair as u32) < E::LANES / 2 {
+                stats.rest = stats.rest + (exps[2 * pair] + exps[2 * pair + 1]);
+            }
         });
     }
 
@@ -464,20 +676,47 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         });
     }
 
-    /// The gradients of a span. `SAVED` says that the factors have an offset, `GROUP` that the span is a group.
+    /// Whether the row's class is one of the span: then its logit is the thread's own. Not looked for in the row: in
+    /// place, it is overwritten, and it would take as long to arrive as the row has.
+    #[inline(always)]
+    fn look_for_class(
+        &self,
+        label: &Label<E::Real>,
+        span: Span,
+        x: Vec16,
+        owned: &mut Owned<E::Real>,
+    ) {
+        let Some(at) = span.lane_of(label.class) else { return };
+        // Widened anew, where all that are would be kept for it.
+        let x = opaque_vec16(x);
+        let mut logit = E::Real::ZERO;
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let of_lane = E::extract(x, lane as u32).widen();
+            // No jump table.
+            logit = select_unpredictable(lane as u32 == at, of_lane, logit);
+        });
+        *owned = Some(logit);
+    }
+
+    /// The gradients of a span: of the row's `class` what is given, if it is, otherwise as of any other. `SAVED` says that the factors have an offset, `GROUP` that the span is a group
+    /// or, beyond the row, empty.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3; the span is one of the row's.
     #[inline(always)]
     unsafe fn gradient<const SAVED: bool, const GROUP: bool>(
         &self,
-        label: &Label<E::Real>,
+        class: Option<(u32, E::Real)>,
         factors: &Factors<E::Real>,
         [to_input, to_target]: [Row<E>; 2],
         span: Span,
         x: Vec16,
         t: Vec16,
     ) {
+        // Of a dense target, nothing beyond the row may be read.
+        if GROUP && Self::DENSE && span.count == 0 {
+            return;
+        }
         let store = |to: Row<E>, values| {
             // SAFETY: the caller's conditions.
             unsafe {
@@ -501,17 +740,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                 by_input[lane] = by_input[lane] - factors.by_share * share;
             });
         }
-        if MODE != mode::PROBABILITIES
-            && let Some(at) = span.lane_of(label.class)
+        if let Some((class, value)) = class
+            && let Some(at) = span.lane_of(class)
         {
             unrolled!(for lane in 0..E::LANES as usize; {
                 if lane as u32 == at {
-                    by_input[lane] = if SAVED {
-                        // Not from the row: in place, it may be overwritten.
-                        self.at_class(label, factors, E::extract(x, lane as u32).widen())
-                    } else {
-                        factors.at_class
-                    };
+                    by_input[lane] = value;
                 }
             });
         }

@@ -1,15 +1,16 @@
 //! What all passes over rows share: the target's part in a row, what gradients are made of, and what becomes of a
 //! row's sums.
 
-use super::label::{Label, class_weight, label, load_class};
+use super::label::{Label, class_weight, label, load_classes};
 use super::mode;
 use super::stats::Stats;
 use crate::abi::{CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
-use crate::reduce::Workspace;
+use crate::reduce::{TotalsAhead, Workspace};
 use crate::row::Row;
 use core::marker::PhantomData;
+use cuda_std::hint::opaque;
 use cuda_std::memory::{load, store};
 use cuda_std::thread::thread_idx_x;
 
@@ -78,8 +79,6 @@ pub(crate) struct Factors<R> {
     pub(crate) by_z: R,
     /// All other probabilities, where the row's class is the likeliest.
     pub(crate) others: R,
-    /// The gradient of the class's logit, unless the factors are of what was saved.
-    pub(crate) at_class: R,
     /// log Σ exp(x − m); for probabilities.
     pub(crate) log_sum: R,
     /// The factor of the gradient of a target's probability.
@@ -98,10 +97,42 @@ impl<R: Real> Factors<R> {
         by_class: R::ZERO,
         by_z: R::ZERO,
         others: R::ZERO,
-        at_class: R::ZERO,
         log_sum: R::ZERO,
         by_target: R::ZERO,
     };
+}
+
+/// What a mean is divided by: the sum of the class weights of the rows that count, for the z-loss their number.
+#[derive(Clone, Copy)]
+pub(crate) enum Total {
+    Weights,
+    Rows,
+}
+
+/// Who knows it.
+pub(crate) trait Totals: Copy {
+    fn total(self, which: Total) -> f64;
+}
+
+impl Totals for TotalsAhead {
+    #[inline(always)]
+    fn total(self, which: Total) -> f64 {
+        self.wait(which as u64)
+    }
+}
+
+/// The totals that a forward pass has left.
+#[derive(Clone, Copy)]
+struct SavedTotals {
+    start: u64,
+}
+
+impl Totals for SavedTotals {
+    #[inline(always)]
+    fn total(self, which: Total) -> f64 {
+        // SAFETY: by the kernels' condition 1, two of them are there where they are asked for.
+        unsafe { load((self.start as *const f64).wrapping_add(which as usize)) }
+    }
 }
 
 /// A pass over the rows.
@@ -132,8 +163,20 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if MODE != mode::PROBABILITIES {
             return weight;
         }
-        let (keep, share) = (E::Real::from_f64(self.args.keep), E::Real::from_f64(self.args.share));
-        weight * keep.fma(t, share)
+        let share = E::Real::from_f64(self.args.share);
+        weight * self.keep().fma(t, share)
+    }
+
+    /// λ, made where it is needed: before the rows, it would take registers through all of them.
+    #[inline(always)]
+    fn z_loss(&self) -> f64 {
+        f64::from_bits(opaque(self.args.z_loss.to_bits()))
+    }
+
+    /// The part of the target that smoothing leaves; of a class without smoothing known to be all.
+    #[inline(always)]
+    fn keep(&self) -> E::Real {
+        if MODE == mode::CLASS { E::Real::ONE } else { E::Real::from_f64(self.args.keep) }
     }
 
     /// The class of a row, if there is such a row; otherwise one to be ignored.
@@ -142,14 +185,15 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The kernels' condition 1.
     #[inline(always)]
     pub(crate) unsafe fn class(&self, row: u64) -> i64 {
-        if MODE == mode::PROBABILITIES || row >= self.args.rows {
+        if MODE == mode::PROBABILITIES {
             return self.args.target.ignore_index;
         }
         // SAFETY: the caller's condition.
-        unsafe { load_class(&self.args.target, row) }
+        let [class] = unsafe { load_classes(&self.args.target, row, 0, self.args.rows) };
+        class
     }
 
-    /// What the class says.
+    /// What the class of a row says.
     ///
     /// # Safety
     /// The kernels' condition 1.
@@ -162,26 +206,27 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { label::<E>(&self.args.target, self.args.cols, self.args.weight, class) }
     }
 
-    /// The logit of the row's class; 0 for rows without one.
-    ///
-    /// # Safety
-    /// The kernels' condition 1; `row` is one of `rows`, of which this is the label.
-    #[inline(always)]
-    pub(crate) unsafe fn logit(&self, row: u64, label: &Label<E::Real>) -> E::Real {
-        if MODE == mode::PROBABILITIES || label.class >= self.args.cols {
-            return E::Real::ZERO;
-        }
-        let input = Row::<E>::at_cut(Row::<E>::address(self.args.input, row));
-        // SAFETY: the caller's condition.
-        unsafe { input.load(label.class).widen() }
-    }
-
-    /// What the gradients of a row are divided by, from its upstream gradient: of its loss, and of its z-loss.
+    /// The logit of the row's class; 0 for what is none.
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is one of `rows`.
     #[inline(always)]
-    pub(crate) unsafe fn scales(&self, row: u64) -> (E::Real, E::Real) {
+    pub(crate) unsafe fn logit(&self, row: u64, class: i64) -> E::Real {
+        // A negative one is beyond every row.
+        if MODE == mode::PROBABILITIES || class.cast_unsigned() >= u64::from(self.args.cols) {
+            return E::Real::ZERO;
+        }
+        let input = Row::<E>::at_cut(Row::<E>::address(self.args.input, row));
+        // SAFETY: the caller's condition.
+        unsafe { input.load(class as u32).widen() }
+    }
+
+    /// The upstream gradient of a row, divided by what the mean is: of its loss, or of its z-loss.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `row` is one of `rows`.
+    #[inline(always)]
+    pub(crate) unsafe fn scale(&self, row: u64, totals: impl Totals, which: Total) -> E::Real {
         let args = self.args;
         let mut upstream = E::Real::ONE;
         if args.upstream != 0 {
@@ -191,25 +236,24 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                 unsafe { load((args.upstream as *const E::Real).wrapping_add(index as usize)) };
         }
         if args.divisor != 0.0 {
-            let scale = upstream / E::Real::from_f64(args.divisor);
-            return (scale, scale);
+            return upstream / E::Real::from_f64(args.divisor);
         }
-        // SAFETY: the caller's condition.
-        let (weights, count) = unsafe { self.totals() };
-        let scale = upstream / E::Real::from_f64(weights);
-        let scale = if weights == 0.0 { E::Real::NAN } else { scale };
-        let of_z = if args.z_loss == 0.0 { scale } else { upstream / E::Real::from_f64(count) };
-        (scale, of_z)
+        let total = totals.total(which);
+        if total == 0.0 { E::Real::NAN } else { upstream / E::Real::from_f64(total) }
     }
 
-    /// The factors of a row from its stats, its class's logit, and its [`scales`](Self::scales).
+    /// The factors of a row from its stats and its [`scale`](Self::scale).
+    ///
+    /// # Safety
+    /// As `scale`.
     #[inline(always)]
-    pub(crate) fn factors(
+    pub(crate) unsafe fn factors(
         &self,
+        row: u64,
         label: &Label<E::Real>,
         stats: Stats<E::Real>,
-        logit: E::Real,
-        scales: (E::Real, E::Real),
+        scale: E::Real,
+        totals: impl Totals,
     ) -> Factors<E::Real> {
         if !label.counts {
             return Factors::NONE;
@@ -221,10 +265,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
             factors.log_sum = stats.log_sum();
         }
-        self.scale(scales, label, &mut factors);
-        if MODE != mode::PROBABILITIES {
-            factors.at_class = self.at_class(label, &factors, logit);
-        }
+        // SAFETY: the caller's conditions.
+        unsafe { self.scale_factors(row, label, scale, totals, &mut factors) };
         factors
     }
 
@@ -248,7 +290,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The factors of a row from what the forward pass has saved.
     ///
     /// # Safety
-    /// As [`scales`](Self::scales), and what is saved is of the same rows.
+    /// As [`scale`](Self::scale), and what is saved is of the same rows.
     #[inline(always)]
     pub(crate) unsafe fn factors_of_saved(
         &self,
@@ -271,8 +313,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             ..Factors::NONE
         };
         // SAFETY: the caller's condition.
-        let scales = unsafe { self.scales(row) };
-        self.scale(scales, label, &mut factors);
+        let totals = SavedTotals { start: self.args.totals };
+        // SAFETY: as above.
+        unsafe {
+            let scale = self.scale(row, totals, Total::Weights);
+            self.scale_factors(row, label, scale, totals, &mut factors);
+        }
         factors
     }
 
@@ -281,20 +327,26 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         (self.args.saved as *mut E::Real).wrapping_add((which * self.args.rows + row) as usize)
     }
 
-    /// The factors with their scales: of the loss, and of the z-loss.
+    /// The factors with their scale, and with that of the z-loss.
+    ///
+    /// # Safety
+    /// As [`scale`](Self::scale).
     #[inline(always)]
-    fn scale(
+    unsafe fn scale_factors(
         &self,
-        (scale, of_z): (E::Real, E::Real),
+        row: u64,
         label: &Label<E::Real>,
+        scale: E::Real,
+        totals: impl Totals,
         factors: &mut Factors<E::Real>,
     ) {
         let args = self.args;
-        let (keep, share) = (E::Real::from_f64(args.keep), E::Real::from_f64(args.share));
+        let (keep, share) = (self.keep(), E::Real::from_f64(args.share));
         if args.z_loss != 0.0 {
-            let twice = E::Real::from_f64(args.z_loss + args.z_loss);
+            let twice = E::Real::from_f64(self.z_loss() + self.z_loss());
             let log_sum_exp = factors.center + factors.log_sum;
-            factors.by_z = twice * log_sum_exp * of_z;
+            // SAFETY: the caller's conditions.
+            factors.by_z = twice * log_sum_exp * unsafe { self.scale(row, totals, Total::Rows) };
         }
         if MODE != mode::PROBABILITIES {
             factors.by_class = keep * label.weight * scale;
@@ -309,12 +361,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors.factor = all * factors.inverse;
     }
 
-    /// Writes the results of a row, and returns what it adds to the sums.
+    /// Writes the results of a row, with `SAVES` those that are to be saved too, and returns what it adds to the sums.
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is one of `rows`, and this is its team's first thread.
     #[inline(always)]
-    pub(crate) unsafe fn finish_row(
+    pub(crate) unsafe fn finish_row<const SAVES: bool>(
         &self,
         row: u64,
         label: &Label<E::Real>,
@@ -328,7 +380,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         let log_sum = stats.log_sum();
         let log_sum_exp = stats.max + log_sum;
-        if args.saved != 0 {
+        if SAVES && args.saved != 0 {
             // SAFETY: the caller's conditions.
             unsafe {
                 store(self.saved(row, saved::MAX), stats.max);
@@ -340,8 +392,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let mut term = E::Real::ZERO;
         if label.counts {
             if MODE != mode::PROBABILITIES {
-                let keep = E::Real::from_f64(args.keep);
-                term = keep * label.weight * (log_sum - (logit - stats.max));
+                term = self.keep() * label.weight * (log_sum - (logit - stats.max));
             }
             if Self::DENSE {
                 let share = if MODE != mode::PROBABILITIES {
@@ -359,7 +410,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if args.reduction == reduction::ROWS {
             let mut loss = term;
             if args.z_loss != 0.0 {
-                loss = E::Real::from_f64(args.z_loss).fma(square, loss);
+                loss = E::Real::from_f64(self.z_loss()).fma(square, loss);
             }
             // SAFETY: the caller's conditions.
             unsafe { store((args.loss as *mut E::Real).wrapping_add(row as usize), loss) };
@@ -406,25 +457,14 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         workspace: Workspace,
     ) {
         // Made here, not before the rows, through which it would take two registers.
-        let none = f64::from_bits(cuda_std::hint::opaque(0));
-        let (mut weights, mut count) = (none, none);
+        let none = f64::from_bits(opaque(0));
+        let [mut weights, mut count] = [none; 2];
         if self.args.divisor == 0.0 {
-            // SAFETY: the caller's conditions.
-            (weights, count) = unsafe { self.totals() };
+            // SAFETY: all blocks have left their sums; they wait for totals no more.
+            [weights, count] = unsafe { TotalsAhead::new(workspace).take() };
         }
         // SAFETY: the caller's conditions.
         unsafe { self.finish([terms, weights, squares, count], workspace) };
-    }
-
-    /// The totals, of class weights and of rows.
-    ///
-    /// # Safety
-    /// They are there.
-    #[inline(always)]
-    unsafe fn totals(&self) -> (f64, f64) {
-        let totals = self.args.totals as *const f64;
-        // SAFETY: the caller's condition.
-        unsafe { (load(totals), load(totals.wrapping_add(1))) }
     }
 
     /// Writes which target is no class.
@@ -440,7 +480,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe {
             let row = workspace.take_reported_row();
             let fault = self.args.fault as *mut i64;
-            let target = row.map_or(0, |row| load_class(&self.args.target, row));
+            let target = row.map_or(0, |row| self.class(row));
             store(fault, row.map_or(-1, u64::cast_signed));
             store(fault.wrapping_add(1), target);
         }

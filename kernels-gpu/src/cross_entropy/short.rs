@@ -1,103 +1,157 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
 use super::forward::finish_terms;
-use super::lanes::Lanes;
-use super::pass::{Pass, Terms};
+use super::lanes::{Lanes, lies};
+use super::mode;
+use super::pass::{Pass, Terms, Total};
 use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
-use crate::reduce::{Workspace, grid_sums};
+use crate::reduce::{TotalsAhead, Workspace, grid_sums};
 
-/// The row that a thread of a team will finish: a team reads as many rows as it has threads, and finishes all at once.
-struct Kept<R> {
-    stats: Stats<R>,
-    /// The logit of the row's class.
-    logit: R,
-    /// Rows that threads of the team keep so far, each one: those of the last rounds.
-    rows: u32,
-}
-
-/// The loss and, with `GRADS`, the gradients, of rows of at most `HELD` groups of 16 bytes a thread of a team.
+/// The loss, of rows of at most `HELD` groups of 16 bytes a thread of a team.
+///
+/// A team reads as many rows as it has threads, and then each thread finishes one.
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a row, in a block of at
 /// most 256; all tensors with rows lie alike to 16 bytes.
 #[inline(always)]
-pub(crate) unsafe fn short<E: Element, const MODE: u32, const GRADS: bool, const HELD: usize>(
+pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let team = Team::of_threads(args);
-    let mut kept = Kept { stats: Stats::NONE, logit: E::Real::ZERO, rows: 0 };
+    let teams = u64::from(team.teams);
     Terms::clear();
-    let mut scales = (E::Real::ZERO, E::Real::ZERO);
-    if GRADS && args.upstream_stride == 0 {
-        // SAFETY: condition 1; all rows have one upstream gradient.
-        scales = unsafe { pass.scales(0) };
-    }
     let mut first = team.first;
-    // SAFETY: condition 1.
-    let mut next = unsafe { pass.class(team.piece(first)) };
+    // SAFETY: the caller's conditions; a row that is none is not read.
+    let read = |row: u64| unsafe {
+        let lanes = Lanes::new::<MODE, { lies::ALIKE }>(&pass, row);
+        (lanes.tile::<HELD>(team.lane, row < args.rows, team), lanes)
+    };
     while first < args.rows {
-        let row = team.piece(first);
-        let active = row < args.rows;
-        // The next row's class is on its way while this row is read.
-        let class = next;
-        // SAFETY: the caller's conditions; a row that is not active is not touched.
-        unsafe {
-            next = pass.class(row + u64::from(team.teams));
-            let label = pass.label(class);
-            // A row that does not count is not read, unless its log-sum-exp is asked for.
-            let read = active && (label.counts || (!GRADS && args.saved != 0));
-            let mut logit = E::Real::ZERO;
-            if read && (GRADS || team.lane == kept.rows) {
-                // Before any is overwritten: the team meets for its sums before it writes.
-                logit = pass.logit(row, &label);
+        // What the row says that this thread will finish is on its way while rows are read: its class during the first,
+        // the class's logit during the others.
+        let mine = team.piece(first) + u64::from(team.lane) * teams;
+        // SAFETY: condition 1.
+        let class = unsafe { pass.class(mine) };
+        let mut logit = E::Real::ZERO;
+        let mut stats = Stats::NONE;
+        let mut kept = 0;
+        while kept < team.threads && first < args.rows {
+            let row = team.piece(first);
+            let (tile, lanes) = read(row);
+            // SAFETY: the caller's conditions.
+            let of_row = unsafe {
+                lanes.stats_of_tile::<MODE, true, HELD>(&pass, &tile, row < args.rows, team)
+            };
+            if team.lane == kept {
+                stats = of_row;
             }
-            let lanes = Lanes::new::<MODE, HELD>(&pass, row);
-            let held = lanes.tile::<HELD>(team.lane, read, team);
-            let stats = lanes.stats_of_tile::<MODE, true, HELD>(&pass, &held, read, team).of_row();
-            if GRADS && active {
-                if args.upstream_stride != 0 {
-                    scales = pass.scales(row);
-                }
-                let factors = pass.factors(&label, stats, logit, scales);
-                let to = lanes.to::<MODE, HELD>(&pass, row);
-                lanes.gradients_of_tile::<MODE, false, HELD>(
-                    &pass, &label, &factors, to, &held, team,
-                );
-                lanes.gradients_of_edge::<MODE, false>(&pass, &label, &factors, to, team);
+            if kept == 0 && mine < args.rows {
+                // SAFETY: condition 1.
+                logit = unsafe { pass.logit(mine, class) };
             }
-            if team.lane == kept.rows {
-                (kept.stats, kept.logit) = (stats, logit);
-            }
+            kept += 1;
+            first += teams;
         }
-        kept.rows += 1;
-        first += u64::from(team.teams);
-        if kept.rows == team.threads || first >= args.rows {
-            if team.lane < kept.rows {
-                let row =
-                    team.piece(first) - u64::from(kept.rows - team.lane) * u64::from(team.teams);
-                if row < args.rows {
-                    // SAFETY: the caller's conditions; each row is finished once.
-                    unsafe {
-                        let label = pass.label(pass.class(row));
-                        Terms::add(pass.finish_row(row, &label, kept.stats, kept.logit, workspace));
-                    }
-                }
+        if team.lane < kept && mine < args.rows {
+            // SAFETY: the caller's conditions; each row is finished once.
+            unsafe {
+                let label = pass.label(class);
+                Terms::add(pass.finish_row::<true>(mine, &label, stats.of_row(), logit, workspace));
             }
-            kept.rows = 0;
         }
     }
     // SAFETY: conditions 1 and 2.
-    unsafe {
-        if !GRADS {
-            finish_terms(&pass, workspace);
-        } else if args.reduction == reduction::SCALAR || args.fault != 0 {
-            let terms = Terms::of_thread();
+    unsafe { finish_terms(&pass, workspace) };
+}
+
+/// The loss and the gradients, of such rows.
+///
+/// # Safety
+/// As [`forward_short`]; a launch before this has added up the totals, if `divisor` is 0.
+#[inline(always)]
+pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const HELD: usize>(
+    args: &CrossEntropyArgs,
+) {
+    let pass = Pass::<E, MODE>::new(args);
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    let ahead = TotalsAhead::new(workspace);
+    let team = Team::of_threads(args);
+    Terms::clear();
+    let mut first = team.first;
+    // What this thread will finish: a team takes as many rows as it has threads, and then each finishes one.
+    let (mut kept, mut stats_kept, mut logit_kept) = (0, Stats::NONE, E::Real::ZERO);
+    // SAFETY: condition 1.
+    let mut next = unsafe { pass.class(team.piece(first)) };
+    let mut scale = E::Real::ZERO;
+    if args.upstream_stride == 0 {
+        // SAFETY: condition 1; all rows have one upstream gradient.
+        scale = unsafe { pass.scale(0, ahead, Total::Weights) };
+    }
+    while first < args.rows {
+        let row = team.piece(first);
+        let active = row < args.rows;
+        let class = next;
+        // SAFETY: the caller's conditions; a row that is not active is not touched.
+        unsafe {
+            let lanes = Lanes::new::<MODE, { lies::ALIKE }>(&pass, row);
+            // The next row's class is on its way while this row is read.
+            next = pass.class(row + u64::from(team.teams));
+            let label = pass.label(class);
+            let read = active && label.counts;
+            let held = lanes.tile::<HELD>(team.lane, read, team);
+            // Before it is overwritten: the team meets for its sums before it writes.
+            let logit = if read { pass.logit(row, class) } else { E::Real::ZERO };
+            let stats = lanes.stats_of_tile::<MODE, true, HELD>(&pass, &held, read, team).of_row();
+            if active {
+                if args.upstream_stride != 0 {
+                    scale = pass.scale(row, ahead, Total::Weights);
+                }
+                let factors = pass.factors(row, &label, stats, scale, ahead);
+                // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
+                // what memory moves.
+                let class = (MODE != mode::PROBABILITIES)
+                    .then(|| (label.class, pass.at_class(&label, &factors, logit)));
+                let (to, held) = (lanes.to::<MODE, { lies::ALIKE }>(&pass, row), held.anew());
+                lanes.gradients_of_tile::<MODE, false, HELD>(
+                    &pass, class, &factors, to, &held, team,
+                );
+                lanes.gradients_of_edge::<MODE, false>(
+                    &pass, &label, class, &factors, to, &mut None, team,
+                );
+            }
+            if team.lane == kept {
+                (stats_kept, logit_kept) = (stats, logit);
+            }
+        }
+        kept += 1;
+        first += u64::from(team.teams);
+        if kept == team.threads || first >= args.rows {
+            let row =
+                team.piece(first) - u64::from(kept - team.lane.min(kept)) * u64::from(team.teams);
+            if team.lane < kept && row < args.rows {
+                // SAFETY: the caller's conditions; each row is finished once.
+                unsafe {
+                    let label = pass.label(pass.class(row));
+                    Terms::add(
+                        pass.finish_row::<false>(row, &label, stats_kept, logit_kept, workspace),
+                    );
+                }
+            }
+            kept = 0;
+        }
+    }
+    if args.reduction == reduction::SCALAR || args.fault != 0 {
+        let terms = Terms::of_thread();
+        // SAFETY: conditions 1 and 2.
+        unsafe {
             grid_sums([terms[0], terms[2]], workspace, |sums| {
                 pass.finish_with_totals(sums, workspace);
             });

@@ -3,11 +3,13 @@
 //! Their sum is kept in two parts: how many are 1, those of the largest logits, and the sum of all others. Of a row
 //! that is nearly certain the sum is 1 and a little, and the loss and the gradient are that little.
 
+use crate::abi::STATS_PARTS;
 use crate::element::{Real, unrolled};
 use crate::math::ln_1p;
 use crate::reduce::{Workspace, warp_max, warp_sums};
+use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, sync_threads};
-use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+use cuda_std::warp::{WARP_SIZE, ballot, lane_id, warp_id};
 
 /// What a row's exponentials, or some of them, come to.
 #[derive(Clone, Copy)]
@@ -78,6 +80,14 @@ impl<R: Real> Stats<R> {
         self
     }
 
+    /// The same, of which the compiler does not know it: what is computed from it is computed anew, where it would
+    /// otherwise be kept, in more registers than there are.
+    #[inline(always)]
+    pub(crate) fn anew(self) -> Self {
+        let anew = |value: R| R::from_bits64(opaque(value.to_bits64()));
+        Stats { max: anew(self.max), rest: anew(self.rest), ..self }
+    }
+
     /// Of a whole row: of −∞ alone no distribution comes.
     #[inline(always)]
     pub(crate) fn of_row(self) -> Self {
@@ -86,20 +96,21 @@ impl<R: Real> Stats<R> {
 
     #[inline(always)]
     fn parts(self) -> [R; PARTS] {
-        [self.max, self.ties, self.rest, self.dot, self.weight]
+        [self.max, self.others(), self.dot, self.weight]
     }
 
+    /// What has these [`parts`](Self::parts): one is 1 and, where there is none, the others are −1.
     #[inline(always)]
-    fn of_parts([max, ties, rest, dot, weight]: [R; PARTS]) -> Self {
-        Stats { max, ties, rest, dot, weight }
+    fn of_parts([max, others, dot, weight]: [R; PARTS]) -> Self {
+        Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
-    /// A row's, of which each warp of the block has a part, in each thread: one barrier, and before the next call with
-    /// the same `buffer`, of two, another.
+    /// A row's, of which each warp of the block has a part, in each thread: one barrier, and before the next call
+    /// another.
     #[inline(always)]
-    pub(crate) fn of_block<const DENSE: bool>(self, buffer: u32) -> Self {
+    pub(crate) fn of_block<const DENSE: bool>(self) -> Self {
         let used = if DENSE { PARTS } else { SPARSE_PARTS };
-        let at = |part: usize, warp: u32| (buffer * PARTS as u32 + part as u32) * WARP_SIZE + warp;
+        let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
         if lane_id() == 0 {
             let parts = self.parts();
             unrolled!(for part in 0..PARTS; {
@@ -121,15 +132,30 @@ impl<R: Real> Stats<R> {
                 }
             });
         }
-        let of_warp = Self::of_parts(parts);
-        let max = warp_max(of_warp.max, WARP_SIZE);
-        of_warp.relative_to(max).of_team::<DENSE>(WARP_SIZE).of_row()
+        Self::of_parts(parts).of_warps::<DENSE>().of_row()
+    }
+
+    /// The sum over the lanes of the warp, of which each has what a warp has of a row.
+    #[inline(always)]
+    fn of_warps<const DENSE: bool>(self) -> Self {
+        let max = warp_max(self.max);
+        // Of one that has the largest logit, the others beside it; of all others all.
+        let has = self.max == max;
+        let apart = self.relative_to(max);
+        let others = if has { self.rest } else { apart.rest };
+        let [others] = warp_sums([others], WARP_SIZE);
+        let ties = R::from_i32(ballot(has).count_ones().cast_signed());
+        let mut sum = Stats { max, ties, rest: others, dot: apart.dot, weight: apart.weight };
+        if DENSE {
+            [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], WARP_SIZE);
+        }
+        sum
     }
 
     /// Leaves it for the last block.
     ///
     /// # Safety
-    /// `piece` is this thread's alone, and below a fifth of `abi::MAX_PARTIALS`.
+    /// `piece` is this thread's alone, and below `abi::MAX_PARTIALS` by `abi::STATS_PARTS`.
     #[inline(always)]
     pub(crate) unsafe fn leave(self, workspace: Workspace, piece: u64) {
         let parts = self.parts();
@@ -157,7 +183,7 @@ impl<R: Real> Stats<R> {
             sum = sum.with(Self::of_parts(of_piece));
             piece += u64::from(WARP_SIZE);
         }
-        let max = warp_max(sum.max, WARP_SIZE);
+        let max = warp_max(sum.max);
         sum.relative_to(max).of_team::<true>(WARP_SIZE)
     }
 
@@ -174,13 +200,13 @@ impl<R: Real> Stats<R> {
     }
 }
 
-/// Numbers of a [`Stats`], and those that a target without a share for every class needs.
-const PARTS: usize = 5;
-const SPARSE_PARTS: usize = 3;
+/// Numbers that a [`Stats`] is kept as, and those that a target without a share for every class needs.
+const PARTS: usize = STATS_PARTS as usize;
+const SPARSE_PARTS: usize = 2;
 
 cuda_std::shared_array! {
-    /// Two times `PARTS` numbers a warp.
-    fn stats_of_warps() -> [u64; 320];
+    /// `PARTS` numbers a warp.
+    fn stats_of_warps() -> [u64; 128];
 }
 
 /// Rows of which a warp keeps what it has of them, to finish them at once: one for each lane.
@@ -188,7 +214,7 @@ pub(crate) const KEPT: u32 = WARP_SIZE;
 
 cuda_std::shared_array! {
     /// `PARTS` numbers of `KEPT` rows of each of 8 warps.
-    fn stats_of_rows() -> [u64; 1280];
+    fn stats_of_rows() -> [u64; 1024];
 }
 
 /// What the warps of a block have of the last rows: in shared memory, not to cost registers while rows are read.

@@ -3,6 +3,18 @@
 use crate::abi::CrossEntropyArgs;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
 
+/// This block's index among those that take rows, which are not the first.
+#[inline(always)]
+fn block(args: &CrossEntropyArgs) -> u32 {
+    block_idx_x().wrapping_sub(args.totals_blocks)
+}
+
+/// The blocks that take rows.
+#[inline(always)]
+fn blocks(args: &CrossEntropyArgs) -> u32 {
+    grid_dim_x() - args.totals_blocks
+}
+
 /// This thread's place in the teams of the grid. Team t takes pieces of rows t, t + `teams`, ...; the teams of a block
 /// go on together, while the first has work.
 #[derive(Clone, Copy)]
@@ -29,20 +41,20 @@ impl Team {
             threads,
             lane: thread_idx_x() & (threads - 1),
             in_block: thread_idx_x() / args.team,
-            first: u64::from(block_idx_x()) * u64::from(teams_of_block),
-            teams: grid_dim_x() * teams_of_block,
+            first: u64::from(block(args)) * u64::from(teams_of_block),
+            teams: blocks(args) * teams_of_block,
         }
     }
 
     /// One team of all threads of a block.
     #[inline(always)]
-    pub(crate) fn of_block() -> Self {
+    pub(crate) fn of_block(args: &CrossEntropyArgs) -> Self {
         Team {
             threads: block_dim_x(),
             lane: thread_idx_x(),
             in_block: 0,
-            first: u64::from(block_idx_x()),
-            teams: grid_dim_x(),
+            first: u64::from(block(args)),
+            teams: blocks(args),
         }
     }
 

@@ -328,15 +328,16 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
 ) {
     let of_block = block_sums::<f64, false, N>(values);
     // SAFETY: the caller's condition.
-    unsafe { sums_over_blocks::<N>(of_block, thread_idx_x() == 0, workspace, finish) }
+    unsafe { sums_over_blocks::<true, N>(of_block, thread_idx_x() == 0, workspace, finish) }
 }
 
-/// [`grid_sums`] of values that one thread of each block has, the one that `leaves` them.
+/// [`grid_sums`] of values that one thread of each block has, the one that `leaves` them: with `FIRST` it is of the first
+/// warp.
 ///
 /// # Safety
 /// As [`grid_sums`].
 #[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<const N: usize>(
+pub(crate) unsafe fn sums_over_blocks<const FIRST: bool, const N: usize>(
     values: [f64; N],
     leaves: bool,
     workspace: Workspace,
@@ -371,8 +372,10 @@ pub(crate) unsafe fn sums_over_blocks<const N: usize>(
     if !is_last_block() {
         return;
     }
-    // Between the sums of the block and these; and whoever left this block's has.
-    sync_threads();
+    if !FIRST {
+        // Until whoever leaves this block's has.
+        sync_threads();
+    }
     let summed = groups.saturating_sub(lag);
     let (first, thread) = (summed * group, u64::from(thread_idx_x()));
     let step = u64::from(block_dim_x());
@@ -384,6 +387,10 @@ pub(crate) unsafe fn sums_over_blocks<const N: usize>(
         )
     };
     unrolled!(for index in 0..N; { shares[index] += of_blocks[index]; });
+    if FIRST {
+        // Between the sums of the block and these.
+        sync_threads();
+    }
     let of_grid = block_sums::<f64, false, N>(shares);
     if thread == 0 {
         finish(of_grid);

@@ -141,7 +141,7 @@ pub(crate) unsafe fn forward_backward<
         let sums = if finishes { sums() } else { [0.0; 2] };
         // SAFETY: conditions 1 and 2; in the last block's first thread.
         unsafe {
-            sums_over_blocks(sums, finishes, workspace, |sums| {
+            sums_over_blocks::<false, 2>(sums, finishes, workspace, |sums| {
                 pass.finish_with_totals(sums, workspace);
             });
         }

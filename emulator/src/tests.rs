@@ -4,7 +4,9 @@ use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::memory;
 use cuda_std::hint::spin;
-use cuda_std::memory::{Vec16, load, load_shared_by_grid, store, store_shared_by_grid};
+use cuda_std::memory::{
+    Vec16, end_copies, load, load_shared_by_grid, store, store_shared_by_grid, wait_for_copies,
+};
 use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::WarpShuffleValue;
 use kernels_gpu::Entry;
@@ -251,6 +253,28 @@ fn a_word_of_which_half_was_written() {
 }
 
 /// What a missing barrier does: the reader is ahead of the writer.
+#[test]
+fn a_copy_to_shared_memory_that_nobody_waits_for() {
+    unsafe fn copies<const BUT: u32>(args: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: as the machine allows, once the copy is waited for.
+        unsafe {
+            let from = (address(args) + u64::from(own) * 16) as *const Vec16;
+            rest().copy(own, from);
+            end_copies();
+            wait_for_copies::<BUT>();
+            assert_eq!(rest().get(own), Vec16([0; 4]));
+        }
+    }
+    let memory = allocate_written(64 * 16);
+    run(copies::<0>, 1, memory).unwrap();
+    let what = "thread 0: reads 16 bytes of shared memory, from byte 0 of an array, that nothing";
+    assert_report(run(copies::<1>, 1, memory), 719, &[what]);
+    let behind = "thread 1: reads 16 bytes of global memory";
+    assert_report(run(copies::<0>, 1, memory + 63 * 16), 700, &[behind]);
+    assert!(memory::free(memory));
+}
+
 #[test]
 fn shared_memory_that_nothing_has_written() {
     unsafe fn kernel(_: *const u8) {

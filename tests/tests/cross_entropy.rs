@@ -221,7 +221,7 @@ where
             let off = (got.wide() - expected).abs();
             // A small loss is an exponential, which is as good as its argument is, the more so the smaller it is; float64
             // itself has probabilities near 1 to its unit in the last place.
-            let argument = (-expected.abs().ln()).max(0.0);
+            let argument = (-expected.abs().max(f64::MIN_POSITIVE).ln()).max(0.0);
             let allowed = T::Loss::LOSS * expected.abs() * (1.0 + argument / 8.0) + f64::EPSILON;
             let fits = off <= allowed || got.wide().is_nan() && expected.is_nan();
             assert!(fits, "{what}, loss {index}: expected {expected}, got {got}");

@@ -158,23 +158,16 @@ impl Machine for Thread<'_> {
 
     fn copy_to_shared(&self, to: usize, from: usize, place: Place) {
         let mut batches = self.copies.borrow_mut();
-        if batches.is_empty() {
-            batches.push(Vec::new());
-        }
-        batches.last_mut().expect("is there").push((to, from, place));
+        batches.last_mut().expect("one is not ended").push((to, from, place));
     }
 
     fn end_copies(&self) {
-        let mut batches = self.copies.borrow_mut();
-        if batches.is_empty() {
-            batches.push(Vec::new());
-        }
-        batches.push(Vec::new());
+        self.copies.borrow_mut().push(Vec::new());
     }
 
     fn take_copies(&self, but: usize) -> Vec<(usize, usize, Place)> {
         let mut batches = self.copies.borrow_mut();
-        let ended = batches.len().saturating_sub(1);
+        let ended = batches.len() - 1;
         batches.drain(..ended.saturating_sub(but)).flatten().collect()
     }
 
@@ -269,7 +262,7 @@ pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<()
             yielder: Cell::new(std::ptr::null()),
             waiting: Cell::new(Waiting::No),
             received: Cell::new(0),
-            copies: RefCell::default(),
+            copies: RefCell::new(vec![Vec::new()]),
             recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
             oldest: Cell::new(0),
         })

@@ -170,9 +170,8 @@ impl<V: Float> fmt::Debug for Saved<V> {
 
 /// The kernels for one kind of targets.
 struct Kernels {
-    /// Groups of 16 bytes of a row that a thread holds: where a block holds it, and elsewhere.
-    row: fn(usize) -> usize,
-    part: usize,
+    /// Groups of 16 bytes of a row that a thread holds.
+    held: usize,
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 3],
     forward_split: &'static Family<CrossEntropyArgs>,
@@ -184,8 +183,7 @@ struct Kernels {
 macro_rules! kernels {
     ($loss:ident) => {
         Kernels {
-            row: kernels_gpu::kernels::$loss::row,
-            part: kernels_gpu::kernels::$loss::PART,
+            held: kernels_gpu::kernels::$loss::HELD,
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD,
@@ -661,8 +659,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
             });
             let can = SamplesKernels {
-                held: (kernels.row)(size_of::<T>()),
-                part: kernels.part,
+                held: kernels.held,
                 alike,
                 whole,
                 short_block: short.0.min(ROWS_BLOCK),
@@ -682,7 +679,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 && let Some(entry) = family.entry(T::DTYPE)
             {
                 let (held, room) =
-                    (kernels.part as u32 * shape.threads, stream.gpu().dynamic_shared(entry)?);
+                    (kernels.held as u32 * shape.threads, stream.gpu().dynamic_shared(entry)?);
                 args.kept_groups = plan::kept_groups(cols, size_of::<T>(), held, room);
                 shape.shared_bytes = args.kept_groups * 16;
             }

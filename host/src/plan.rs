@@ -2,7 +2,7 @@
 //! are summed in the same order on every device.
 
 use kernels_gpu::abi::{
-    MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, max_blocks, reduction,
+    ADDERS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, max_blocks, reduction,
 };
 use std::num::NonZeroU32;
 
@@ -135,10 +135,8 @@ pub(crate) enum Form {
 /// What the kernels of a pass of cross-entropy can do, and may.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
-    /// Groups of 16 bytes that a thread of a block that holds a row holds.
+    /// Groups of 16 bytes of a row that a thread holds.
     pub(crate) held: usize,
-    /// The same, of a warp that holds rows, and of a block that holds a part of a row.
-    pub(crate) part: usize,
     /// Whether all tensors lie alike to 16 bytes, as a warp that holds rows wants it.
     pub(crate) alike: bool,
     /// Whether rows lie from one boundary of 16 bytes to another, as a block that holds them wants it.
@@ -175,13 +173,18 @@ pub(crate) fn samples(
 ) -> SamplesLaunch {
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
-    let part = if backward { FLIGHT } else { kernels.part };
-    let (of_team, of_block) = (groups.div_ceil(part), groups.div_ceil(kernels.held));
+    let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
+    // Those of which blocks leave what the loss is made of, three numbers each.
+    let held_rows = (max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS) as usize;
+    let of_block = of_team.next_multiple_of(32);
     let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
     } else if pass == Pass::ForwardBackward
         && kernels.whole
         && of_block <= kernels.held_block as usize
+        // Of a thread's groups the last alone may be beyond the row.
+        && (kernels.held - 1) * of_block <= groups
+        && rows <= held_rows
     {
         Form::Held
     } else {
@@ -209,11 +212,8 @@ pub(crate) fn samples(
             ((warps * teams).min(most / 32) * 32, warps * 32)
         }
         _ => {
-            let wanted = match form {
-                Form::Held => of_block,
-                Form::Long if pass == Pass::ForwardBackward => groups.div_ceil(KEPT),
-                _ => of_team,
-            };
+            let keeps = form == Form::Long && pass == Pass::ForwardBackward;
+            let wanted = if keeps { groups.div_ceil(KEPT) } else { of_team };
             let threads = wanted.next_multiple_of(32).min(most);
             (threads, threads)
         }
@@ -240,8 +240,14 @@ pub(crate) fn samples(
     if splits == 1 {
         blocks = blocks.min(most);
     }
+    if form == Form::Held {
+        // Those without a row, which add up what the others leave.
+        blocks += ADDERS as usize;
+    }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes: 0 };
+    // Whoever holds a row keeps the group of its class in memory.
+    let shared_bytes = if form == Form::Held { 16 } else { 0 };
+    let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
 }
 
@@ -311,7 +317,6 @@ mod tests {
 
     const KERNELS: SamplesKernels = SamplesKernels {
         held: 4,
-        part: 4,
         alike: true,
         whole: true,
         short_block: 256,
@@ -340,10 +345,31 @@ mod tests {
     #[test]
     fn samples_of_which_gradients_are_written_get_a_block_each() {
         let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(32768, 4096), (Form::Held, 32768, 256, 256, 1));
-        assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
+        assert_eq!(launch(32768, 4096), (Form::Held, 32768 + ADDERS, 256, 256, 1));
+        assert_eq!(launch(8192, 8192), (Form::Held, 8192 + ADDERS, 512, 512, 1));
         assert_eq!(launch(8192, 8193), (Form::Long, 8192, 192, 192, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+    }
+
+    #[test]
+    fn a_block_holds_a_row_of_which_only_its_last_groups_may_be_beyond() {
+        let form = |rows, groups| samples(Pass::ForwardBackward, rows, groups * 4, 4, KERNELS).form;
+        // Of 64 threads, 192 groups are the first three of each.
+        assert_eq!((form(100, 191), form(100, 192)), (Form::Long, Form::Held));
+        for groups in 129..2048_usize {
+            let threads = groups.div_ceil(4).next_multiple_of(32);
+            let held = form(100, groups) == Form::Held;
+            assert_eq!(held, 3 * threads <= groups, "{groups} groups");
+        }
+    }
+
+    #[test]
+    fn what_blocks_that_hold_rows_leave_has_room() {
+        let plan = |rows| samples(Pass::ForwardBackward, rows, 4096, 4, KERNELS);
+        let most = (1..1 << 20).rfind(|&rows| plan(rows).form == Form::Held).expect("there is one");
+        assert!(plan(most).rows.launch.blocks + MAX_TOTALS_BLOCKS <= max_blocks(3));
+        assert!(most >= 1 << 15);
+        assert_eq!(plan(most + 1).form, Form::Long);
     }
 
     #[test]
@@ -365,7 +391,11 @@ mod tests {
                     assert!(launch.threads.is_multiple_of(team.get()));
                     match pass {
                         _ if splits.get() == 1 => {
-                            let sums = if pass == Pass::Forward { 4 } else { 2 };
+                            let sums = match (pass, plan.form) {
+                                (Pass::Forward, _) => 4,
+                                (_, Form::Held) => 3,
+                                _ => 2,
+                            };
                             let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };
                             assert!(
                                 pass == Pass::Backward || launch.blocks + ahead <= max_blocks(sums)

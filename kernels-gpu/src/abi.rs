@@ -38,7 +38,7 @@ pub const MAX_BLOCK: u32 = 1024;
 pub const ROWS_BLOCK: u32 = 256;
 
 /// Partial sums that there is room for.
-pub const MAX_PARTIALS: u32 = 132 * 560;
+pub const MAX_PARTIALS: u32 = 132 * 800;
 
 /// Numbers that a warp leaves of a part of a row of logits.
 pub const STATS_PARTS: u32 = 4;
@@ -49,6 +49,10 @@ pub const GROUP: u32 = 64;
 /// How many groups ahead of the group whose sums it adds up a block is: as far as blocks run at the same time, so that
 /// it does not wait for them. The sums of the blocks after the last such group the grid's last block adds up.
 pub const LAG: u32 = 16;
+
+/// Blocks behind those that leave sums which add them up: for each group that no block does behind it, the last perhaps not
+/// a whole one, and for the groups' sums.
+pub const ADDERS: u32 = LAG + 2;
 
 /// The most [`CrossEntropyArgs::totals_blocks`].
 pub const MAX_TOTALS_BLOCKS: u32 = 512;

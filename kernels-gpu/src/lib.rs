@@ -36,9 +36,9 @@ table::losses! {
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2);
     // By what targets are; with the groups of a row that a thread holds, the most threads of such a block, and blocks of
     // 256 threads of the forward pass for which a multiprocessor has registers.
-    cross_entropy: cross_entropy(CLASS, row 4 by 1024 by 1, part 4 by 1024, forward by 5);
-    cross_entropy_smoothed: cross_entropy(SMOOTHED, row 4 by 512 by 1, part 4 by 512, forward by 3);
-    cross_entropy_prob: cross_entropy(PROBABILITIES, row 2 by 512 by 1, part 2 by 512, forward by 2);
+    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident);
+    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident);
+    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident);
     // What the benchmarks measure against.
     ceiling: ceiling();
 }

@@ -7,7 +7,7 @@
 
 use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{Workspace, grid_sums, is_last_block, team_sums};
+use crate::reduce::{AsTheyAre, Workspace, grid_sums, is_last_block, team_sums};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::hint::opaque;
@@ -201,7 +201,7 @@ unsafe fn run<
             // SAFETY: every piece has left its own, in order.
             let share = unsafe {
                 let (count, lane) = (splits.get(), u64::from(lane_id()));
-                workspace.share::<1>(row * count, 0, count, lane, u64::from(WARP_SIZE))
+                workspace.share(&AsTheyAre, row * count, 0, lane, count, u64::from(WARP_SIZE))
             };
             let [sum] = team_sums(share, WARP_SIZE);
             if lane_id() == 0 {

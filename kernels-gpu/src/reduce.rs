@@ -5,13 +5,15 @@
 //! of the additions depends on the launch shape alone, never on which block is done when: a sum
 //! has the same bits on every run.
 
-use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
+use crate::abi::{self, GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
-use cuda_std::atomic::fetch_max;
+use cuda_std::atomic::{fetch_add, fetch_max};
 use cuda_std::hint::spin;
 use cuda_std::memory::{load_shared_by_grid, peek_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sync_warp, warp_id};
+use cuda_std::warp::{
+    WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sum_of_warp, sync_warp, warp_id,
+};
 
 /// Values that are summed side by side, at most.
 const MAX_SUMS: usize = 4;
@@ -153,20 +155,39 @@ impl Workspace {
     /// `index` is below `abi::MAX_PARTIALS` or in [`TotalsAhead`], and this thread's alone.
     #[inline(always)]
     pub(crate) unsafe fn leave(self, index: u64, sum: f64) {
-        debug_assert!(index < TotalsAhead::TOTALS + 2);
-        // All bits zero stand for no sum; to a sum, the other zero is the same.
-        let sum = if sum == 0.0 { -0.0 } else { sum };
+        // SAFETY: the caller's condition.
+        unsafe { self.leave_bits(index, bits_of_sum(sum)) };
+    }
+
+    /// Leaves other bits, not all zero.
+    ///
+    /// # Safety
+    /// As [`leave`](Self::leave).
+    #[inline(always)]
+    unsafe fn leave_bits(self, index: u64, bits: u64) {
+        debug_assert!(index < TotalsAhead::TOTALS + 2 && bits != 0);
         // SAFETY: within the workspace; the caller's condition.
-        unsafe { store_shared_by_grid(self.partial(index), sum.to_bits()) };
+        unsafe { store_shared_by_grid(self.partial(index), bits) };
     }
 
     /// Takes partial sums `at[0]`, `at[1]`, ..., those that are `wanted`, when they have been left; 0 for others.
     ///
     /// # Safety
-    /// One thread takes each. They are left by blocks of a lower index, or were by this one, before a barrier or by the
-    /// same warp.
+    /// One thread takes each. They are left by blocks of a lower index, or by this one: before a barrier, or by its first
+    /// warp.
     #[inline(always)]
     pub(crate) unsafe fn take<const N: usize>(self, at: [u64; N], wanted: [bool; N]) -> [f64; N] {
+        // SAFETY: the caller's conditions.
+        let bits = unsafe { self.take_bits(at, wanted) };
+        bits.map(f64::from_bits)
+    }
+
+    /// The bits of what was left.
+    ///
+    /// # Safety
+    /// As [`take`](Self::take).
+    #[inline(always)]
+    unsafe fn take_bits<const N: usize>(self, at: [u64; N], wanted: [bool; N]) -> [u64; N] {
         const { assert!(N <= MAX_LANES) };
         let mut found = [0; N];
         loop {
@@ -186,49 +207,86 @@ impl Workspace {
             }
             spin();
         }
-        let mut sums = [0.0; N];
         unrolled!(for index in 0..N; {
             if wanted[index] {
                 // SAFETY: within the workspace; its block has left it, and nothing else accesses it any more.
                 unsafe { store(self.partial(at[index]), 0) };
-                sums[index] = f64::from_bits(found[index]);
             }
         });
-        sums
+        found
     }
 
-    /// This thread's share of N sums of `count` parts each, those of one sum from `first`, of the next `stride` behind:
-    /// every `step`-th from `offset`, in order.
+    /// N sums over places `from`, `from + step`, ... up to `to`, in order: of P numbers each, the first of them at `base`, the
+    /// next `stride` behind.
     ///
     /// # Safety
     /// As [`take`](Self::take).
     #[inline(always)]
-    pub(crate) unsafe fn share<const N: usize>(
+    pub(crate) unsafe fn share<T: Terms<P, N>, const P: usize, const N: usize>(
         self,
-        first: u64,
+        terms: &T,
+        base: u64,
         stride: u64,
-        count: u64,
-        offset: u64,
+        from: u64,
+        to: u64,
         step: u64,
     ) -> [f64; N] {
-        const { assert!(N <= MAX_SUMS) };
-        // Four at once, however many sums they are of: each takes as long as all.
-        let each = MAX_SUMS / N;
+        const { assert!(T::AT_ONCE * P <= MAX_LANES) };
         let mut sums = [0.0; N];
-        let mut part = offset;
-        while part < count {
-            let (mut at, mut wanted) = ([0; MAX_SUMS], [false; MAX_SUMS]);
-            unrolled!(for index in 0..MAX_SUMS; {
-                let (sum, ahead) = (index % N, index / N);
-                let part = part + ahead as u64 * step;
-                at[index] = first + sum as u64 * stride + part;
-                wanted[index] = ahead < each && part < count;
+        let mut place = from;
+        while place < to {
+            let (mut at, mut wanted) = ([0; MAX_LANES], [false; MAX_LANES]);
+            let mut besides = [const { None }; MAX_LANES];
+            unrolled!(for index in 0..MAX_LANES; {
+                let (part, ahead) = (index % P, index / P);
+                let place = place + ahead as u64 * step;
+                at[index] = base + part as u64 * stride + place;
+                wanted[index] = ahead < T::AT_ONCE && place < to;
+                if wanted[index] && part == 0 {
+                    besides[ahead] = Some(terms.besides(place));
+                }
             });
             // SAFETY: the caller's conditions.
-            let parts = unsafe { self.take(at, wanted) };
-            unrolled!(for index in 0..MAX_SUMS; { sums[index % N] += parts[index]; });
-            part += each as u64 * step;
+            let parts = unsafe { self.take_bits(at, wanted) };
+            unrolled!(for ahead in 0..MAX_LANES; {
+                if ahead < T::AT_ONCE && let Some(besides) = besides[ahead].take() {
+                    let mut of_place = [0; P];
+                    unrolled!(for part in 0..P; { of_place[part] = parts[ahead * P + part]; });
+                    let place = place + ahead as u64 * step;
+                    let terms = terms.of_place(place, besides, of_place);
+                    unrolled!(for sum in 0..N; { sums[sum] += terms[sum]; });
+                }
+            });
+            place += T::AT_ONCE as u64 * step;
         }
+        sums
+    }
+}
+
+/// What P numbers of a place add to N sums.
+pub(crate) trait Terms<const P: usize, const N: usize> {
+    /// How many places are asked for at once: each takes as long as all.
+    const AT_ONCE: usize;
+    /// What else is needed.
+    type Besides;
+    /// Asks for it, before the numbers are waited for.
+    fn besides(&self, place: u64) -> Self::Besides;
+    /// From the bits of the numbers.
+    fn of_place(&self, place: u64, besides: Self::Besides, parts: [u64; P]) -> [f64; N];
+}
+
+/// The numbers themselves.
+pub(crate) struct AsTheyAre;
+
+impl<const N: usize> Terms<N, N> for AsTheyAre {
+    const AT_ONCE: usize = MAX_SUMS / N;
+    type Besides = ();
+    #[inline(always)]
+    fn besides(&self, _: u64) {}
+    #[inline(always)]
+    fn of_place(&self, _: u64, (): (), parts: [u64; N]) -> [f64; N] {
+        let mut sums = [0.0; N];
+        unrolled!(for sum in 0..N; { sums[sum] = f64::from_bits(parts[sum]); });
         sums
     }
 }
@@ -239,6 +297,8 @@ impl Workspace {
 #[derive(Clone, Copy)]
 pub(crate) struct TotalsAhead {
     workspace: Workspace,
+    /// How many things are counted; 0 where the totals are sums.
+    counted: u64,
 }
 
 impl TotalsAhead {
@@ -246,9 +306,68 @@ impl TotalsAhead {
     const PARTS: u64 = MAX_PARTIALS as u64;
     const TOTALS: u64 = Self::PARTS + 2 * MAX_TOTALS_BLOCKS as u64;
 
+    /// Totals that are sums.
     #[inline(always)]
-    pub(crate) fn new(workspace: Workspace) -> Self {
-        TotalsAhead { workspace }
+    pub(crate) fn sums(workspace: Workspace) -> Self {
+        TotalsAhead { workspace, counted: 0 }
+    }
+
+    /// Totals that both are how many of `things` are to be counted, fewer than 2³²: a place has how many were looked at,
+    /// and how many of them count. Whole numbers have the same sum in any order.
+    #[inline(always)]
+    pub(crate) fn counts(workspace: Workspace, things: u64) -> Self {
+        TotalsAhead { workspace, counted: things }
+    }
+
+    /// Whether they are [`counts`](Self::counts).
+    #[inline(always)]
+    pub(crate) fn are_counts(self) -> bool {
+        self.counted != 0
+    }
+
+    /// Adds to the counts how many things this thread has looked at, and how many of them count. One addition a block:
+    /// those to one place are made one after the other.
+    ///
+    /// # Safety
+    /// The totals are counts; over the grid, all things are looked at once. Every thread of the block calls this, which
+    /// has not called [`team_sums`] since its last barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn count(self, looked_at: u32, count: u32) {
+        sync_warp();
+        let of_warp = [looked_at, count].map(sum_of_warp);
+        if lane_id() == 0 {
+            let both = u64::from(of_warp[0]) << 32 | u64::from(of_warp[1]);
+            // SAFETY: a block has at most 32 warps; each writes its own element.
+            unsafe { sums_of_warps().set(warp_id(), f64::from_bits(both)) };
+        }
+        sync_threads();
+        if thread_idx_x() == 0 {
+            let (mut both, mut warp) = (0, 0);
+            while warp < block_dim_x() / WARP_SIZE {
+                // SAFETY: the warp wrote it before the barrier.
+                both += unsafe { sums_of_warps().get(warp) }.to_bits();
+                warp += 1;
+            }
+            // SAFETY: within the workspace; until all things are counted accessed atomically alone.
+            unsafe { fetch_add(self.workspace.partial(Self::TOTALS), both) };
+        }
+    }
+
+    /// Asks for total `index`, which may not be there yet.
+    #[inline(always)]
+    pub(crate) fn ask(self, index: u64) -> u64 {
+        let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
+        // SAFETY: within the workspace; written by one block or added to, as is to be while others read.
+        unsafe { peek_shared_by_grid(self.workspace.partial(at)) }
+    }
+
+    /// The total, of what [`ask`](Self::ask) has got, if it is there.
+    #[inline(always)]
+    fn answer(self, got: u64) -> Option<f64> {
+        if self.are_counts() {
+            return (got >> 32 == self.counted).then_some(f64::from(got as u32));
+        }
+        (got != 0).then_some(f64::from_bits(got))
     }
 
     /// Sums over the first `blocks` blocks, of which this is one, what its threads have.
@@ -275,7 +394,7 @@ impl TotalsAhead {
         let (thread, step) = (u64::from(thread_idx_x()), u64::from(block_dim_x()));
         // SAFETY: the blocks before this have left them or will, this one has.
         let shares =
-            unsafe { self.workspace.share::<2>(Self::PARTS, blocks, blocks, thread, step) };
+            unsafe { self.workspace.share(&AsTheyAre, Self::PARTS, blocks, thread, blocks, step) };
         let totals = block_sums::<f64, false, 2>(shares);
         if thread == 0 {
             unrolled!(for index in 0..2; {
@@ -288,24 +407,40 @@ impl TotalsAhead {
     /// Total `index`, 0 or 1, when it is there.
     #[inline(always)]
     pub(crate) fn wait(self, index: u64) -> f64 {
+        self.wait_with(index, self.ask(index))
+    }
+
+    /// The same, of which has been [`ask`](Self::ask)ed.
+    #[inline(always)]
+    pub(crate) fn wait_with(self, index: u64, mut got: u64) -> f64 {
         loop {
-            // SAFETY: within the workspace; written by one block, as is to be while others read.
-            let bits = unsafe { peek_shared_by_grid(self.workspace.partial(Self::TOTALS + index)) };
-            if bits != 0 {
-                return f64::from_bits(bits);
+            if let Some(total) = self.answer(got) {
+                return total;
             }
             spin();
+            got = self.ask(index);
         }
     }
 
-    /// Both, which are gone then.
+    /// Asks for both.
+    #[inline(always)]
+    pub(crate) fn ask_for_both(self) -> [u64; 2] {
+        [self.ask(0), self.ask(1)]
+    }
+
+    /// Both, which have been [asked](Self::ask_for_both) for, and are gone then.
     ///
     /// # Safety
     /// The blocks that add up are of a lower index; nobody waits for the totals any more, and one thread takes them.
     #[inline(always)]
-    pub(crate) unsafe fn take(self) -> [f64; 2] {
-        // SAFETY: the caller's conditions.
-        unsafe { self.workspace.take([Self::TOTALS, Self::TOTALS + 1], [true; 2]) }
+    pub(crate) unsafe fn take(self, got: [u64; 2]) -> [f64; 2] {
+        let totals = [self.wait_with(0, got[0]), self.wait_with(1, got[1])];
+        // SAFETY: within the workspace; nothing else accesses them any more.
+        unsafe {
+            store(self.workspace.partial(Self::TOTALS), 0);
+            store(self.workspace.partial(Self::TOTALS + 1), 0);
+        }
+        totals
     }
 }
 
@@ -327,66 +462,107 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
     finish: impl FnOnce([f64; N]),
 ) {
     let of_block = block_sums::<f64, false, N>(values);
-    // SAFETY: the caller's condition.
-    unsafe { sums_over_blocks::<true, N>(of_block, thread_idx_x() == 0, workspace, finish) }
+    if thread_idx_x() == 0 {
+        // SAFETY: the caller's conditions.
+        unsafe { leave_of_block::<N, false>(0, of_block.map(bits_of_sum), workspace) };
+    }
+    // SAFETY: the caller's conditions.
+    unsafe { sums_over_blocks::<true, false, N, N>(&AsTheyAre, workspace, finish) };
 }
 
-/// [`grid_sums`] of values that one thread of each block has, the one that `leaves` them: with `FIRST` it is of the first
-/// warp.
+/// The blocks of the grid that leave something. Where there are `ADDERS`, the last `abi::ADDERS` have nothing to leave, and
+/// add up what has been left since: many, because the grid ends with them.
+#[inline(always)]
+fn leaving_blocks<const ADDERS: bool>() -> u64 {
+    u64::from(grid_dim_x() - if ADDERS { abi::ADDERS } else { 0 })
+}
+
+/// The bits of a sum, of which all zero stand for none; to a sum, the other zero is the same.
+#[inline(always)]
+pub(crate) fn bits_of_sum(sum: f64) -> u64 {
+    if sum == 0.0 { (-0.0_f64).to_bits() } else { sum.to_bits() }
+}
+
+/// Leaves the bits of numbers of this block from number `first` on, of none all zero; nothing, of a block that adds up.
 ///
 /// # Safety
-/// As [`grid_sums`].
+/// One thread leaves each number, once a launch; the grid has at most `abi::max_blocks` of them all blocks.
 #[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<const FIRST: bool, const N: usize>(
-    values: [f64; N],
-    leaves: bool,
+pub(crate) unsafe fn leave_of_block<const N: usize, const ADDERS: bool>(
+    first: u64,
+    values: [u64; N],
+    workspace: Workspace,
+) {
+    let (block, blocks) = (u64::from(block_idx_x()), leaving_blocks::<ADDERS>());
+    if block < blocks {
+        unrolled!(for index in 0..N; {
+            let at = (first + index as u64) * blocks + block;
+            // SAFETY: the caller's condition; each block leaves its own.
+            unsafe { workspace.leave_bits(at, values[index]) };
+        });
+    }
+}
+
+/// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does. `FIRST` says that a thread of the first
+/// warp has left it, with `ADDERS` that the last block has nothing to leave.
+///
+/// # Safety
+/// As [`grid_sums`]; a thread of each block calls [`leave_of_block`] first. P is not less than N.
+#[inline(always)]
+pub(crate) unsafe fn sums_over_blocks<
+    const FIRST: bool,
+    const ADDERS: bool,
+    const P: usize,
+    const N: usize,
+>(
+    terms: &impl Terms<P, N>,
     workspace: Workspace,
     finish: impl FnOnce([f64; N]),
 ) {
-    let (block, blocks) = (u64::from(block_idx_x()), u64::from(grid_dim_x()));
-    let (group, lag) = (u64::from(GROUP), u64::from(LAG));
-    if leaves {
-        unrolled!(for index in 0..N; {
-            // SAFETY: the caller's condition; each block leaves its own.
-            unsafe { workspace.leave(index as u64 * blocks + block, values[index]) };
-        });
-    }
-    let groups = blocks / group;
-    let of_groups = N as u64 * blocks;
-    let ends_group = (block + 1).is_multiple_of(group);
-    if ends_group && block / group >= lag && warp_id() == 0 {
-        let (behind, lane) = (block / group - lag, u64::from(lane_id()));
+    const { assert!(P >= N) };
+    let (block, blocks) = (u64::from(block_idx_x()), leaving_blocks::<ADDERS>());
+    let (group, lag, adds) = (u64::from(GROUP), u64::from(LAG), block >= blocks);
+    // Groups that blocks behind them add up, and all groups that are.
+    let behind = (blocks / group).saturating_sub(lag);
+    let groups = if ADDERS { blocks.div_ceil(group) } else { behind };
+    let of_groups = P as u64 * blocks;
+    let (has_group, index) = if adds {
+        (behind + (block - blocks) < groups, behind + (block - blocks))
+    } else {
+        let index = block / group;
+        ((block + 1).is_multiple_of(group) && index >= lag, index.wrapping_sub(lag))
+    };
+    if has_group && warp_id() == 0 {
+        let (lane, step) = (u64::from(lane_id()), u64::from(WARP_SIZE));
+        let (from, to) = (index * group + lane, blocks.min((index + 1) * group));
         // SAFETY: the blocks of the group leave them; they are of a lower index.
-        let shares = unsafe {
-            workspace.share::<N>(behind * group, blocks, group, lane, u64::from(WARP_SIZE))
-        };
+        let shares = unsafe { workspace.share(terms, 0, blocks, from, to, step) };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
-            unrolled!(for index in 0..N; {
-                let partial = of_groups + index as u64 * groups + behind;
+            unrolled!(for sum in 0..N; {
+                let partial = of_groups + sum as u64 * groups + index;
                 // SAFETY: the caller's condition; each group has its own.
-                unsafe { workspace.leave(partial, of_group[index]) };
+                unsafe { workspace.leave(partial, of_group[sum]) };
             });
         }
     }
     if !is_last_block() {
         return;
     }
-    if !FIRST {
+    if !FIRST && !ADDERS {
         // Until whoever leaves this block's has.
         sync_threads();
     }
-    let summed = groups.saturating_sub(lag);
-    let (first, thread) = (summed * group, u64::from(thread_idx_x()));
-    let step = u64::from(block_dim_x());
-    // SAFETY: every block, or group, leaves its own.
-    let (mut shares, of_blocks) = unsafe {
-        (
-            workspace.share::<N>(of_groups, groups, summed, thread, step),
-            workspace.share::<N>(first, blocks, blocks - first, thread, step),
-        )
-    };
-    unrolled!(for index in 0..N; { shares[index] += of_blocks[index]; });
+    let (thread, step) = (u64::from(thread_idx_x()), u64::from(block_dim_x()));
+    // SAFETY: every group, or block, leaves its own.
+    let mut shares: [f64; N] =
+        unsafe { workspace.share(&AsTheyAre, of_groups, groups, thread, groups, step) };
+    if !ADDERS {
+        // SAFETY: as above.
+        let of_blocks =
+            unsafe { workspace.share(terms, 0, blocks, groups * group + thread, blocks, step) };
+        unrolled!(for index in 0..N; { shares[index] += of_blocks[index]; });
+    }
     if FIRST {
         // Between the sums of the block and these.
         sync_threads();

@@ -12,3 +12,14 @@ pub unsafe fn fetch_max(at: *mut u64, value: u64) {
     // SAFETY: the caller's conditions.
     unsafe { side::fetch_max(at, value) }
 }
+
+/// Adds `value` to a number in global memory.
+///
+/// # Safety
+/// As [`fetch_max`].
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn fetch_add(at: *mut u64, value: u64) {
+    // SAFETY: the caller's conditions.
+    unsafe { side::fetch_add(at, value) }
+}

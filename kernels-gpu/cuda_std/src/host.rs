@@ -228,6 +228,14 @@ pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
     unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::AcqRel);
 }
 
+#[track_caller]
+pub(crate) unsafe fn fetch_add(at: *mut u64, value: u64) {
+    check_global(at, Access::Load);
+    check_global(at, Access::Store);
+    // SAFETY: the machine has checked the address; the caller's condition.
+    unsafe { AtomicU64::from_ptr(at) }.fetch_add(value, Ordering::Relaxed);
+}
+
 pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     a.mul_add(b, c)
 }
@@ -267,6 +275,14 @@ pub(crate) fn max_of_warp(mut value: i32) -> i32 {
     for lane_mask in [16, 8, 4, 2, 1] {
         let other = machine().shuffle_xor(value.cast_unsigned(), lane_mask, Location::caller());
         value = value.max(other.cast_signed());
+    }
+    value
+}
+
+#[track_caller]
+pub(crate) fn sum_of_warp(mut value: u32) -> u32 {
+    for lane_mask in [16, 8, 4, 2, 1] {
+        value = value.wrapping_add(machine().shuffle_xor(value, lane_mask, Location::caller()));
     }
     value
 }

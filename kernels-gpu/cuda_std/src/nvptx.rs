@@ -24,6 +24,8 @@ unsafe extern "C" {
     safe fn vote_any(members: i32, of: bool) -> bool;
     #[link_name = "llvm.nvvm.redux.sync.max"]
     safe fn redux_max(value: i32, members: i32) -> i32;
+    #[link_name = "llvm.nvvm.redux.sync.add"]
+    safe fn redux_add(value: i32, members: i32) -> i32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     safe fn bar_warp_sync(members: i32);
     #[link_name = "llvm.fma.f32"]
@@ -144,25 +146,22 @@ access! {
     load_shared, "ld.shared", (pure, readonly, nostack, preserves_flags); store_shared, "st.shared";
 }
 
-#[inline(always)]
-pub(crate) unsafe fn load_acquire(at: *const u64) -> u64 {
-    let value;
-    // SAFETY: the caller's conditions. Not `readonly`: each reads anew.
-    unsafe {
-        asm!("ld.acquire.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
-    }
-    value
+/// Loads of what other blocks write: not `readonly`, each reads anew.
+macro_rules! load_anew {
+    ($name:ident, $instruction:literal) => {
+        #[inline(always)]
+        pub(crate) unsafe fn $name(at: *const u64) -> u64 {
+            let value;
+            // SAFETY: the caller's conditions.
+            unsafe {
+                asm!(concat!($instruction, " {0}, [{1}];"), out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
+            }
+            value
+        }
+    };
 }
-
-#[inline(always)]
-pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
-    let value;
-    // SAFETY: the caller's conditions. Not `readonly`: each reads anew.
-    unsafe {
-        asm!("ld.relaxed.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
-    }
-    value
-}
+load_anew!(load_acquire, "ld.acquire.gpu.global.u64");
+load_anew!(load_relaxed, "ld.relaxed.gpu.global.u64");
 
 #[inline(always)]
 pub(crate) unsafe fn copy_to_shared(to: *mut Vec16, from: *const Vec16) {
@@ -187,6 +186,11 @@ pub(crate) fn wait_for_copies<const BUT: u32>() {
 #[inline(always)]
 pub(crate) fn max_of_warp(value: i32) -> i32 {
     redux_max(value, -1)
+}
+
+#[inline(always)]
+pub(crate) fn sum_of_warp(value: u32) -> u32 {
+    redux_add(value.cast_signed(), -1).cast_unsigned()
 }
 
 /// Without a branch: what is stored is not worth one.
@@ -265,6 +269,12 @@ pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
     unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::Relaxed);
     // LLVM drops the ordering of an atomic read-modify-write for PTX.
     membar_gl();
+}
+
+#[inline(always)]
+pub(crate) unsafe fn fetch_add(at: *mut u64, value: u64) {
+    // SAFETY: the caller's conditions.
+    unsafe { AtomicU64::from_ptr(at) }.fetch_add(value, Ordering::Relaxed);
 }
 
 #[inline(always)]

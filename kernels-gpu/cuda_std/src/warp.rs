@@ -62,6 +62,13 @@ pub fn max_of_warp(value: i32) -> i32 {
     side::max_of_warp(value)
 }
 
+/// The sum of the values of the warp's lanes, in one instruction.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn sum_of_warp(value: u32) -> u32 {
+    side::sum_of_warp(value)
+}
+
 /// Whether it holds in any lane of the warp.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]

@@ -28,8 +28,8 @@ pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyAr
         unsafe {
             let label = pass.label(pass.class(row));
             let factors = pass.factors_of_saved(row, &label);
-            let lanes = Lanes::new::<MODE, { lies::ANYHOW }>(&pass, row);
-            let (to, mut owned) = (lanes.to::<MODE, { lies::ANYHOW }>(&pass, row), None);
+            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
+            let (to, mut owned) = (lanes.to(&pass, row), None);
             lanes.gradients::<MODE, true, FLIGHT>(
                 &pass, 0, split, &label, &factors, to, &mut owned, team,
             );

@@ -47,7 +47,7 @@ pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArg
             let read = to_be_read >> kept & 1 != 0;
             // SAFETY: the caller's conditions; a row that is not one of `rows` is not to be read.
             unsafe {
-                let lanes = Lanes::new::<MODE, { lies::ANYHOW }>(&pass, team.piece(first));
+                let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, team.piece(first));
                 let stats = lanes.stats_of_warp::<MODE, false>(&pass, 0, read, team);
                 if Pass::<E, MODE>::DENSE {
                     KeptStats::keep::<_, true>(kept, stats);
@@ -83,7 +83,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
         // SAFETY: the caller's conditions; one warp a part of a piece.
         unsafe {
             let read = pass.label(pass.class(row)).counts || args.saved != 0;
-            let lanes = Lanes::new::<MODE, { lies::ANYHOW }>(&pass, row);
+            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
             let stats = lanes.stats_of_warp::<MODE, true>(&pass, split, read, team);
             if lane_id() == 0 {
                 stats.leave(workspace, piece * warps + u64::from(warp_id()));

@@ -4,7 +4,8 @@ use crate::abi::CrossEntropyArgs;
 use cuda_std::memory::Vec16;
 
 cuda_std::shared_array! {
-    /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank.
+    /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank. Of a row that is held
+    /// in registers, that of the class.
     fn kept_logits() -> [Vec16];
 }
 
@@ -24,6 +25,12 @@ impl KeptLogits {
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
         KeptLogits { first, groups: args.kept_groups }
+    }
+
+    /// This group alone.
+    #[inline(always)]
+    pub(crate) fn only(group: u32) -> Self {
+        KeptLogits { first: group, groups: 1 }
     }
 
     /// The first group that is one.

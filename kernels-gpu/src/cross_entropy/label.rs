@@ -107,7 +107,23 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
 /// Targets that a thread has in flight when it adds up totals.
 const FLIGHT: usize = 2;
 
-/// Adds up what a mean is divided by, the sum of the class weights of the rows that count, and their number.
+/// What a mean is divided by, the sum of the class weights of the rows that count, and their number: without weights both
+/// are a count.
+///
+/// # Safety
+/// The kernels' condition 2.
+#[inline(always)]
+pub(crate) unsafe fn totals_ahead(args: &CrossEntropyArgs) -> TotalsAhead {
+    // SAFETY: the caller's condition.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    if args.weight == 0 && args.rows <= u64::from(u32::MAX) {
+        TotalsAhead::counts(workspace, args.rows)
+    } else {
+        TotalsAhead::sums(workspace)
+    }
+}
+
+/// Adds up the totals.
 ///
 /// # Safety
 /// The kernels' conditions 1 and 2. All threads of the first `totals_blocks` of the grid call this, before anything else
@@ -115,9 +131,9 @@ const FLIGHT: usize = 2;
 #[inline(always)]
 pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
     // SAFETY: condition 2.
-    let workspace = unsafe { Workspace::new(args.workspace) };
+    let totals = unsafe { totals_ahead(args) };
     let (blocks, threads) = (args.totals_blocks, u64::from(block_dim_x()));
-    let (mut weights, mut count) = (0.0, 0.0);
+    let (mut weights, mut count, mut looked_at) = (0.0, 0, 0);
     let step = u64::from(blocks) * threads;
     let mut row = u64::from(block_idx_x()) * threads + u64::from(thread_idx_x());
     while row < args.rows {
@@ -128,13 +144,20 @@ pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
             let label = unsafe { label::<E>(&args.target, args.cols, args.weight, classes[k]) };
             if label.counts && !label.fault {
                 weights += label.weight.to_f64();
-                count += 1.0;
+                count += 1;
             }
+            looked_at += u32::from(row + (k as u64 * step) < args.rows);
         });
         row += FLIGHT as u64 * step;
     }
-    // SAFETY: condition 2; by the launch, the blocks are no more than may be.
-    unsafe { TotalsAhead::new(workspace).add_up([weights, count], blocks) };
+    // SAFETY: condition 2; by the launch, the blocks are no more than may be; all rows have been looked at once.
+    unsafe {
+        if totals.are_counts() {
+            totals.count(looked_at, count);
+        } else {
+            totals.add_up([weights, f64::from(count)], blocks);
+        }
+    }
 }
 
 /// # Safety

@@ -3,7 +3,7 @@
 use super::kept::KeptLogits;
 use super::label::{Label, class_weight};
 use super::mode;
-use super::pass::{Factors, Pass, TERMS, Totals};
+use super::pass::{Factors, Pass, TERMS, Total, Totals};
 use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{Matrix, Target};
@@ -13,7 +13,7 @@ use crate::row::{Cut, Row, Span};
 use core::hint::select_unpredictable;
 use cuda_std::hint::opaque_vec16;
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
-use cuda_std::warp::{WARP_SIZE, any, lane_id};
+use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 
 /// Groups of 16 bytes of a tile of a kernel that holds no row, all in flight.
 pub(crate) const FLIGHT: usize = 4;
@@ -30,12 +30,13 @@ pub(crate) mod lies {
     pub(crate) const ANYHOW: u32 = 0;
     /// Alike to 16 bytes.
     pub(crate) const ALIKE: u32 = 1;
-    /// From one boundary of 16 bytes to another: without edges.
-    pub(crate) const WHOLE: u32 = 2;
+    /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the last of a thread's
+    /// groups may be beyond the row.
+    pub(crate) const HELD: u32 = 2;
 }
 
 /// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it between two passes.
-pub(crate) struct Lanes<E> {
+pub(crate) struct Lanes<E, const LIES: u32> {
     cut: Cut<E>,
     input: Row<E>,
     target: Row<E>,
@@ -55,7 +56,7 @@ impl<const N: usize> Tile<N> {
     #[inline(always)]
     pub(crate) fn forget<E: Element>(&mut self) {
         unrolled!(for k in 0..N; {
-            (self.x[k], self.t[k]) = (Lanes::<E>::nothing(), Lanes::<E>::nothing());
+            (self.x[k], self.t[k]) = (nothing::<E>(), nothing::<E>());
         });
     }
 
@@ -69,39 +70,64 @@ impl<const N: usize> Tile<N> {
         self
     }
 
+    /// The same, of which group `first` is the first.
+    #[inline(always)]
+    pub(crate) fn at(self, first: u32) -> Self {
+        Tile { first, ..self }
+    }
+
     /// The index in the row of group `k`.
     #[inline(always)]
     fn group(&self, k: usize, team: Team) -> u32 {
         self.first + k as u32 * team.threads
     }
+}
 
-    /// The span of group `k`, empty beyond the row.
-    #[inline(always)]
-    fn span<E: Element>(&self, cut: Cut<E>, k: usize, team: Team) -> Span {
-        let group = self.group(k, team);
-        let Span { first, count } = cut.group(group);
-        Span { first, count: if group < cut.groups { count } else { 0 } }
+/// The exponentials of the logits of a tile.
+pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
+
+/// Value `at` of a group's.
+#[inline(always)]
+fn get<E: Element>(values: &[E::Real; MAX_LANES], at: u32) -> E::Real {
+    let mut value = E::Real::ZERO;
+    unrolled!(for lane in 0..E::LANES as usize; {
+        // No jump table.
+        value = select_unpredictable(lane as u32 == at, values[lane], value);
+    });
+    value
+}
+
+/// Sets it, if there is one.
+#[inline(always)]
+fn set<E: Element>(values: &mut [E::Real; MAX_LANES], at: Option<u32>, value: E::Real) {
+    if let Some(at) = at {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            values[lane] = select_unpredictable(lane as u32 == at, value, values[lane]);
+        });
     }
 }
 
-impl<E: Element> Lanes<E> {
+/// 16 bytes of −∞.
+#[inline(always)]
+fn nothing<E: Element>() -> Vec16 {
+    E::pack([E::LOWEST; MAX_LANES])
+}
+
+impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     #[inline(always)]
-    pub(crate) fn new<const MODE: u32, const LIES: u32>(
-        pass: &Pass<'_, E, MODE>,
-        row: u64,
-    ) -> Self {
+    pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
         let args = pass.args;
         let start = Row::<E>::address(args.input, row);
         let Target { start: probabilities, row_stride, .. } = args.target;
         let probabilities = if MODE == mode::PROBABILITIES { probabilities } else { 0 };
         Lanes {
-            cut: if LIES == lies::WHOLE {
+            cut: if LIES == lies::HELD {
                 Cut::whole(args.cols)
             } else {
                 Cut::new(start, args.cols)
             },
             input: Row::at_cut(start),
-            target: Self::other::<LIES>(Matrix { start: probabilities, row_stride }, row, start),
+            target: Self::other(Matrix { start: probabilities, row_stride }, row, start),
             kept: KeptLogits::NONE,
         }
     }
@@ -135,6 +161,34 @@ impl<E: Element> Lanes<E> {
         batches
     }
 
+    /// Has the group of `class` on its way to where it is kept: in no register, and though the row be overwritten.
+    ///
+    /// # Safety
+    /// The kernels' conditions; the class is one, and the row begins with a group. One thread of the block keeps one.
+    #[inline(always)]
+    pub(crate) unsafe fn keep_class(&self, class: u32) {
+        let group = class / E::LANES;
+        // SAFETY: the caller's conditions.
+        unsafe { KeptLogits::only(group).keep(group, self.input.group(self.cut.group(group))) };
+        end_copies();
+    }
+
+    /// The logit of the class of which the group is kept.
+    ///
+    /// # Safety
+    /// This thread has kept it, and waited for it.
+    #[inline(always)]
+    pub(crate) unsafe fn kept_class(class: u32) -> E::Real {
+        let group = class / E::LANES;
+        // SAFETY: the caller's conditions.
+        let x = unsafe { KeptLogits::only(group).get(group) };
+        let mut logits = [E::Real::ZERO; MAX_LANES];
+        unrolled!(for lane in 0..E::LANES as usize; {
+            logits[lane] = E::extract(x, lane as u32).widen();
+        });
+        get::<E>(&logits, class % E::LANES)
+    }
+
     /// Waits for what this thread keeps, but for the last `batches`, or fewer.
     #[inline(always)]
     fn wait_for_all_but(batches: u32) {
@@ -150,19 +204,24 @@ impl<E: Element> Lanes<E> {
 
     /// The row of another tensor.
     #[inline(always)]
-    fn other<const LIES: u32>(tensor: Matrix, row: u64, start: u64) -> Row<E> {
+    fn other(tensor: Matrix, row: u64, start: u64) -> Row<E> {
         if LIES == lies::ANYHOW { Row::new(tensor, row, start) } else { Row::alike(tensor, row) }
     }
 
     /// Where the gradients of a row go: the input's, the target's.
     #[inline(always)]
-    pub(crate) fn to<const MODE: u32, const LIES: u32>(
-        &self,
-        pass: &Pass<'_, E, MODE>,
-        row: u64,
-    ) -> [Row<E>; 2] {
-        let to = |tensor| Self::other::<LIES>(tensor, row, self.input.start());
+    pub(crate) fn to<const MODE: u32>(&self, pass: &Pass<'_, E, MODE>, row: u64) -> [Row<E>; 2] {
+        let to = |tensor| Self::other(tensor, row, self.input.start());
         [to(pass.args.grad_input), to(pass.args.grad_target)]
+    }
+
+    /// The span of group `k` of a tile, empty beyond the row.
+    #[inline(always)]
+    fn span<const N: usize>(&self, tile: &Tile<N>, k: usize, team: Team) -> Span {
+        let group = tile.group(k, team);
+        let Span { first, count } = self.cut.group(group);
+        let within = LIES == lies::HELD && k + 1 < N || group < self.cut.groups;
+        Span { first, count: if within { count } else { 0 } }
     }
 
     /// The tile from group `first`; unless it is to be `read`, of −∞ alone.
@@ -194,7 +253,7 @@ impl<E: Element> Lanes<E> {
     ) -> Tile<N> {
         let mut tile = Tile { first, x: [Vec16::default(); N], t: [Vec16::default(); N] };
         unrolled!(for k in 0..N; {
-            let (group, span) = (tile.group(k, team), tile.span(self.cut, k, team));
+            let (group, span) = (tile.group(k, team), self.span(&tile, k, team));
             let read = read && span.count > 0;
             // SAFETY: the caller's condition.
             unsafe {
@@ -218,7 +277,7 @@ impl<E: Element> Lanes<E> {
     #[inline(always)]
     unsafe fn load(row: Row<E>, span: Span, read: bool) -> Vec16 {
         if !read {
-            return Self::nothing();
+            return nothing::<E>();
         }
         // SAFETY: the caller's condition.
         unsafe { row.load_group(span) }
@@ -234,7 +293,7 @@ impl<E: Element> Lanes<E> {
         let edge = self.cut.edge(team.lane);
         let fill = E::LOWEST;
         if !read {
-            return (edge, Self::nothing(), Self::nothing());
+            return (edge, nothing::<E>(), nothing::<E>());
         }
         // SAFETY: the caller's condition.
         unsafe {
@@ -243,12 +302,8 @@ impl<E: Element> Lanes<E> {
         }
     }
 
-    #[inline(always)]
-    fn nothing() -> Vec16 {
-        E::pack([E::LOWEST; MAX_LANES])
-    }
-
-    /// The stats of a row that is a tile and an edge: with `SHORT` of the team, which is of a warp, otherwise of the warp.
+    /// The stats of a row that is a tile and an edge: with `SHORT` of the team, which is of a warp, otherwise of the warp. And
+    /// the tile's exponentials relative to the largest logit that they tell.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -259,8 +314,9 @@ impl<E: Element> Lanes<E> {
         tile: &Tile<N>,
         read: bool,
         team: Team,
-    ) -> Stats<E::Real> {
+    ) -> (Stats<E::Real>, Exps<E::Real, N>) {
         let mut stats = Stats::<E::Real>::NONE;
+        let mut exps = [[E::Real::ZERO; MAX_LANES]; N];
         unrolled!(for k in 0..N; { stats.max = stats.max.max(E::greatest(tile.x[k])); });
         if self.cut.has_edges() {
             // SAFETY: the caller's conditions.
@@ -270,10 +326,10 @@ impl<E: Element> Lanes<E> {
         let lanes = if SHORT { team.threads } else { WARP_SIZE };
         stats.max = if SHORT { team_max(stats.max, lanes) } else { warp_max(stats.max) };
         unrolled!(for k in 0..N; {
-            let span = tile.span(self.cut, k, team);
+            let span = self.span(tile, k, team);
             // SAFETY: the caller's conditions.
             unsafe {
-                pass.absorb_all(&mut stats, tile.x[k]);
+                exps[k] = pass.absorb_all(&mut stats, tile.x[k]);
                 pass.absorb_target(&mut stats, span, tile.x[k], tile.t[k]);
             }
         });
@@ -294,8 +350,18 @@ impl<E: Element> Lanes<E> {
         if any(stats.rest < two) {
             // Of one logit that outdoes all others, the others would be lost beside it.
             (stats.ties, stats.rest) = (E::Real::ZERO, E::Real::ZERO);
+            if LIES == lies::HELD {
+                unrolled!(for k in 0..N; {
+                    let mut others = exps[k];
+                    Pass::<E, MODE>::take_ties(&mut stats, &mut others);
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        stats.rest = stats.rest + others[lane];
+                    });
+                });
+                return (stats.exps_of_team(lanes), exps);
+            }
             stats = stats.anew();
-            // Seldom, and so from memory: what the tile has would be looked at in as many copies of this as it has groups.
+            // Seldom, and so from memory: to keep the exponentials for it takes registers.
             let mut group = tile.first;
             while read && group < self.cut.groups {
                 // SAFETY: the caller's conditions.
@@ -308,9 +374,9 @@ impl<E: Element> Lanes<E> {
                 let (_, x, _) = unsafe { self.edge(true, team) };
                 pass.absorb(&mut stats, x, E::greatest(x));
             }
-            stats.exps_of_team(lanes)
+            (stats.exps_of_team(lanes), exps)
         } else {
-            Stats { ties: E::Real::ONE, rest: stats.rest - E::Real::ONE, ..stats }
+            (Stats { ties: E::Real::ONE, rest: stats.rest - E::Real::ONE, ..stats }, exps)
         }
     }
 
@@ -397,7 +463,7 @@ impl<E: Element> Lanes<E> {
             *stats = stats.relative_to(warp_max(of_tile));
         }
         unrolled!(for k in 0..N; {
-            let span = tile.span(self.cut, k, team);
+            let span = self.span(tile, k, team);
             pass.absorb(stats, tile.x[k], greatest[k]);
             // SAFETY: the caller's condition.
             unsafe { pass.absorb_target(stats, span, tile.x[k], tile.t[k]) };
@@ -479,7 +545,7 @@ impl<E: Element> Lanes<E> {
             unsafe {
                 let tile = self.tile_with::<N>(first, label.counts, self.kept, team);
                 self.gradients_of_tile::<MODE, SAVED, N>(pass, None, factors, to, &tile, team);
-                self.owned_of_tile(pass, label, &tile, owned, team);
+                *owned = self.class_in_tile(pass, label, &tile, team).or(*owned);
             }
             first += width * pass.args.splits.get();
         }
@@ -506,34 +572,67 @@ impl<E: Element> Lanes<E> {
         team: Team,
     ) {
         unrolled!(for k in 0..N; {
-            let span = tile.span(self.cut, k, team);
+            let span = self.span(tile, k, team);
             // SAFETY: the caller's conditions.
             unsafe { pass.gradient::<SAVED, true>(class, factors, to, span, tile.x[k], tile.t[k]) };
         });
     }
 
+    /// Writes the gradients of a tile whose exponentials are kept, `relative` times those that they should be.
+    ///
+    /// # Safety
+    /// As [`gradients`](Self::gradients).
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn gradients_of_exps<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        relative: E::Real,
+        to: Row<E>,
+        tile: &Tile<N>,
+        exps: &Exps<E::Real, N>,
+        team: Team,
+    ) {
+        let factor = relative * factors.factor;
+        unrolled!(for k in 0..N; {
+            let span = self.span(tile, k, team);
+            let mut values = [E::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; { values[lane] = exps[k][lane] * factor; });
+            if let Some(at) = span.lane_of(label.class) {
+                let exp = relative * get::<E>(&exps[k], at);
+                let value = pass.at_class_of_exp(label, factors, exp);
+                set::<E>(&mut values, Some(at), value);
+            }
+            // SAFETY: the caller's conditions.
+            unsafe { to.store_group(span, values) };
+            // Stores that all come at the end are slower, which is where the compiler moves them unless the warp meets.
+            sync_warp();
+        });
+    }
+
     /// The logit of the row's class, if it is one of the tile's in this thread.
     #[inline(always)]
-    pub(crate) fn owned_of_tile<const MODE: u32, const N: usize>(
+    pub(crate) fn class_in_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
         tile: &Tile<N>,
-        owned: &mut Owned<E::Real>,
         team: Team,
-    ) {
-        if MODE == mode::PROBABILITIES {
-            return;
-        }
-        let mut owns = false;
-        unrolled!(for k in 0..N; {
-            owns = owns || tile.span(self.cut, k, team).lane_of(label.class).is_some();
-        });
-        if owns {
+    ) -> Owned<E::Real> {
+        let (mut owns, mut owned) = (false, None);
+        if MODE != mode::PROBABILITIES {
             unrolled!(for k in 0..N; {
-                pass.look_for_class(label, tile.span(self.cut, k, team), tile.x[k], owned);
+                owns = owns || self.span(tile, k, team).lane_of(label.class).is_some();
             });
         }
+        if owns {
+            unrolled!(for k in 0..N; {
+                pass.look_for_class(label, self.span(tile, k, team), tile.x[k], &mut owned);
+            });
+        }
+        owned
     }
 
     /// Writes the gradients of the thread's edge.
@@ -605,7 +704,8 @@ impl<E: Element> Lanes<E> {
         // SAFETY: the caller's conditions.
         unsafe {
             if let Some(logit) = owned {
-                let factors = pass.factors(row, label, stats, scale, totals);
+                let factors =
+                    pass.factors(label, stats, scale, || pass.scale(row, totals, Total::Rows));
                 self.gradient_of_class(pass, label, &factors, to, logit);
             }
             pass.finish_row::<false>(row, label, stats, owned.unwrap_or(E::Real::ZERO), workspace)
@@ -631,20 +731,26 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let mut exps = Self::exps(stats, x);
         if greatest == stats.max {
             // Seldom: here are some of the row's largest, or the largest so far.
-            unrolled!(for lane in 0..E::LANES as usize; {
-                let tie = exps[lane] == E::Real::ONE;
-                stats.ties = stats.ties + if tie { E::Real::ONE } else { E::Real::ZERO };
-                exps[lane] = if tie { E::Real::ZERO } else { exps[lane] };
-            });
+            Self::take_ties(stats, &mut exps);
         }
         unrolled!(for lane in 0..E::LANES as usize; {
             stats.rest = stats.rest + exps[lane];
         });
     }
 
-    /// Adds 16 bytes of logits to `stats`, to the rest even those that are ties.
+    /// Counts which exponentials are 1, and takes them away.
     #[inline(always)]
-    fn absorb_all(&self, stats: &mut Stats<E::Real>, x: Vec16) {
+    fn take_ties(stats: &mut Stats<E::Real>, exps: &mut [E::Real; MAX_LANES]) {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let tie = exps[lane] == E::Real::ONE;
+            stats.ties = stats.ties + if tie { E::Real::ONE } else { E::Real::ZERO };
+            exps[lane] = if tie { E::Real::ZERO } else { exps[lane] };
+        });
+    }
+
+    /// Adds 16 bytes of logits to `stats`, to the rest even those that are ties. Returns their exponentials.
+    #[inline(always)]
+    fn absorb_all(&self, stats: &mut Stats<E::Real>, x: Vec16) -> [E::Real; MAX_LANES] {
         let exps = Self::exps(stats, x);
         // Two by two: each addition waits for fewer.
         unrolled!(for pair in 0..MAX_LANES / 2; {
@@ -652,6 +758,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                 stats.rest = stats.rest + (exps[2 * pair] + exps[2 * pair + 1]);
             }
         });
+        exps
     }
 
     /// Adds a span's part of the target to `stats`.
@@ -686,16 +793,14 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         x: Vec16,
         owned: &mut Owned<E::Real>,
     ) {
-        let Some(at) = span.lane_of(label.class) else { return };
-        // Widened anew, where all that are would be kept for it.
-        let x = opaque_vec16(x);
-        let mut logit = E::Real::ZERO;
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let of_lane = E::extract(x, lane as u32).widen();
-            // No jump table.
-            logit = select_unpredictable(lane as u32 == at, of_lane, logit);
-        });
-        *owned = Some(logit);
+        if let Some(at) = span.lane_of(label.class) {
+            // Widened anew, where all that are would be kept for it.
+            let (x, mut logits) = (opaque_vec16(x), [E::Real::ZERO; MAX_LANES]);
+            unrolled!(for lane in 0..E::LANES as usize; {
+                logits[lane] = E::extract(x, lane as u32).widen();
+            });
+            *owned = Some(get::<E>(&logits, at));
+        }
     }
 
     /// The gradients of a span: of the row's `class` what is given, if it is, otherwise as of any other. `SAVED` says that the factors have an offset, `GROUP` that the span is a group
@@ -740,14 +845,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                 by_input[lane] = by_input[lane] - factors.by_share * share;
             });
         }
-        if let Some((class, value)) = class
-            && let Some(at) = span.lane_of(class)
-        {
-            unrolled!(for lane in 0..E::LANES as usize; {
-                if lane as u32 == at {
-                    by_input[lane] = value;
-                }
-            });
+        if let Some((class, value)) = class {
+            set::<E>(&mut by_input, span.lane_of(class), value);
         }
         // SAFETY: the caller's conditions.
         unsafe {

@@ -9,16 +9,18 @@
 //!    gradients has at most `abi::max_blocks(2)` blocks, another at most `abi::max_blocks(4)`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
-//! 4. A block of `forward_backward` that does not hold its row has `kept_groups` times 16 bytes of dynamic shared memory.
+//! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of
+//!    `forward_backward_held` 16.
 
 use crate::element::Element;
 
 mod backward;
 mod forward;
-mod forward_backward;
+mod held;
 mod kept;
 mod label;
 mod lanes;
+mod long;
 mod pass;
 mod short;
 mod stats;
@@ -26,8 +28,9 @@ mod team;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::{forward, forward_split};
-pub(crate) use forward_backward::forward_backward;
+pub(crate) use held::forward_backward_held;
 pub(crate) use label::add_up_totals;
+pub(crate) use long::forward_backward_long;
 pub(crate) use short::{forward_backward_short, forward_short};
 
 /// What targets are: a class, a class that label smoothing leaves a part of what it was, probabilities of all
@@ -42,44 +45,31 @@ pub(crate) mod mode {
 /// block's, at most `$held` groups of 16 bytes a thread; `_long` keeps what it can of what is behind them in shared memory.
 /// `$resident` blocks of a forward kernel have room on a multiprocessor.
 macro_rules! kernels {
-    (
-        $loss:ident, $mode:ident, row $held:literal by $block:literal by $blocks:literal, part $part:literal by $long:literal,
-        forward by $resident:literal
-    ) => {
+    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::CrossEntropyArgs;
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            add_up_totals, backward, block, forward, forward_backward, forward_backward_short, forward_short, forward_split, held,
+            add_up_totals, backward, block, forward, forward_backward_held, forward_backward_long, forward_backward_short, forward_short, forward_split,
             long_block, resident, resident_short,
         };
 
-        /// Groups of 16 bytes that a thread of a block that holds a row of elements of so many bytes holds, at most.
-        pub const fn row(element_bytes: usize) -> usize {
-            held($held, element_bytes)
-        }
-
-        /// The same, of a warp that holds rows, and of a block that holds a part of a row.
-        pub const PART: usize = $part;
+        /// Groups of 16 bytes of a row that a thread holds, at most.
+        pub const HELD: usize = $held;
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: forward_short::<E, MODE, $part>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
+            FORWARD_SHORT = forward_short: forward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
             FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 8 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $part>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, MODE, false, { row(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by resident::<E>($blocks), 8 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward::<E, MODE, true, $part>, (CrossEntropyArgs), (long_block::<E>($long)) by 1, 8 barriers;
-            TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 3 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 7 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, $held>, (CrossEntropyArgs), (long_block::<E>($block)) by 1, 9 barriers;
+            TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;
         }
     };
 }
 pub(crate) use kernels;
-
-/// Groups of 16 bytes that a thread holds: of elements of 16 bits, of which a group has eight, not more than four.
-pub(crate) const fn held(groups: usize, element_bytes: usize) -> usize {
-    if element_bytes == 2 && groups > 4 { 4 } else { groups }
-}
 
 /// Blocks on a multiprocessor: of float64, which takes two registers for one, half as many.
 pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {

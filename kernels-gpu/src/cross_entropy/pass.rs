@@ -1,13 +1,13 @@
 //! What all passes over rows share: the target's part in a row, what gradients are made of, and what becomes of a
 //! row's sums.
 
-use super::label::{Label, class_weight, label, load_classes};
+use super::label::{Label, class_weight, label, load_classes, totals_ahead};
 use super::mode;
 use super::stats::Stats;
 use crate::abi::{CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
-use crate::reduce::{TotalsAhead, Workspace};
+use crate::reduce::{TotalsAhead, Workspace, is_last_block};
 use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
@@ -121,6 +121,32 @@ impl Totals for TotalsAhead {
     }
 }
 
+/// Those that the first blocks add up, of which the weights' has been asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) ahead: TotalsAhead,
+    pub(crate) got: u64,
+}
+
+impl Asked {
+    /// Asks, if there is to be such a total.
+    #[inline(always)]
+    pub(crate) fn new(args: &CrossEntropyArgs, ahead: TotalsAhead) -> Self {
+        let got = if args.divisor == 0.0 { ahead.ask(Total::Weights as u64) } else { 0 };
+        Asked { ahead, got }
+    }
+}
+
+impl Totals for Asked {
+    #[inline(always)]
+    fn total(self, which: Total) -> f64 {
+        match which {
+            Total::Weights => self.ahead.wait_with(which as u64, self.got),
+            Total::Rows => self.ahead.total(which),
+        }
+    }
+}
+
 /// The totals that a forward pass has left.
 #[derive(Clone, Copy)]
 struct SavedTotals {
@@ -133,6 +159,12 @@ impl Totals for SavedTotals {
         // SAFETY: by the kernels' condition 1, two of them are there where they are asked for.
         unsafe { load((self.start as *const f64).wrapping_add(which as usize)) }
     }
+}
+
+cuda_std::shared_array! {
+    /// The scale of the gradients of a block's row, and of those of its z-loss: the first thread writes them before the
+    /// barrier that stands in each row.
+    pub(crate) fn scales_of_row() -> [u64; 2];
 }
 
 /// A pass over the rows.
@@ -242,18 +274,14 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if total == 0.0 { E::Real::NAN } else { upstream / E::Real::from_f64(total) }
     }
 
-    /// The factors of a row from its stats and its [`scale`](Self::scale).
-    ///
-    /// # Safety
-    /// As `scale`.
+    /// The factors of a row from its stats and its [`scale`](Self::scale), and that of its z-loss if there is one.
     #[inline(always)]
-    pub(crate) unsafe fn factors(
+    pub(crate) fn factors(
         &self,
-        row: u64,
         label: &Label<E::Real>,
         stats: Stats<E::Real>,
         scale: E::Real,
-        totals: impl Totals,
+        z_scale: impl FnOnce() -> E::Real,
     ) -> Factors<E::Real> {
         if !label.counts {
             return Factors::NONE;
@@ -265,8 +293,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
             factors.log_sum = stats.log_sum();
         }
-        // SAFETY: the caller's conditions.
-        unsafe { self.scale_factors(row, label, scale, totals, &mut factors) };
+        self.scale_factors(label, scale, z_scale, &mut factors);
         factors
     }
 
@@ -280,8 +307,30 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ) -> E::Real {
         let apart = logit - factors.center;
         let p = (apart - factors.offset).exp_below() * factors.inverse;
+        self.at_class_of(label, factors, p, apart == E::Real::ZERO)
+    }
+
+    /// The same, from the exponential relative to the largest logit.
+    #[inline(always)]
+    pub(crate) fn at_class_of_exp(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        exp: E::Real,
+    ) -> E::Real {
+        self.at_class_of(label, factors, exp * factors.inverse, exp == E::Real::ONE)
+    }
+
+    /// From its probability, and whether it is the likeliest.
+    #[inline(always)]
+    fn at_class_of(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        p: E::Real,
+        likeliest: bool,
+    ) -> E::Real {
         // Of the likeliest class, what it lacks of 1.
-        let likeliest = apart == E::Real::ZERO;
         let less_one = if likeliest { -factors.others } else { p - E::Real::ONE };
         let of_shares = factors.by_share * (p * factors.weight - label.weight);
         factors.by_class.fma(less_one, factors.by_z.fma(p, of_shares))
@@ -315,10 +364,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's condition.
         let totals = SavedTotals { start: self.args.totals };
         // SAFETY: as above.
-        unsafe {
-            let scale = self.scale(row, totals, Total::Weights);
-            self.scale_factors(row, label, scale, totals, &mut factors);
-        }
+        let scale = |which| unsafe { self.scale(row, totals, which) };
+        self.scale_factors(label, scale(Total::Weights), || scale(Total::Rows), &mut factors);
         factors
     }
 
@@ -328,16 +375,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// The factors with their scale, and with that of the z-loss.
-    ///
-    /// # Safety
-    /// As [`scale`](Self::scale).
     #[inline(always)]
-    unsafe fn scale_factors(
+    fn scale_factors(
         &self,
-        row: u64,
         label: &Label<E::Real>,
         scale: E::Real,
-        totals: impl Totals,
+        z_scale: impl FnOnce() -> E::Real,
         factors: &mut Factors<E::Real>,
     ) {
         let args = self.args;
@@ -345,8 +388,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if args.z_loss != 0.0 {
             let twice = E::Real::from_f64(self.z_loss() + self.z_loss());
             let log_sum_exp = factors.center + factors.log_sum;
-            // SAFETY: the caller's conditions.
-            factors.by_z = twice * log_sum_exp * unsafe { self.scale(row, totals, Total::Rows) };
+            factors.by_z = twice * log_sum_exp * z_scale();
         }
         if MODE != mode::PROBABILITIES {
             factors.by_class = keep * label.weight * scale;
@@ -445,8 +487,14 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { self.finish_fault(workspace) };
     }
 
-    /// As [`finish`](Self::finish), where the totals were known before: from the sums of losses and of squared
-    /// log-sum-exps.
+    /// Asks for the totals, in the last block: before the sums, not behind them.
+    #[inline(always)]
+    pub(crate) fn ask_for_totals(&self, ahead: TotalsAhead) -> [u64; 2] {
+        if is_last_block() && self.args.divisor == 0.0 { ahead.ask_for_both() } else { [0; 2] }
+    }
+
+    /// As [`finish`](Self::finish), where the totals were known before, and [asked](Self::ask_for_totals) for: from the sums
+    /// of losses and of squared log-sum-exps.
     ///
     /// # Safety
     /// As `finish`.
@@ -454,14 +502,15 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(crate) unsafe fn finish_with_totals(
         &self,
         [terms, squares]: [f64; 2],
+        asked: [u64; 2],
         workspace: Workspace,
     ) {
         // Made here, not before the rows, through which it would take two registers.
         let none = f64::from_bits(opaque(0));
         let [mut weights, mut count] = [none; 2];
         if self.args.divisor == 0.0 {
-            // SAFETY: all blocks have left their sums; they wait for totals no more.
-            [weights, count] = unsafe { TotalsAhead::new(workspace).take() };
+            // SAFETY: condition 2; all blocks have left their sums, and wait for totals no more.
+            [weights, count] = unsafe { totals_ahead(self.args).take(asked) };
         }
         // SAFETY: the caller's conditions.
         unsafe { self.finish([terms, weights, squares, count], workspace) };

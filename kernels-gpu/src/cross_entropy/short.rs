@@ -1,6 +1,7 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
 use super::forward::finish_terms;
+use super::label::totals_ahead;
 use super::lanes::{Lanes, lies};
 use super::mode;
 use super::pass::{Pass, Terms, Total};
@@ -8,7 +9,7 @@ use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
-use crate::reduce::{TotalsAhead, Workspace, grid_sums};
+use crate::reduce::{Workspace, grid_sums};
 
 /// The loss, of rows of at most `HELD` groups of 16 bytes a thread of a team.
 ///
@@ -30,7 +31,7 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
     let mut first = team.first;
     // SAFETY: the caller's conditions; a row that is none is not read.
     let read = |row: u64| unsafe {
-        let lanes = Lanes::new::<MODE, { lies::ALIKE }>(&pass, row);
+        let lanes = Lanes::<E, { lies::ALIKE }>::new(&pass, row);
         (lanes.tile::<HELD>(team.lane, row < args.rows, team), lanes)
     };
     while first < args.rows {
@@ -46,7 +47,7 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
             let row = team.piece(first);
             let (tile, lanes) = read(row);
             // SAFETY: the caller's conditions.
-            let of_row = unsafe {
+            let (of_row, _) = unsafe {
                 lanes.stats_of_tile::<MODE, true, HELD>(&pass, &tile, row < args.rows, team)
             };
             if team.lane == kept {
@@ -82,7 +83,8 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let ahead = TotalsAhead::new(workspace);
+    // SAFETY: as above.
+    let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_threads(args);
     Terms::clear();
     let mut first = team.first;
@@ -101,7 +103,7 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
         let class = next;
         // SAFETY: the caller's conditions; a row that is not active is not touched.
         unsafe {
-            let lanes = Lanes::new::<MODE, { lies::ALIKE }>(&pass, row);
+            let lanes = Lanes::<E, { lies::ALIKE }>::new(&pass, row);
             // The next row's class is on its way while this row is read.
             next = pass.class(row + u64::from(team.teams));
             let label = pass.label(class);
@@ -109,17 +111,19 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
             let held = lanes.tile::<HELD>(team.lane, read, team);
             // Before it is overwritten: the team meets for its sums before it writes.
             let logit = if read { pass.logit(row, class) } else { E::Real::ZERO };
-            let stats = lanes.stats_of_tile::<MODE, true, HELD>(&pass, &held, read, team).of_row();
+            let (stats, _) = lanes.stats_of_tile::<MODE, true, HELD>(&pass, &held, read, team);
+            let stats = stats.of_row();
             if active {
                 if args.upstream_stride != 0 {
                     scale = pass.scale(row, ahead, Total::Weights);
                 }
-                let factors = pass.factors(row, &label, stats, scale, ahead);
+                let factors =
+                    pass.factors(&label, stats, scale, || pass.scale(row, ahead, Total::Rows));
                 // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
                 // what memory moves.
                 let class = (MODE != mode::PROBABILITIES)
                     .then(|| (label.class, pass.at_class(&label, &factors, logit)));
-                let (to, held) = (lanes.to::<MODE, { lies::ALIKE }>(&pass, row), held.anew());
+                let (to, held) = (lanes.to(&pass, row), held.anew());
                 lanes.gradients_of_tile::<MODE, false, HELD>(
                     &pass, class, &factors, to, &held, team,
                 );
@@ -153,7 +157,7 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
         // SAFETY: conditions 1 and 2.
         unsafe {
             grid_sums([terms[0], terms[2]], workspace, |sums| {
-                pass.finish_with_totals(sums, workspace);
+                pass.finish_with_totals(sums, pass.ask_for_totals(ahead), workspace);
             });
         }
     }

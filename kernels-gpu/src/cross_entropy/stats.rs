@@ -105,6 +105,19 @@ impl<R: Real> Stats<R> {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
+    /// What is left of a row without a target for every class, no word of it zero: the largest logit, and what the others
+    /// come to, which is not negative, as if it were.
+    #[inline(always)]
+    pub(crate) fn to_words(self) -> [u64; 2] {
+        [not_zero(self.max), -self.others()].map(R::to_bits64)
+    }
+
+    #[inline(always)]
+    pub(crate) fn from_words(words: [u64; 2]) -> Self {
+        let [max, others] = words.map(R::from_bits64);
+        Self::of_parts([max, -others, R::ZERO, R::ZERO])
+    }
+
     /// A row's, of which each warp of the block has a part, in each thread: one barrier, and before the next call
     /// another.
     #[inline(always)]
@@ -198,6 +211,12 @@ impl<R: Real> Stats<R> {
     pub(crate) fn log_sum(self) -> R {
         ln_1p(self.others())
     }
+}
+
+/// The same number, of which not all bits are zero.
+#[inline(always)]
+pub(crate) fn not_zero<R: Real>(x: R) -> R {
+    if x == R::ZERO { -R::ZERO } else { x }
 }
 
 /// Numbers that a [`Stats`] is kept as, and those that a target without a share for every class needs.

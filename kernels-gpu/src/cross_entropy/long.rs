@@ -1,27 +1,22 @@
-//! The loss and the gradients in one pass: a block takes a row.
+//! The loss and the gradients in one pass, of rows however long they are and however they lie: a block takes a row.
 //!
 //! Blocks that end with their row and begin in the order of memory are what reads and writes want that take turns:
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
 use super::kept::KeptLogits;
-use super::label::add_up_totals;
+use super::label::{add_up_totals, totals_ahead};
 use super::lanes::{FLIGHT_BESIDE, Lanes, lies};
-use super::pass::{Pass, Total};
+use super::pass::{Pass, Total, scales_of_row};
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
-use crate::reduce::{TotalsAhead, Workspace, sums_over_blocks};
+use crate::reduce::{AsTheyAre, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 
 cuda_std::shared_array! {
     /// The losses and the squared log-sum-exps of the rows that are finished, by a thread each, of which a barrier stands
     /// between any two.
     fn sums_of_block() -> [f64; 2];
-}
-
-cuda_std::shared_array! {
-    /// The scale of the gradients of the row: the first thread writes it before the barrier that stands in each row.
-    fn scale_of_row() -> [u64; 1];
 }
 
 #[inline(always)]
@@ -39,25 +34,20 @@ fn set_sums(sums: [f64; 2]) {
     }
 }
 
-/// Rows that the block holds in registers, `HELD` groups of 16 bytes a thread. With `BESIDE`, it keeps what it can of what
-/// is behind them in shared memory, and reads the rest of a row twice.
+/// Of a row, the block holds `HELD` groups of 16 bytes a thread in registers, keeps what it can of what is behind them in
+/// shared memory, and reads the rest twice.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A team is the block; without `BESIDE` it holds a row, and the rows of all
-/// tensors lie from one boundary of 16 bytes to another.
+/// The kernels' conditions ([`super`]). A team is the block.
 #[inline(always)]
-pub(crate) unsafe fn forward_backward<
-    E: Element,
-    const MODE: u32,
-    const BESIDE: bool,
-    const HELD: usize,
->(
+pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let ahead = TotalsAhead::new(workspace);
+    // SAFETY: as above.
+    let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_block(args);
     let first = thread_idx_x() == 0;
     if first {
@@ -70,50 +60,36 @@ pub(crate) unsafe fn forward_backward<
     while row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
-            let lanes = if BESIDE {
-                let behind = HELD as u32 * team.threads;
-                Lanes::new::<MODE, { lies::ANYHOW }>(&pass, row)
-                    .keeping(KeptLogits::new(args, behind))
-            } else {
-                Lanes::new::<MODE, { lies::WHOLE }>(&pass, row)
-            };
+            let behind = HELD as u32 * team.threads;
+            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row)
+                .keeping(KeptLogits::new(args, behind));
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let class = pass.class(row);
             if first {
                 // By one thread: where all wait for the totals, they wait for each other.
-                scale_of_row().set(0, pass.scale(row, ahead, Total::Weights).to_bits64());
+                scales_of_row().set(0, pass.scale(row, ahead, Total::Weights).to_bits64());
             }
             let label = pass.label(class);
             if !label.counts {
                 held.forget::<E>();
             }
-            let of_warp = if BESIDE {
-                lanes.stats_beside(&pass, &held, label.counts, team)
-            } else {
-                lanes.stats_of_tile::<MODE, false, HELD>(&pass, &held, label.counts, team)
-            };
+            let of_warp = lanes.stats_beside(&pass, &held, label.counts, team);
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true>()
             } else {
                 of_warp.of_block::<false>()
             };
-            let scale = E::Real::from_bits64(scale_of_row().get(0));
-            let factors = pass.factors(row, &label, stats, scale, ahead);
-            let (mut owned, held) = (None, held.anew());
-            let to = if BESIDE {
-                lanes.to::<MODE, { lies::ANYHOW }>(&pass, row)
-            } else {
-                lanes.to::<MODE, { lies::WHOLE }>(&pass, row)
-            };
+            let scale = E::Real::from_bits64(scales_of_row().get(0));
+            let factors =
+                pass.factors(&label, stats, scale, || pass.scale(row, ahead, Total::Rows));
+            let held = held.anew();
+            let to = lanes.to(&pass, row);
             lanes.gradients_of_tile::<MODE, false, HELD>(&pass, None, &factors, to, &held, team);
-            lanes.owned_of_tile(&pass, &label, &held, &mut owned, team);
-            if BESIDE {
-                let behind = HELD as u32 * team.threads;
-                lanes.gradients::<MODE, false, FLIGHT_BESIDE>(
-                    &pass, behind, 0, &label, &factors, to, &mut owned, team,
-                );
-            }
+            let mut owned = lanes.class_in_tile(&pass, &label, &held, team);
+            lanes.gradients::<MODE, false, FLIGHT_BESIDE>(
+                &pass, behind, 0, &label, &factors, to, &mut owned, team,
+            );
             finishes = if label.has_class(args.cols) { owned.is_some() } else { first };
             if finishes {
                 let [term, _, square, _] =
@@ -138,11 +114,14 @@ pub(crate) unsafe fn forward_backward<
             // the row's sums, but those of the z-loss behind them.
             sync_threads();
         }
-        let sums = if finishes { sums() } else { [0.0; 2] };
         // SAFETY: conditions 1 and 2; in the last block's first thread.
         unsafe {
-            sums_over_blocks::<false, 2>(sums, finishes, workspace, |sums| {
-                pass.finish_with_totals(sums, workspace);
+            if finishes {
+                leave_of_block::<2, false>(0, sums().map(bits_of_sum), workspace);
+            }
+            let asked = pass.ask_for_totals(ahead);
+            sums_over_blocks::<false, false, 2, 2>(&AsTheyAre, workspace, |sums| {
+                pass.finish_with_totals(sums, asked, workspace);
             });
         }
     }

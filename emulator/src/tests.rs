@@ -252,7 +252,6 @@ fn a_word_of_which_half_was_written() {
     assert_report(run(kernel, 1, memory), 719, &["reads 8 bytes", "nothing has written"]);
 }
 
-/// What a missing barrier does: the reader is ahead of the writer.
 #[test]
 fn a_copy_to_shared_memory_that_nobody_waits_for() {
     unsafe fn copies<const BUT: u32>(args: *const u8) {
@@ -275,6 +274,7 @@ fn a_copy_to_shared_memory_that_nobody_waits_for() {
     assert!(memory::free(memory));
 }
 
+/// What a missing barrier does: the reader is ahead of the writer.
 #[test]
 fn shared_memory_that_nothing_has_written() {
     unsafe fn kernel(_: *const u8) {

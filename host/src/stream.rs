@@ -185,7 +185,7 @@ impl Drop for Event {
     }
 }
 
-/// Scratch memory of the `_into` methods, of a fixed size, 842 KiB. Two calls that may run at the same time
+/// Scratch memory of the `_into` methods, of a fixed size, 841 KiB. Two calls that may run at the same time
 /// need one each; what is queued on different streams through one workspace runs one after the other.
 ///
 /// `Send` and `Sync`, though a call borrows it mutably.

@@ -47,11 +47,12 @@ pub const STATS_PARTS: u32 = 4;
 pub const GROUP: u32 = 64;
 
 /// How many groups ahead of the group whose sums it adds up a block is: as far as blocks run at the same time, so that
-/// it does not wait for them. The sums of the blocks after the last such group the grid's last block adds up.
+/// it does not wait for them. The sums of the blocks after the last such group the grid's last block adds up, or its last
+/// [`ADDERS`].
 pub const LAG: u32 = 16;
 
-/// Blocks behind those that leave sums which add them up: for each group that no block does behind it, the last perhaps not
-/// a whole one, and for the groups' sums.
+/// Blocks that leave no sums, behind those that do: one adds up each group that no block behind it does, the last perhaps
+/// not a whole one, and one the groups' sums.
 pub const ADDERS: u32 = LAG + 2;
 
 /// The most [`CrossEntropyArgs::totals_blocks`].

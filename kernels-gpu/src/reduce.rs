@@ -22,6 +22,7 @@ cuda_std::shared_array! {
     /// `MAX_SUMS` sums a warp.
     fn sums_of_warps() -> [f64; 128];
 }
+
 /// `value` combined over each team of the warp, in every lane. `team` is a power of two up to 32; all lanes of
 /// the warp call it. Written out: as a loop, it would be one in the middle of every row.
 #[inline(always)]

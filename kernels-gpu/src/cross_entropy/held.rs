@@ -17,8 +17,8 @@ use cuda_std::warp::warp_id;
 
 /// # Safety
 /// The kernels' conditions ([`super`]). A block for each row, behind those that add up totals, and behind them
-/// `abi::ADDERS` that add up while others still have rows; a team is the block, and
-/// holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
+/// `abi::ADDERS` that add up while others still have rows; a team is the block, and holds a row as [`lies::HELD`] says,
+/// `HELD` groups of 16 bytes a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
@@ -65,7 +65,7 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
                 lanes.keep_class(label.class);
             }
             let (of_warp, exps) =
-                lanes.stats_of_tile::<MODE, false, HELD>(&pass, &held, label.counts, team);
+                lanes.stats_of_tile::<MODE, HELD>(&pass, &held, label.counts, team);
             if first && args.grad_input.start == args.input.start {
                 // Before the barrier, behind which the row is overwritten.
                 wait_for_copies::<0>();

@@ -97,7 +97,17 @@ fn get<E: Element>(values: &[E::Real; MAX_LANES], at: u32) -> E::Real {
     value
 }
 
-/// Sets it, if there is one.
+/// The logits of a group.
+#[inline(always)]
+fn widened<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
+    let mut logits = [E::Real::ZERO; MAX_LANES];
+    unrolled!(for lane in 0..E::LANES as usize; {
+        logits[lane] = E::extract(x, lane as u32).widen();
+    });
+    logits
+}
+
+/// Sets value `at` of a group's, if there is one.
 #[inline(always)]
 fn set<E: Element>(values: &mut [E::Real; MAX_LANES], at: Option<u32>, value: E::Real) {
     if let Some(at) = at {
@@ -182,11 +192,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let group = class / E::LANES;
         // SAFETY: the caller's conditions.
         let x = unsafe { KeptLogits::only(group).get(group) };
-        let mut logits = [E::Real::ZERO; MAX_LANES];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            logits[lane] = E::extract(x, lane as u32).widen();
-        });
-        get::<E>(&logits, class % E::LANES)
+        get::<E>(&widened::<E>(x), class % E::LANES)
     }
 
     /// Waits for what this thread keeps, but for the last `batches`, or fewer.
@@ -302,13 +308,13 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// The stats of a row that is a tile and an edge: with `SHORT` of the team, which is of a warp, otherwise of the warp. And
-    /// the tile's exponentials relative to the largest logit that they tell.
+    /// The stats of a row that is a tile and an edge, and the tile's exponentials relative to the largest logit that they
+    /// tell: of the warp, where a block holds the row, otherwise of the team, which is of a warp.
     ///
     /// # Safety
     /// The kernels' conditions.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const SHORT: bool, const N: usize>(
+    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
@@ -323,8 +329,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             let (_, x, _) = unsafe { self.edge(read, team) };
             stats.max = stats.max.max(E::greatest(x));
         }
-        let lanes = if SHORT { team.threads } else { WARP_SIZE };
-        stats.max = if SHORT { team_max(stats.max, lanes) } else { warp_max(stats.max) };
+        let of_warp = LIES == lies::HELD;
+        let lanes = if of_warp { WARP_SIZE } else { team.threads };
+        stats.max = if of_warp { warp_max(stats.max) } else { team_max(stats.max, lanes) };
         unrolled!(for k in 0..N; {
             let span = self.span(tile, k, team);
             // SAFETY: the caller's conditions.
@@ -350,7 +357,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         if any(stats.rest < two) {
             // Of one logit that outdoes all others, the others would be lost beside it.
             (stats.ties, stats.rest) = (E::Real::ZERO, E::Real::ZERO);
-            if LIES == lies::HELD {
+            if of_warp {
                 unrolled!(for k in 0..N; {
                     let mut others = exps[k];
                     Pass::<E, MODE>::take_ties(&mut stats, &mut others);
@@ -607,7 +614,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             }
             // SAFETY: the caller's conditions.
             unsafe { to.store_group(span, values) };
-            // Stores that all come at the end are slower, which is where the compiler moves them unless the warp meets.
+            // Unless the warp meets, the compiler moves all stores to the end, to where their values take registers.
             sync_warp();
         });
     }
@@ -795,16 +802,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ) {
         if let Some(at) = span.lane_of(label.class) {
             // Widened anew, where all that are would be kept for it.
-            let (x, mut logits) = (opaque_vec16(x), [E::Real::ZERO; MAX_LANES]);
-            unrolled!(for lane in 0..E::LANES as usize; {
-                logits[lane] = E::extract(x, lane as u32).widen();
-            });
-            *owned = Some(get::<E>(&logits, at));
+            *owned = Some(get::<E>(&widened::<E>(opaque_vec16(x)), at));
         }
     }
 
-    /// The gradients of a span: of the row's `class` what is given, if it is, otherwise as of any other. `SAVED` says that the factors have an offset, `GROUP` that the span is a group
-    /// or, beyond the row, empty.
+    /// The gradients of a span: of the row's `class` what is given, if it is, otherwise as of any other. `SAVED` says that
+    /// the factors have an offset, `GROUP` that the span is a group or, beyond the row, empty.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3; the span is one of the row's.

@@ -47,9 +47,8 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
             let row = team.piece(first);
             let (tile, lanes) = read(row);
             // SAFETY: the caller's conditions.
-            let (of_row, _) = unsafe {
-                lanes.stats_of_tile::<MODE, true, HELD>(&pass, &tile, row < args.rows, team)
-            };
+            let (of_row, _) =
+                unsafe { lanes.stats_of_tile::<MODE, HELD>(&pass, &tile, row < args.rows, team) };
             if team.lane == kept {
                 stats = of_row;
             }
@@ -111,7 +110,7 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
             let held = lanes.tile::<HELD>(team.lane, read, team);
             // Before it is overwritten: the team meets for its sums before it writes.
             let logit = if read { pass.logit(row, class) } else { E::Real::ZERO };
-            let (stats, _) = lanes.stats_of_tile::<MODE, true, HELD>(&pass, &held, read, team);
+            let (stats, _) = lanes.stats_of_tile::<MODE, HELD>(&pass, &held, read, team);
             let stats = stats.of_row();
             if active {
                 if args.upstream_stride != 0 {

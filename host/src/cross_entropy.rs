@@ -187,7 +187,7 @@ macro_rules! kernels {
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD,
-                &kernels_gpu::kernels::$loss::FORWARD,
+                &kernels_gpu::kernels::$loss::FORWARD_LONG,
             ],
             forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
             forward_backward: [
@@ -517,6 +517,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             upstream_stride: 0,
             kept_groups: 0,
             totals_blocks: 0,
+            adders: 0,
             loss: 0,
             fault: 0,
             workspace: scratch.address,
@@ -665,7 +666,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 short_block: short.0.min(ROWS_BLOCK),
                 held_block: held.0,
                 long_block: long.0,
-                resident: [short.1, long.1],
+                resident: short.1,
+                sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
             let split = pass == Pass::Forward && plan.rows.splits.get() > 1;
@@ -674,7 +676,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);
             let RowsLaunch { launch: mut shape, team, splits } = plan.rows;
-            let mut args = CrossEntropyArgs { team, splits, ..*args };
+            let mut args = CrossEntropyArgs { team, splits, adders: plan.adders, ..*args };
             if (pass, plan.form) == (Pass::ForwardBackward, Form::Long)
                 && let Some(entry) = family.entry(T::DTYPE)
             {

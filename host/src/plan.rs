@@ -2,7 +2,8 @@
 //! are summed in the same order on every device.
 
 use kernels_gpu::abi::{
-    ADDERS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, max_blocks, reduction,
+    ADDERS, GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, max_blocks,
+    reduction,
 };
 use std::num::NonZeroU32;
 
@@ -119,6 +120,8 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
 pub(crate) struct SamplesLaunch {
     pub(crate) rows: RowsLaunch,
     pub(crate) form: Form,
+    /// Blocks at the end of the grid that take no rows, but add up what the others leave.
+    pub(crate) adders: u32,
 }
 
 /// Who takes a row.
@@ -145,21 +148,14 @@ pub(crate) struct SamplesKernels {
     pub(crate) short_block: u32,
     pub(crate) held_block: u32,
     pub(crate) long_block: u32,
-    /// Blocks of 256 threads of the forward kernels that a multiprocessor has room for, for short rows and for others.
-    pub(crate) resident: [u32; 2],
+    /// Blocks of 256 threads of the kernels of short rows that a multiprocessor has room for.
+    pub(crate) resident: u32,
+    /// Sums of the forward pass.
+    pub(crate) sums: u32,
 }
 
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
-
-/// How many warps share a row in the forward pass, by the groups of 16 bytes that it has at most: each has sums of its
-/// own to make, which a long part of a row pays for. Measured on an H200 (`cargo xtask bench`).
-#[rustfmt::skip]
-const SHARED_BY: [(usize, usize); 3] = [
-    (1023, 1),       // 4096 of 16 bits: 16 loads a thread
-    (4095, 2),       // 4096 of 32 bits: as many
-    (usize::MAX, 8), // 50257 of 32 bits: all of the block
-];
 
 /// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has
 /// no forms, but teams all the same. Rows that are long and few are split over blocks, but not in the pass that does
@@ -174,12 +170,15 @@ pub(crate) fn samples(
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
-    // Those of which blocks leave what the loss is made of, three numbers each.
-    let held_rows = (max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS) as usize;
+    // Those of which there is room for what blocks leave: of a row and its gradients, three numbers.
+    let held_rows = match pass {
+        Pass::Forward => max_blocks(kernels.sums.max(3)) - ADDERS,
+        _ => max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS,
+    } as usize;
     let of_block = of_team.next_multiple_of(32);
     let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
-    } else if pass == Pass::ForwardBackward
+    } else if !backward
         && kernels.whole
         && of_block <= kernels.held_block as usize
         // Of a thread's groups the last alone may be beyond the row.
@@ -200,16 +199,10 @@ pub(crate) fn samples(
         // Two at least: one for each end of the row.
         Form::Short => (most, of_team.next_power_of_two().max(2)),
         Form::Long if pass == Pass::Forward => {
-            // Warps that have a row's groups in flight at once, and those of which each gets a longer part.
-            let at_once = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
-            let &(_, long) = SHARED_BY.iter().find(|(up_to, _)| groups <= *up_to).expect("all");
-            let mut warps = long.min(at_once);
+            // Warps that have all of a row's groups in flight at once.
+            let warps = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
             // Few rows want many warps, and each multiprocessor a block.
-            while warps < at_once && rows * warps < BUSY * 8 {
-                warps *= 2;
-            }
-            let teams = rows.div_ceil(132).next_power_of_two();
-            ((warps * teams).min(most / 32) * 32, warps * 32)
+            (warps * 32, warps * 32)
         }
         _ => {
             let keeps = form == Form::Long && pass == Pass::ForwardBackward;
@@ -228,27 +221,32 @@ pub(crate) fn samples(
     let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
     let most = match (pass, form) {
         (Pass::Backward, _) => 1 << 24,
-        // As many as find room: what begins and ends a block costs as much as some rows.
-        (Pass::Forward, _) => {
-            let resident = kernels.resident[usize::from(form == Form::Long)];
-            132 * resident as usize * 256 / threads
-        }
-        // What reads and writes does better in the order of memory, but for what takes so short.
-        (Pass::ForwardBackward, Form::Short) => 132 * kernels.resident[0] as usize * 256 / threads,
-        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS) as usize,
+        // As many as find room: what begins and ends a block costs as much as some short rows.
+        (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
+        // In the order of memory.
+        (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
+        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
     };
     if splits == 1 {
         blocks = blocks.min(most);
     }
-    if form == Form::Held {
-        // Those without a row, which add up what the others leave.
-        blocks += ADDERS as usize;
-    }
+    let at_end = match (pass, form) {
+        (Pass::Forward, Form::Long) if splits == 1 => Some(4),
+        (_, Form::Held) | (Pass::ForwardBackward, Form::Long) => Some(2),
+        _ => None,
+    };
+    let adders = at_end.map_or(0, |at_once| {
+        // One, where it asks for all that is left at once: another would have to wait for it.
+        let left = blocks.min((2 * LAG * GROUP) as usize);
+        if left <= threads * at_once { 1 } else { ADDERS }
+    });
+    blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     // Whoever holds a row keeps the group of its class in memory.
     let shared_bytes = if form == Form::Held { 16 } else { 0 };
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
-    SamplesLaunch { rows: RowsLaunch { launch, team: number(team), splits: number(splits) }, form }
+    let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
+    SamplesLaunch { rows, form, adders }
 }
 
 /// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in shared memory: 1024
@@ -322,31 +320,45 @@ mod tests {
         short_block: 256,
         held_block: 512,
         long_block: 256,
-        resident: [4, 5],
+        resident: 4,
+        sums: 2,
     };
 
     fn shape(plan: SamplesLaunch) -> (Form, u32, u32, u32, u32) {
         let RowsLaunch { launch, team, splits } = plan.rows;
-        (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
+        (plan.form, launch.blocks - plan.adders, launch.threads, team.get(), splits.get())
     }
 
     #[test]
-    fn samples_are_shared_by_as_many_warps_as_pay() {
+    fn samples_get_as_many_warps_as_hold_them() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
         assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
         assert_eq!(launch(262_144, 128), (Form::Short, 528, 256, 8, 1));
-        assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
-        assert_eq!(launch(32768, 4096), (Form::Long, 660, 256, 64, 1));
-        assert_eq!(launch(4096, 50257), (Form::Long, 660, 256, 256, 1));
+        assert_eq!(launch(128, 1000), (Form::Held, 128, 64, 64, 1));
+        assert_eq!(launch(32768, 2048), (Form::Held, 32768, 128, 128, 1));
+        assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
         assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
         assert_eq!(launch(0, 5), (Form::Short, 1, 256, 2, 1));
     }
 
     #[test]
+    fn as_many_blocks_add_up_the_end_as_it_takes() {
+        let adders = |pass, rows, cols| samples(pass, rows, cols, 4, KERNELS).adders;
+        assert_eq!(adders(Pass::Forward, 128, 1000), 1);
+        assert_eq!(adders(Pass::Forward, 32768, 1000), ADDERS);
+        assert_eq!(adders(Pass::Forward, 4096, 50257), 1);
+        assert_eq!(adders(Pass::Forward, 262_144, 128), 0);
+        assert_eq!(adders(Pass::Forward, 8, 262_144), 0);
+        assert_eq!(adders(Pass::ForwardBackward, 128, 4096), 1);
+        assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), ADDERS);
+        assert_eq!(adders(Pass::ForwardBackward, 500, 50257), 1);
+    }
+
+    #[test]
     fn samples_of_which_gradients_are_written_get_a_block_each() {
         let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(32768, 4096), (Form::Held, 32768 + ADDERS, 256, 256, 1));
-        assert_eq!(launch(8192, 8192), (Form::Held, 8192 + ADDERS, 512, 512, 1));
+        assert_eq!(launch(32768, 4096), (Form::Held, 32768, 256, 256, 1));
+        assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
         assert_eq!(launch(8192, 8193), (Form::Long, 8192, 192, 192, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
     }
@@ -392,7 +404,8 @@ mod tests {
                     match pass {
                         _ if splits.get() == 1 => {
                             let sums = match (pass, plan.form) {
-                                (Pass::Forward, _) => 4,
+                                (Pass::Forward, Form::Short) => 4,
+                                (Pass::Forward, _) => KERNELS.sums,
                                 (_, Form::Held) => 3,
                                 _ => 2,
                             };

@@ -46,14 +46,14 @@ pub const STATS_PARTS: u32 = 4;
 /// Blocks whose sums are added up before those of the grid.
 pub const GROUP: u32 = 64;
 
-/// How many groups ahead of the group whose sums it adds up a block is: as far as blocks run at the same time, so that
-/// it does not wait for them. The sums of the blocks after the last such group the grid's last block adds up, or its last
-/// [`ADDERS`].
-pub const LAG: u32 = 16;
+/// How many groups ahead of the group whose sums it adds up a block is: about as far as blocks run at the same time, so
+/// that it hardly waits for them. The last `2 * LAG` groups, and what is behind them, blocks at the end of the grid add up:
+/// the grid ends with its last rows, and to add up others then would take as long again.
+pub const LAG: u32 = 8;
 
-/// Blocks that leave no sums, behind those that do: one adds up each group that no block behind it does, the last perhaps
-/// not a whole one, and one the groups' sums.
-pub const ADDERS: u32 = LAG + 2;
+/// Blocks that leave no sums, behind those that do, where more than one shares the end: one adds up each group that no block
+/// behind it does, the last perhaps not a whole one, and one the groups' sums.
+pub const ADDERS: u32 = 2 * LAG + 2;
 
 /// The most [`CrossEntropyArgs::totals_blocks`].
 pub const MAX_TOTALS_BLOCKS: u32 = 512;
@@ -195,7 +195,7 @@ pub struct CrossEntropyArgs {
     pub divisor: f64,
     /// [`reduction::SCALAR`] or [`reduction::ROWS`].
     pub reduction: u32,
-    /// Threads of a team: a power of two, of which the forward kernel wants whole warps, or the whole block.
+    /// Threads of a team: a power of two up to 32, or the whole block.
     pub team: NonZeroU32,
     /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
     /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
@@ -208,6 +208,8 @@ pub struct CrossEntropyArgs {
     /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
     /// and where a launch of their own has done it.
     pub totals_blocks: u32,
+    /// Blocks, the last of the grid, that take no rows, but add up what the others leave: 0, 1 or [`ADDERS`].
+    pub adders: u32,
     /// One value, or one a row.
     pub loss: u64,
     /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.

@@ -96,6 +96,15 @@ pub trait Real:
     /// eˣ for x of at most 0. In f32 to 2 units in the last place of eˣ and of x, and 0 where it would be
     /// subnormal.
     fn exp_below(self) -> Self;
+    /// eˣ for many x, relative to one logit: [`exp_shifted`](Self::exp_shifted) by this times [`unshift`](Self::unshift)
+    /// is e^(x − center), and costs a rounding and an instruction less.
+    fn shift_from(center: Self) -> Self;
+    /// Of numbers of at most the center.
+    fn exp_shifted(self, shift: Self) -> Self;
+    /// What the shift, rounded, lacks: a factor near 1.
+    fn unshift(center: Self, shift: Self) -> Self;
+    /// The magnitude of centers for which too much would be lacking.
+    const FAR: Self;
 
     /// The magnitude.
     #[inline(always)]
@@ -114,6 +123,7 @@ macro_rules! upper {
 macro_rules! reals {
     ($(
         $name:ident: $bits:ty, $fma:path, $divide:path, $quickly_divide:path, $exp_below:path,
+        shift $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
@@ -177,6 +187,23 @@ macro_rules! reals {
             fn exp_below(self) -> Self {
                 $exp_below(self)
             }
+
+            #[inline(always)]
+            fn shift_from(center: Self) -> Self {
+                $shift_from(center)
+            }
+
+            #[inline(always)]
+            fn exp_shifted(self, shift: Self) -> Self {
+                $exp_shifted(self, shift)
+            }
+
+            #[inline(always)]
+            fn unshift(center: Self, shift: Self) -> Self {
+                $unshift(center, shift)
+            }
+
+            const FAR: Self = $far;
 
             const PLAIN_RANKS: u32 = upper!($name, 4.0) - upper!($name, 4.0 * $name::MIN_POSITIVE);
 
@@ -254,11 +281,13 @@ macro_rules! reals {
 
 reals! {
     f32: u32, math::fma_f32, math::divide_plain_f32, quickly_divide_f32, exp_below_f32,
+        shift shift_from_f32, exp_shifted_f32, unshift_f32, 16_777_216.0,
         quick_ln_f32, unit LN_UNIT_F32, less_ln_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
         exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
     f64: u64, math::fma_f64, core::ops::Div::div, core::ops::Div::div, crate::math::exp,
+        shift core::ops::Neg::neg, exp_shifted_f64, unshift_f64, f64::NAN,
         quick_ln_f64, unit 1.0, less_ln_f64, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         exp 709.782_712_893_384 -745.133_219_101_941_2,
@@ -335,6 +364,34 @@ fn exp_below_f32(x: f32) -> f32 {
     math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
 }
 
+/// In powers of two, where the exponential is one multiplication and addition. An infinite one is beyond [`Real::FAR`].
+#[inline(always)]
+fn shift_from_f32(center: f32) -> f32 {
+    -(center * core::f32::consts::LOG2_E)
+}
+
+#[inline(always)]
+fn exp_shifted_f32(x: f32, shift: f32) -> f32 {
+    math::exp2_approx_f32(x.fma(core::f32::consts::LOG2_E, shift))
+}
+
+/// The rounding error of the shift is a number of its type.
+#[inline(always)]
+fn unshift_f32(center: f32, shift: f32) -> f32 {
+    math::exp2_approx_f32((-center).fma(core::f32::consts::LOG2_E, -shift))
+}
+
+#[inline(always)]
+fn exp_shifted_f64(x: f64, shift: f64) -> f64 {
+    crate::math::exp(x + shift)
+}
+
+/// Nothing was rounded.
+#[inline(always)]
+fn unshift_f64(_: f64, _: f64) -> f64 {
+    1.0
+}
+
 /// The types that tensors hold.
 pub trait Element: Word {
     /// What arithmetic on this type is done in, and the type of a reduced loss.
@@ -351,12 +408,16 @@ pub trait Element: Word {
     fn narrow(value: Self::Real) -> Self;
     /// Element `lane` of 16 bytes.
     fn extract(from: Vec16, lane: u32) -> Self;
-    /// The largest element of 16 bytes. NaN is passed over.
+    /// The largest element of N times 16 bytes. NaN is passed over.
     #[inline(always)]
-    fn greatest(from: Vec16) -> Self::Real {
-        let mut greatest = Self::extract(from, 0).widen();
-        unrolled!(for lane in 1..Self::LANES as usize; {
-            greatest = greatest.max(Self::extract(from, lane as u32).widen());
+    fn greatest<const N: usize>(from: [Vec16; N]) -> Self::Real {
+        let mut greatest = Self::extract(from[0], 0).widen();
+        unrolled!(for k in 0..N; {
+            unrolled!(for lane in 0..Self::LANES as usize; {
+                if k + lane > 0 {
+                    greatest = greatest.max(Self::extract(from[k], lane as u32).widen());
+                }
+            });
         });
         greatest
     }
@@ -488,9 +549,12 @@ macro_rules! halves {
 
             /// In pairs: nothing is widened that would then wait in a register for its exponential.
             #[inline(always)]
-            fn greatest(from: Vec16) -> f32 {
-                let [a, b, c, d] = from.0;
-                let pair = $max($max(a, b), $max(c, d));
+            fn greatest<const N: usize>(from: [Vec16; N]) -> f32 {
+                let mut pair = from[0].0[0];
+                unrolled!(for k in 0..N; {
+                    let [a, b, c, d] = from[k].0;
+                    pair = $max(pair, $max($max(a, b), $max(c, d)));
+                });
                 let pair = Vec16([pair; 4]);
                 Self::extract(pair, 0).widen().max(Self::extract(pair, 1).widen())
             }

@@ -177,7 +177,7 @@ unsafe fn run<
                     if splits.get() == 1 {
                         pass.finish(row, sum);
                     } else {
-                        workspace.leave(piece, sum);
+                        workspace.leave(piece as u32, sum);
                     }
                 }
             }
@@ -200,8 +200,9 @@ unsafe fn run<
         while row < args.rows {
             // SAFETY: every piece has left its own, in order.
             let share = unsafe {
-                let (count, lane) = (splits.get(), u64::from(lane_id()));
-                workspace.share(&AsTheyAre, row * count, 0, lane, count, u64::from(WARP_SIZE))
+                // Few: there is room for what they leave.
+                let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
+                workspace.share(&AsTheyAre, first, 0, lane_id(), count, WARP_SIZE)
             };
             let [sum] = team_sums(share, WARP_SIZE);
             if lane_id() == 0 {

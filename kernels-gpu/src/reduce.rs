@@ -5,10 +5,10 @@
 //! of the additions depends on the launch shape alone, never on which block is done when: a sum
 //! has the same bits on every run.
 
-use crate::abi::{self, GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
+use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
 use cuda_std::atomic::{fetch_add, fetch_max};
-use cuda_std::hint::spin;
+use cuda_std::hint::{opaque, spin};
 use cuda_std::memory::{load_shared_by_grid, peek_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{
@@ -124,8 +124,8 @@ impl Workspace {
     }
 
     #[inline(always)]
-    fn partial(self, index: u64) -> *mut u64 {
-        (self.start + workspace::PARTIALS + index * 8) as *mut u64
+    fn partial(self, index: u32) -> *mut u64 {
+        (self.start + workspace::PARTIALS + u64::from(index) * 8) as *mut u64
     }
 
     /// Notes a row that is not as it should be. To be found, it is noted before its block leaves a sum.
@@ -155,7 +155,7 @@ impl Workspace {
     /// # Safety
     /// `index` is below `abi::MAX_PARTIALS` or in [`TotalsAhead`], and this thread's alone.
     #[inline(always)]
-    pub(crate) unsafe fn leave(self, index: u64, sum: f64) {
+    pub(crate) unsafe fn leave(self, index: u32, sum: f64) {
         // SAFETY: the caller's condition.
         unsafe { self.leave_bits(index, bits_of_sum(sum)) };
     }
@@ -165,53 +165,49 @@ impl Workspace {
     /// # Safety
     /// As [`leave`](Self::leave).
     #[inline(always)]
-    unsafe fn leave_bits(self, index: u64, bits: u64) {
+    unsafe fn leave_bits(self, index: u32, bits: u64) {
         debug_assert!(index < TotalsAhead::TOTALS + 2 && bits != 0);
         // SAFETY: within the workspace; the caller's condition.
         unsafe { store_shared_by_grid(self.partial(index), bits) };
     }
 
-    /// Takes partial sums `at[0]`, `at[1]`, ..., those that are `wanted`, when they have been left; 0 for others.
+    /// Takes N numbers of `place`, those that are somewhere, when they have been left; 0 for others.
     ///
     /// # Safety
     /// One thread takes each. They are left by blocks of a lower index, or by this one: before a barrier, or by its first
     /// warp.
     #[inline(always)]
-    pub(crate) unsafe fn take<const N: usize>(self, at: [u64; N], wanted: [bool; N]) -> [f64; N] {
-        // SAFETY: the caller's conditions.
-        let bits = unsafe { self.take_bits(at, wanted) };
-        bits.map(f64::from_bits)
-    }
-
-    /// The bits of what was left.
-    ///
-    /// # Safety
-    /// As [`take`](Self::take).
-    #[inline(always)]
-    unsafe fn take_bits<const N: usize>(self, at: [u64; N], wanted: [bool; N]) -> [u64; N] {
+    pub(crate) unsafe fn take<const N: usize>(
+        self,
+        place: u32,
+        at: impl Fn(u32, usize) -> Option<u32>,
+    ) -> [u64; N] {
         const { assert!(N <= MAX_LANES) };
         let mut found = [0; N];
         loop {
-            let mut missing = false;
+            // Where they are is made anew each time: as many addresses as numbers are registers that are not there.
+            let place = opaque(place.into()) as u32;
             // All are asked for before the first is looked at.
             unrolled!(for index in 0..N; {
-                if wanted[index] && found[index] == 0 {
+                if found[index] == 0 && let Some(at) = at(place, index) {
                     // SAFETY: the caller's conditions.
-                    found[index] = unsafe { load_shared_by_grid(self.partial(at[index])) };
+                    found[index] = unsafe { load_shared_by_grid(self.partial(at)) };
                 }
             });
+            let mut missing = false;
             unrolled!(for index in 0..N; {
-                missing = missing || (wanted[index] && found[index] == 0);
+                missing = missing || (found[index] == 0 && at(place, index).is_some());
             });
             if !missing {
                 break;
             }
             spin();
         }
+        let place = opaque(place.into()) as u32;
         unrolled!(for index in 0..N; {
-            if wanted[index] {
+            if let Some(at) = at(place, index) {
                 // SAFETY: within the workspace; its block has left it, and nothing else accesses it any more.
-                unsafe { store(self.partial(at[index]), 0) };
+                unsafe { store(self.partial(at), 0) };
             }
         });
         found
@@ -226,39 +222,41 @@ impl Workspace {
     pub(crate) unsafe fn share<T: Terms<P, N>, const P: usize, const N: usize>(
         self,
         terms: &T,
-        base: u64,
-        stride: u64,
-        from: u64,
-        to: u64,
-        step: u64,
+        base: u32,
+        stride: u32,
+        from: u32,
+        to: u32,
+        step: u32,
     ) -> [f64; N] {
         const { assert!(T::AT_ONCE * P <= MAX_LANES) };
         let mut sums = [0.0; N];
         let mut place = from;
         while place < to {
-            let (mut at, mut wanted) = ([0; MAX_LANES], [false; MAX_LANES]);
             let mut besides = [const { None }; MAX_LANES];
-            unrolled!(for index in 0..MAX_LANES; {
-                let (part, ahead) = (index % P, index / P);
-                let place = place + ahead as u64 * step;
-                at[index] = base + part as u64 * stride + place;
-                wanted[index] = ahead < T::AT_ONCE && place < to;
-                if wanted[index] && part == 0 {
+            unrolled!(for ahead in 0..MAX_LANES; {
+                let place = place + ahead as u32 * step;
+                if ahead < T::AT_ONCE && place < to {
                     besides[ahead] = Some(terms.besides(place));
                 }
             });
+            let at = |place: u32, index: usize| {
+                let (part, ahead) = (index % P, index / P);
+                let place = place + ahead as u32 * step;
+                let wanted = ahead < T::AT_ONCE && place < to;
+                wanted.then(|| base + part as u32 * stride + place)
+            };
             // SAFETY: the caller's conditions.
-            let parts = unsafe { self.take_bits(at, wanted) };
+            let parts: [u64; MAX_LANES] = unsafe { self.take(place, at) };
             unrolled!(for ahead in 0..MAX_LANES; {
                 if ahead < T::AT_ONCE && let Some(besides) = besides[ahead].take() {
                     let mut of_place = [0; P];
                     unrolled!(for part in 0..P; { of_place[part] = parts[ahead * P + part]; });
-                    let place = place + ahead as u64 * step;
+                    let place = place + ahead as u32 * step;
                     let terms = terms.of_place(place, besides, of_place);
                     unrolled!(for sum in 0..N; { sums[sum] += terms[sum]; });
                 }
             });
-            place += T::AT_ONCE as u64 * step;
+            place += T::AT_ONCE as u32 * step;
         }
         sums
     }
@@ -271,9 +269,9 @@ pub(crate) trait Terms<const P: usize, const N: usize> {
     /// What else is needed.
     type Besides;
     /// Asks for it, before the numbers are waited for.
-    fn besides(&self, place: u64) -> Self::Besides;
+    fn besides(&self, place: u32) -> Self::Besides;
     /// From the bits of the numbers.
-    fn of_place(&self, place: u64, besides: Self::Besides, parts: [u64; P]) -> [f64; N];
+    fn of_place(&self, place: u32, besides: Self::Besides, parts: [u64; P]) -> [f64; N];
 }
 
 /// The numbers themselves.
@@ -283,9 +281,9 @@ impl<const N: usize> Terms<N, N> for AsTheyAre {
     const AT_ONCE: usize = MAX_SUMS / N;
     type Besides = ();
     #[inline(always)]
-    fn besides(&self, _: u64) {}
+    fn besides(&self, _: u32) {}
     #[inline(always)]
-    fn of_place(&self, _: u64, (): (), parts: [u64; N]) -> [f64; N] {
+    fn of_place(&self, _: u32, (): (), parts: [u64; N]) -> [f64; N] {
         let mut sums = [0.0; N];
         unrolled!(for sum in 0..N; { sums[sum] = f64::from_bits(parts[sum]); });
         sums
@@ -304,8 +302,8 @@ pub(crate) struct TotalsAhead {
 
 impl TotalsAhead {
     /// The sums of the blocks that add up, and where they come together.
-    const PARTS: u64 = MAX_PARTIALS as u64;
-    const TOTALS: u64 = Self::PARTS + 2 * MAX_TOTALS_BLOCKS as u64;
+    const PARTS: u32 = MAX_PARTIALS;
+    const TOTALS: u32 = Self::PARTS + 2 * MAX_TOTALS_BLOCKS;
 
     /// Totals that are sums.
     #[inline(always)]
@@ -356,7 +354,7 @@ impl TotalsAhead {
 
     /// Asks for total `index`, which may not be there yet.
     #[inline(always)]
-    pub(crate) fn ask(self, index: u64) -> u64 {
+    pub(crate) fn ask(self, index: u32) -> u64 {
         let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
         // SAFETY: within the workspace; written by one block or added to, as is to be while others read.
         unsafe { peek_shared_by_grid(self.workspace.partial(at)) }
@@ -379,10 +377,10 @@ impl TotalsAhead {
     #[inline(always)]
     pub(crate) unsafe fn add_up(self, values: [f64; 2], blocks: u32) {
         let of_block = block_sums::<f64, false, 2>(values);
-        let (block, blocks) = (u64::from(block_idx_x()), u64::from(blocks));
+        let block = block_idx_x();
         if thread_idx_x() == 0 {
             unrolled!(for index in 0..2; {
-                let part = Self::PARTS + index as u64 * blocks + block;
+                let part = Self::PARTS + index as u32 * blocks + block;
                 // SAFETY: each block has its own.
                 unsafe { self.workspace.leave(part, of_block[index]) };
             });
@@ -392,7 +390,7 @@ impl TotalsAhead {
         }
         // Between the sums of the block and these; and this block's are left.
         sync_threads();
-        let (thread, step) = (u64::from(thread_idx_x()), u64::from(block_dim_x()));
+        let (thread, step) = (thread_idx_x(), block_dim_x());
         // SAFETY: the blocks before this have left them or will, this one has.
         let shares =
             unsafe { self.workspace.share(&AsTheyAre, Self::PARTS, blocks, thread, blocks, step) };
@@ -400,20 +398,20 @@ impl TotalsAhead {
         if thread == 0 {
             unrolled!(for index in 0..2; {
                 // SAFETY: the last of the blocks alone leaves them.
-                unsafe { self.workspace.leave(Self::TOTALS + index as u64, totals[index]) };
+                unsafe { self.workspace.leave(Self::TOTALS + index as u32, totals[index]) };
             });
         }
     }
 
     /// Total `index`, 0 or 1, when it is there.
     #[inline(always)]
-    pub(crate) fn wait(self, index: u64) -> f64 {
+    pub(crate) fn wait(self, index: u32) -> f64 {
         self.wait_with(index, self.ask(index))
     }
 
     /// The same, of which has been [`ask`](Self::ask)ed.
     #[inline(always)]
-    pub(crate) fn wait_with(self, index: u64, mut got: u64) -> f64 {
+    pub(crate) fn wait_with(self, index: u32, mut got: u64) -> f64 {
         loop {
             if let Some(total) = self.answer(got) {
                 return total;
@@ -465,17 +463,16 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
     let of_block = block_sums::<f64, false, N>(values);
     if thread_idx_x() == 0 {
         // SAFETY: the caller's conditions.
-        unsafe { leave_of_block::<N, false>(0, of_block.map(bits_of_sum), workspace) };
+        unsafe { leave_of_block::<N>(0, of_block.map(bits_of_sum), 0, workspace) };
     }
     // SAFETY: the caller's conditions.
-    unsafe { sums_over_blocks::<true, false, N, N>(&AsTheyAre, workspace, finish) };
+    unsafe { sums_over_blocks::<true, N, N>(&AsTheyAre, 0, workspace, finish) };
 }
 
-/// The blocks of the grid that leave something. Where there are `ADDERS`, the last `abi::ADDERS` have nothing to leave, and
-/// add up what has been left since: many, because the grid ends with them.
+/// The blocks of the grid that leave something: all but the last `adders`.
 #[inline(always)]
-fn leaving_blocks<const ADDERS: bool>() -> u64 {
-    u64::from(grid_dim_x() - if ADDERS { abi::ADDERS } else { 0 })
+fn leaving_blocks(adders: u32) -> u32 {
+    grid_dim_x() - adders
 }
 
 /// The bits of a sum, of which all zero stand for none; to a sum, the other zero is the same.
@@ -489,15 +486,16 @@ pub(crate) fn bits_of_sum(sum: f64) -> u64 {
 /// # Safety
 /// One thread leaves each number, once a launch; the grid has at most `abi::max_blocks` of them all blocks.
 #[inline(always)]
-pub(crate) unsafe fn leave_of_block<const N: usize, const ADDERS: bool>(
-    first: u64,
+pub(crate) unsafe fn leave_of_block<const N: usize>(
+    first: u32,
     values: [u64; N],
+    adders: u32,
     workspace: Workspace,
 ) {
-    let (block, blocks) = (u64::from(block_idx_x()), leaving_blocks::<ADDERS>());
+    let (block, blocks) = (block_idx_x(), leaving_blocks(adders));
     if block < blocks {
         unrolled!(for index in 0..N; {
-            let at = (first + index as u64) * blocks + block;
+            let at = (first + index as u32) * blocks + block;
             // SAFETY: the caller's condition; each block leaves its own.
             unsafe { workspace.leave_bits(at, values[index]) };
         });
@@ -505,43 +503,41 @@ pub(crate) unsafe fn leave_of_block<const N: usize, const ADDERS: bool>(
 }
 
 /// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does. `FIRST` says that a thread of the first
-/// warp has left it, with `ADDERS` that the last block has nothing to leave.
+/// warp has left it. The last `adders` blocks leave nothing: where there is one, it adds up what is left at the end of the
+/// grid, and where there are `abi::ADDERS` they share it.
 ///
 /// # Safety
-/// As [`grid_sums`]; a thread of each block calls [`leave_of_block`] first. P is not less than N.
+/// The grid has at most `abi::max_blocks` of the larger of P and N blocks, and a thread of each calls [`leave_of_block`] first;
+/// nothing else is left in the workspace.
 #[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<
-    const FIRST: bool,
-    const ADDERS: bool,
-    const P: usize,
-    const N: usize,
->(
+pub(crate) unsafe fn sums_over_blocks<const FIRST: bool, const P: usize, const N: usize>(
     terms: &impl Terms<P, N>,
+    adders: u32,
     workspace: Workspace,
     finish: impl FnOnce([f64; N]),
 ) {
-    const { assert!(P >= N) };
-    let (block, blocks) = (u64::from(block_idx_x()), leaving_blocks::<ADDERS>());
-    let (group, lag, adds) = (u64::from(GROUP), u64::from(LAG), block >= blocks);
-    // Groups that blocks behind them add up, and all groups that are.
-    let behind = (blocks / group).saturating_sub(lag);
-    let groups = if ADDERS { blocks.div_ceil(group) } else { behind };
-    let of_groups = P as u64 * blocks;
-    let (has_group, index) = if adds {
-        (behind + (block - blocks) < groups, behind + (block - blocks))
+    let (block, blocks) = (block_idx_x(), leaving_blocks(adders));
+    let (group, lag, shared) = (GROUP, LAG, adders > 1);
+    // Groups that blocks behind them add up, and all that some block adds up.
+    let behind = (blocks / group).saturating_sub(2 * lag);
+    let groups = if shared { blocks.div_ceil(group) } else { behind };
+    let of_groups = P as u32 * blocks;
+    let (has_group, index) = if block >= blocks {
+        let index = behind + (block - blocks);
+        (index < groups, index)
     } else {
-        let index = block / group;
-        ((block + 1).is_multiple_of(group) && index >= lag, index.wrapping_sub(lag))
+        let index = (block / group).wrapping_sub(lag);
+        ((block + 1).is_multiple_of(group) && index < behind, index)
     };
     if has_group && warp_id() == 0 {
-        let (lane, step) = (u64::from(lane_id()), u64::from(WARP_SIZE));
+        let (lane, step) = (lane_id(), WARP_SIZE);
         let (from, to) = (index * group + lane, blocks.min((index + 1) * group));
         // SAFETY: the blocks of the group leave them; they are of a lower index.
         let shares = unsafe { workspace.share(terms, 0, blocks, from, to, step) };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
             unrolled!(for sum in 0..N; {
-                let partial = of_groups + sum as u64 * groups + index;
+                let partial = of_groups + sum as u32 * groups + index;
                 // SAFETY: the caller's condition; each group has its own.
                 unsafe { workspace.leave(partial, of_group[sum]) };
             });
@@ -550,15 +546,15 @@ pub(crate) unsafe fn sums_over_blocks<
     if !is_last_block() {
         return;
     }
-    if !FIRST && !ADDERS {
+    if !FIRST && adders == 0 {
         // Until whoever leaves this block's has.
         sync_threads();
     }
-    let (thread, step) = (u64::from(thread_idx_x()), u64::from(block_dim_x()));
+    let (thread, step) = (thread_idx_x(), block_dim_x());
     // SAFETY: every group, or block, leaves its own.
     let mut shares: [f64; N] =
         unsafe { workspace.share(&AsTheyAre, of_groups, groups, thread, groups, step) };
-    if !ADDERS {
+    if !shared {
         // SAFETY: as above.
         let of_blocks =
             unsafe { workspace.share(terms, 0, blocks, groups * group + thread, blocks, step) };

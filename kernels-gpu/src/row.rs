@@ -56,25 +56,28 @@ impl<E: Element> Cut<E> {
         Cut { head: 0, tail: 0, groups: cols / E::LANES, element: PhantomData }
     }
 
-    /// Whether there are edges.
+    /// Elements of the row that are in no group, fewer than two groups have: its edges.
     #[inline(always)]
-    pub(crate) fn has_edges(self) -> bool {
-        self.head + self.tail > 0
+    pub(crate) fn edges(self) -> u32 {
+        self.head + self.tail
+    }
+
+    /// Where in the row one of them is.
+    #[inline(always)]
+    pub(crate) fn edge(self, index: u32) -> u32 {
+        if index < self.head { index } else { index + self.groups * E::LANES }
+    }
+
+    /// The group that an element is in; of an edge none of `groups`.
+    #[inline(always)]
+    pub(crate) fn group_of(self, element: u32) -> u32 {
+        element.wrapping_sub(self.head) / E::LANES
     }
 
     /// A group of the row, one of `groups`.
     #[inline(always)]
     pub(crate) fn group(self, index: u32) -> Span {
         Span { first: self.head + index * E::LANES, count: E::LANES }
-    }
-
-    /// The edge that thread `lane` of a team of two or more takes; of most it is empty.
-    #[inline(always)]
-    pub(crate) fn edge(self, lane: u32) -> Span {
-        let behind = self.head + self.groups * E::LANES;
-        let count = if lane == 0 { self.head } else { self.tail };
-        let first = if lane == 0 { 0 } else { behind };
-        Span { first, count: if lane < 2 { count } else { 0 } }
     }
 }
 
@@ -156,18 +159,18 @@ impl<E: Element> Row<E> {
         self.at(group.first).cast_const().cast()
     }
 
-    /// Loads a group.
+    /// Loads the group that is `ahead` groups behind this one.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the group.
     #[inline(always)]
-    pub(crate) unsafe fn load_group(self, group: Span) -> Vec16 {
+    pub(crate) unsafe fn load_group(self, group: Span, ahead: u32) -> Vec16 {
         // SAFETY: the caller's condition; a group of the cut that lies alike is on its boundary.
         unsafe {
             if self.alike {
-                load_streaming(self.at(group.first).cast())
+                load_streaming(self.group(group).wrapping_add(ahead as usize))
             } else {
-                self.load_span(group, E::LOWEST)
+                self.load_span(Span { first: group.first + ahead * E::LANES, ..group })
             }
         }
     }
@@ -177,8 +180,8 @@ impl<E: Element> Row<E> {
     /// # Safety
     /// As [`load`](Self::load), for each element of the span.
     #[inline(always)]
-    pub(crate) unsafe fn load_span(self, span: Span, fill: E) -> Vec16 {
-        let mut values = [fill; MAX_LANES];
+    unsafe fn load_span(self, span: Span) -> Vec16 {
+        let mut values = [E::LOWEST; MAX_LANES];
         unrolled!(for lane in 0..E::LANES as usize; {
             if span.has(lane) {
                 // SAFETY: the caller's condition.
@@ -188,19 +191,20 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores a group, rounded to the element type, or nothing of a span that is empty.
+    /// Stores the group that is `ahead` groups behind this one, rounded to the element type, or nothing of a span that is
+    /// empty.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the group, and nobody else accesses them.
     #[inline(always)]
-    pub(crate) unsafe fn store_group(self, group: Span, values: [E::Real; MAX_LANES]) {
+    pub(crate) unsafe fn store_group(self, group: Span, ahead: u32, values: [E::Real; MAX_LANES]) {
         // SAFETY: the caller's conditions; a group of the cut that lies alike is on its boundary.
         unsafe {
             if self.alike {
-                let values = E::narrow_all(values);
-                store_streaming_if(group.count > 0, self.at(group.first).cast(), values);
+                let at = self.group(group).wrapping_add(ahead as usize).cast_mut();
+                store_streaming_if(group.count > 0, at, E::narrow_all(values));
             } else {
-                self.store_span(group, values);
+                self.store_span(Span { first: group.first + ahead * E::LANES, ..group }, values);
             }
         }
     }
@@ -210,7 +214,7 @@ impl<E: Element> Row<E> {
     /// # Safety
     /// As [`store_group`](Self::store_group).
     #[inline(always)]
-    pub(crate) unsafe fn store_span(self, span: Span, values: [E::Real; MAX_LANES]) {
+    unsafe fn store_span(self, span: Span, values: [E::Real; MAX_LANES]) {
         unrolled!(for lane in 0..E::LANES as usize; {
             if span.has(lane) {
                 // SAFETY: the caller's conditions.

@@ -29,13 +29,16 @@ pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyAr
             let label = pass.label(pass.class(row));
             let factors = pass.factors_of_saved(row, &label);
             let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
-            let (to, mut owned) = (lanes.to(&pass, row), None);
-            lanes.gradients::<MODE, true, FLIGHT>(
-                &pass, 0, split, &label, &factors, to, &mut owned, team,
+            lanes.gradients::<MODE, FLIGHT>(
+                &pass,
+                0,
+                split,
+                &label,
+                &factors,
+                lanes.to(&pass, row),
+                |_| (),
+                team,
             );
-            if let Some(logit) = owned {
-                lanes.gradient_of_class(&pass, &label, &factors, to, logit);
-            }
         }
         piece += u64::from(team.teams);
     }

@@ -2,67 +2,134 @@
 
 use super::label::store_totals;
 use super::lanes::{Lanes, lies};
-use super::pass::{Pass, TERMS, Terms};
-use super::stats::{KEPT, KeptStats, Stats};
+use super::pass::{BlockTerms, Pass, TERMS, ThreadTerms};
+use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{Workspace, block_sums, grid_sums, is_last_block};
+use crate::reduce::{
+    AsTheyAre, Terms, Workspace, bits_of_sum, block_sums, grid_sums, is_last_block, leave_of_block,
+    sums_over_blocks,
+};
 use core::num::NonZeroU64;
-use cuda_std::thread::{sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, ballot, lane_id, sync_warp, warp_id};
+use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
+use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
-/// The loss, of rows however long: a team is one warp or several, of which each goes its own way until the block has
-/// [`KEPT`] rows to finish.
+/// The loss, of rows however long: a row a block, and another for as long as there are more rows than blocks.
+///
+/// Blocks that end with their row make way for the next in the order of memory, and the last of them end together. Where they
+/// stay and take row after row, a pass over 32768 rows of 4096 takes three of a hundred longer.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A team is a power of two of warps, in a block of at most 256 threads; `splits` is
-/// 1.
+/// The kernels' conditions ([`super`]). A team is the block.
 #[inline(always)]
-pub(crate) unsafe fn forward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
+pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let team = Team::of_threads(args);
-    Terms::clear();
-    let mut first = team.first;
-    while first < args.rows {
-        // Lane l finishes row l of the next: whether it counts, and the logit of its class, are on their way while rows
-        // are read. A row that does not count is not read, unless its log-sum-exp is asked for.
-        let mine = team.piece(first) + u64::from(lane_id()) * u64::from(team.teams);
-        let (mut counts, mut logit) = (false, E::Real::ZERO);
-        if mine < args.rows {
-            // SAFETY: condition 1.
-            unsafe {
-                let class = pass.class(mine);
-                counts = pass.label(class).counts || args.saved != 0;
-                if team.lane < WARP_SIZE {
-                    logit = pass.logit(mine, class);
-                }
+    let team = Team::of_block(args);
+    let first = thread_idx_x() == 0;
+    if first {
+        BlockTerms::set([0.0; TERMS]);
+    }
+    let mut row = if block_idx_x() < team.teams { team.first } else { args.rows };
+    while row < args.rows {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
+            let class = pass.class(row);
+            // Before the class is known: it takes as long to arrive. Of a row that does not count, no more is read, unless its
+            // log-sum-exp is asked for.
+            let tile = lanes.tile_of_warp(0, true, team);
+            // All of it asked for first: a wait for the class would be moved to between.
+            sync_warp();
+            let label = pass.label(class);
+            let read = label.counts || args.saved != 0;
+            let mut logit = E::Real::ZERO;
+            if warp_id() == 0 {
+                logit = pass.logit(row, class);
+            }
+            let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, team);
+            let stats = if Pass::<E, MODE>::DENSE {
+                of_warp.of_block::<true, false>()
+            } else {
+                of_warp.of_block::<false, false>()
+            };
+            if first {
+                BlockTerms::add(pass.finish_row::<true>(row, &label, stats, logit, workspace));
             }
         }
-        let to_be_read = ballot(counts);
-        let mut kept = 0;
-        while kept < KEPT && first < args.rows {
-            let read = to_be_read >> kept & 1 != 0;
-            // SAFETY: the caller's conditions; a row that is not one of `rows` is not to be read.
-            unsafe {
-                let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, team.piece(first));
-                let stats = lanes.stats_of_warp::<MODE, false>(&pass, 0, read, team);
-                if Pass::<E, MODE>::DENSE {
-                    KeptStats::keep::<_, true>(kept, stats);
-                } else {
-                    KeptStats::keep::<_, false>(kept, stats);
-                }
-            }
-            kept += 1;
-            first += u64::from(team.teams);
+        row += u64::from(team.teams);
+        if row < args.rows {
+            // The first warp has the row, of which the parts are to be replaced.
+            sync_threads();
         }
-        // SAFETY: the caller's conditions; each row is finished once.
-        unsafe { finish_kept(&pass, kept, logit, first, workspace, team) };
+    }
+    // SAFETY: the caller's conditions; the first thread of each block has what it has finished.
+    unsafe { finish_blocks(&pass, workspace) };
+}
+
+/// Sums over the grid what rows add, of which the first thread of each block has [`BlockTerms`], and writes the results of
+/// all.
+///
+/// # Safety
+/// The kernels' conditions; all threads call it, once a launch.
+#[inline(always)]
+pub(crate) unsafe fn finish_blocks<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    workspace: Workspace,
+) {
+    let args = pass.args;
+    if args.reduction != reduction::SCALAR && args.fault == 0 {
+        return;
+    }
+    if thread_idx_x() == 0 {
+        let [loss, weights, squares, count] = BlockTerms::get();
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if has_two_sums(args) {
+                leave_of_block(0, [loss, weights].map(bits_of_sum), args.adders, workspace);
+            } else {
+                let sums = [loss, weights, squares, count];
+                leave_of_block(0, sums.map(bits_of_sum), args.adders, workspace);
+            }
+        }
     }
     // SAFETY: the caller's conditions.
-    unsafe { finish_terms(&pass, workspace) };
+    unsafe { finish_terms::<E, MODE, 2, 4>(pass, &AsTheyAre, workspace) };
+}
+
+/// Whether of the sums over rows only those of the losses and of the class weights are needed: of a small call, the sums are
+/// the most.
+#[inline(always)]
+fn has_two_sums(args: &CrossEntropyArgs) -> bool {
+    args.z_loss == 0.0 && args.totals == 0
+}
+
+/// Sums over the grid the `terms` of what a thread of each block's first warp has left, and writes the results of all: P
+/// numbers where two sums are needed, Q where four are.
+///
+/// # Safety
+/// The kernels' conditions; all threads call it, once a launch.
+#[inline(always)]
+pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32, const P: usize, const Q: usize>(
+    pass: &Pass<'_, E, MODE>,
+    terms: &(impl Terms<P, 2> + Terms<Q, TERMS>),
+    workspace: Workspace,
+) {
+    let adders = pass.args.adders;
+    // SAFETY: the caller's conditions; in the last block's first thread.
+    unsafe {
+        if has_two_sums(pass.args) {
+            sums_over_blocks::<true, P, 2>(terms, adders, workspace, |[loss, weights]| {
+                pass.finish([loss, weights, 0.0, 0.0], workspace);
+            });
+        } else {
+            sums_over_blocks::<true, Q, TERMS>(terms, adders, workspace, |sums| {
+                finish(pass, sums, workspace);
+            });
+        }
+    }
 }
 
 /// The loss, of rows that are long and few: several blocks share a row.
@@ -76,7 +143,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
     let workspace = unsafe { Workspace::new(args.workspace) };
     let splits = NonZeroU64::from(args.splits);
     let team = Team::of_block(args);
-    let warps = u64::from(team.threads / WARP_SIZE);
+    let warps = team.warps();
     let mut piece = team.first;
     while piece < args.rows * splits.get() {
         let (row, split) = (piece / splits, (piece % splits) as u32);
@@ -84,9 +151,10 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
         unsafe {
             let read = pass.label(pass.class(row)).counts || args.saved != 0;
             let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
-            let stats = lanes.stats_of_warp::<MODE, true>(&pass, split, read, team);
+            let tile = lanes.tile_of_warp(split, read, team);
+            let stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
             if lane_id() == 0 {
-                stats.leave(workspace, piece * warps + u64::from(warp_id()));
+                stats.leave(workspace, piece as u32 * warps + warp_id());
             }
         }
         piece += u64::from(team.teams);
@@ -98,10 +166,10 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
     let mut sums = [0.0; TERMS];
     let mut row = u64::from(warp_id());
     while row < args.rows {
-        let parts = splits.get() * warps;
+        let parts = args.splits.get() * warps;
         // SAFETY: every warp leaves its own, in order, those of this block have; one warp a row.
         unsafe {
-            let stats = Stats::take(workspace, row * parts, parts).of_row();
+            let stats = Stats::take(workspace, row as u32 * parts, parts).of_row();
             if lane_id() == 0 {
                 let class = pass.class(row);
                 let (label, logit) = (pass.label(class), pass.logit(row, class));
@@ -109,7 +177,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
                 unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
             }
         }
-        row += warps;
+        row += u64::from(warps);
     }
     let sums = block_sums::<f64, false, TERMS>(sums);
     if thread_idx_x() == 0 {
@@ -118,53 +186,12 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
     }
 }
 
-/// Finishes the rows that the teams of the block have kept, before those from `first` on: each by a thread of the team's
-/// first warp, which has the `logit` of its class.
-///
-/// # Safety
-/// The kernels' conditions; a kept row is finished once.
-#[inline(always)]
-unsafe fn finish_kept<E: Element, const MODE: u32>(
-    pass: &Pass<'_, E, MODE>,
-    kept: u32,
-    logit: E::Real,
-    first: u64,
-    workspace: Workspace,
-    team: Team,
-) {
-    let alone = team.threads == WARP_SIZE;
-    if alone {
-        sync_warp();
-    } else {
-        sync_threads();
-    }
-    let row = team.piece(first) - u64::from(kept - team.lane.min(kept)) * u64::from(team.teams);
-    if team.lane < kept && row < pass.args.rows {
-        let warps = team.threads / WARP_SIZE;
-        // SAFETY: the team's warps have kept it, and met.
-        unsafe {
-            let stats = if Pass::<E, MODE>::DENSE {
-                KeptStats::of_row::<_, true>(team.lane, warps)
-            } else {
-                KeptStats::of_row::<_, false>(team.lane, warps)
-            };
-            let label = pass.label(pass.class(row));
-            Terms::add(pass.finish_row::<true>(row, &label, stats, logit, workspace));
-        }
-    }
-    if alone {
-        sync_warp();
-    } else {
-        sync_threads();
-    }
-}
-
-/// Sums over the grid what rows add, and writes the results of all.
+/// Sums over the grid what rows add, of which each thread has [`ThreadTerms`], and writes the results of all.
 ///
 /// # Safety
 /// The kernels' conditions; all threads call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32>(
+pub(crate) unsafe fn finish_threads<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     workspace: Workspace,
 ) {
@@ -172,11 +199,10 @@ pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32>(
     if args.reduction != reduction::SCALAR && args.fault == 0 {
         return;
     }
-    let terms = Terms::of_thread();
+    let terms = ThreadTerms::of_thread();
     // SAFETY: the caller's conditions; in the last block's first thread.
     unsafe {
-        if args.z_loss == 0.0 && args.totals == 0 {
-            // Of a small call, the sums are the most.
+        if has_two_sums(args) {
             grid_sums([terms[0], terms[1]], workspace, |[loss, weights]| {
                 pass.finish([loss, weights, 0.0, 0.0], workspace);
             });

@@ -45,6 +45,12 @@ impl KeptLogits {
         group.wrapping_sub(self.first) < self.groups
     }
 
+    /// Whether they end within `count` groups from `first` on, which is not before them: some of these are, but not all.
+    #[inline(always)]
+    pub(crate) fn end_within(self, first: u32, count: u32) -> bool {
+        self.has(first) && !self.has(first + count - 1)
+    }
+
     /// Copies a group from where it lies. It is there when this thread has waited for its copies.
     ///
     /// # Safety
@@ -56,13 +62,13 @@ impl KeptLogits {
         unsafe { kept_logits().copy(group - self.first, from) };
     }
 
-    /// A group that is one.
+    /// The group that is `ahead` groups behind this one: both are.
     ///
     /// # Safety
     /// As [`keep`](Self::keep), which this thread has called for the group of this row, and waited for.
     #[inline(always)]
-    pub(crate) unsafe fn get(self, group: u32) -> Vec16 {
+    pub(crate) unsafe fn get(self, group: u32, ahead: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
-        unsafe { kept_logits().get(group - self.first) }
+        unsafe { kept_logits().get(group - self.first + ahead) }
     }
 }

@@ -3,12 +3,12 @@
 use super::kept::KeptLogits;
 use super::label::{Label, class_weight};
 use super::mode;
-use super::pass::{Factors, Pass, TERMS, Total, Totals};
-use super::stats::Stats;
+use super::pass::{Factors, Pass};
+use super::stats::{Relative, Stats};
 use super::team::Team;
 use crate::abi::{Matrix, Target};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{Workspace, team_max, warp_max, warp_sums};
+use crate::reduce::{team_max, warp_max, warp_sums};
 use crate::row::{Cut, Row, Span};
 use core::hint::select_unpredictable;
 use cuda_std::hint::opaque_vec16;
@@ -18,11 +18,11 @@ use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 /// Groups of 16 bytes of a tile of a kernel that holds no row, all in flight.
 pub(crate) const FLIGHT: usize = 4;
 
-/// The same, where it holds a part of the row.
-pub(crate) const FLIGHT_BESIDE: usize = 2;
+/// Groups of such a tile of a warp.
+const WIDTH: u32 = FLIGHT as u32 * WARP_SIZE;
 
-/// The logit of a row's class, in the thread that has come upon it among its own.
-pub(crate) type Owned<R> = Option<R>;
+/// [`FLIGHT`] where the kernel holds a part of the row.
+pub(crate) const FLIGHT_BESIDE: usize = 2;
 
 /// How the rows of all tensors lie.
 pub(crate) mod lies {
@@ -43,15 +43,23 @@ pub(crate) struct Lanes<E, const LIES: u32> {
     kept: KeptLogits,
 }
 
-/// Groups of a row that a thread has in registers: group `first` and, from one to the next, a team's threads
-/// farther. Beyond the row they are full of −∞.
+/// Groups of a row that a thread has in registers: group `first` and, from one to the next, `stride` farther. Beyond the
+/// row they are full of −∞.
+#[derive(Clone, Copy)]
 pub(crate) struct Tile<const N: usize> {
     first: u32,
+    stride: u32,
     x: [Vec16; N],
     t: [Vec16; N],
 }
 
 impl<const N: usize> Tile<N> {
+    /// Groups that have not been read.
+    #[inline(always)]
+    fn unread(first: u32, stride: u32) -> Self {
+        Tile { first, stride, x: [Vec16::default(); N], t: [Vec16::default(); N] }
+    }
+
     /// Of −∞ alone, in place of what was read.
     #[inline(always)]
     pub(crate) fn forget<E: Element>(&mut self) {
@@ -70,17 +78,45 @@ impl<const N: usize> Tile<N> {
         self
     }
 
-    /// The same, of which group `first` is the first.
+    /// The same, of which group `first` is the first and the others are `stride` apart.
     #[inline(always)]
-    pub(crate) fn at(self, first: u32) -> Self {
-        Tile { first, ..self }
+    pub(crate) fn at(self, first: u32, stride: u32) -> Self {
+        Tile { first, stride, ..self }
     }
 
     /// The index in the row of group `k`.
     #[inline(always)]
-    fn group(&self, k: usize, team: Team) -> u32 {
-        self.first + k as u32 * team.threads
+    fn group(&self, k: usize) -> u32 {
+        self.first + k as u32 * self.stride
     }
+
+    /// What exponentials relative to `center` are made with. For one that is too far from 0, the logits are made relative
+    /// to it first: whatever is lost then was farther below it than exponentials go.
+    #[inline(always)]
+    fn relative_to<E: Element, const MODE: u32>(
+        &mut self,
+        center: E::Real,
+    ) -> Relative<E::Real, MODE> {
+        if Relative::<_, MODE>::is_far(center) {
+            unrolled!(for k in 0..N; {
+                let mut apart = [E::LOWEST; MAX_LANES];
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let x = E::extract(self.x[k], lane as u32).widen();
+                    apart[lane] = E::narrow(x - center);
+                });
+                self.x[k] = E::pack(apart);
+            });
+        }
+        Relative::to(center)
+    }
+}
+
+/// An element of a row's edges: where it is, its logit, what the target says.
+#[derive(Clone, Copy)]
+pub(crate) struct Edge<E> {
+    at: u32,
+    x: E,
+    t: E,
 }
 
 /// The exponentials of the logits of a tile.
@@ -105,6 +141,45 @@ fn widened<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
         logits[lane] = E::extract(x, lane as u32).widen();
     });
     logits
+}
+
+/// The exponentials of the logits of a group.
+#[inline(always)]
+fn exps_of<E: Element, const MODE: u32>(
+    relative: Relative<E::Real, MODE>,
+    x: Vec16,
+) -> [E::Real; MAX_LANES] {
+    let mut exps = widened::<E>(x);
+    unrolled!(for lane in 0..E::LANES as usize; { exps[lane] = relative.exp(exps[lane]); });
+    exps
+}
+
+/// The sum of a group's values. Two by two: each addition waits for fewer.
+#[inline(always)]
+fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
+    let mut sum = values[0] + values[1];
+    unrolled!(for pair in 1..MAX_LANES / 2; {
+        if (pair as u32) < E::LANES / 2 {
+            sum = sum + (values[2 * pair] + values[2 * pair + 1]);
+        }
+    });
+    sum
+}
+
+/// How many exponentials of a tile's logits relative to `center` are 1, and the sum of the others.
+#[inline(always)]
+fn ties_and_rest<E: Element, const N: usize>(tile: &Tile<N>, center: E::Real) -> [E::Real; 2] {
+    let (mut ties, mut rest) = (E::Real::ZERO, E::Real::ZERO);
+    unrolled!(for k in 0..N; {
+        let x = widened::<E>(tile.x[k]);
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let exp = (x[lane] - center).exp_below();
+            let tie = exp == E::Real::ONE;
+            ties = ties + if tie { E::Real::ONE } else { E::Real::ZERO };
+            rest = rest + if tie { E::Real::ZERO } else { exp };
+        });
+    });
+    [ties, rest]
 }
 
 /// Sets value `at` of a group's, if there is one.
@@ -155,10 +230,10 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     #[inline(always)]
     unsafe fn keep(&self, team: Team) -> u32 {
         let mut batches = 0;
-        let mut first = self.kept.first() + team.lane;
-        while first - lane_id() < self.cut.groups {
+        let mut first = self.kept.first() + team.warp() * (FLIGHT_BESIDE as u32 * WARP_SIZE);
+        while first < self.cut.groups {
             unrolled!(for k in 0..FLIGHT_BESIDE; {
-                let group = first + k as u32 * team.threads;
+                let group = first + lane_id() + k as u32 * WARP_SIZE;
                 if group < self.cut.groups && self.kept.has(group) {
                     // SAFETY: the caller's conditions; each group is one thread's.
                     unsafe { self.kept.keep(group, self.input.group(self.cut.group(group))) };
@@ -166,7 +241,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             });
             end_copies();
             batches += 1;
-            first += team.threads * FLIGHT_BESIDE as u32;
+            first += team.warps() * FLIGHT_BESIDE as u32 * WARP_SIZE;
         }
         batches
     }
@@ -191,7 +266,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     pub(crate) unsafe fn kept_class(class: u32) -> E::Real {
         let group = class / E::LANES;
         // SAFETY: the caller's conditions.
-        let x = unsafe { KeptLogits::only(group).get(group) };
+        let x = unsafe { KeptLogits::only(group).get(group, 0) };
         get::<E>(&widened::<E>(x), class % E::LANES)
     }
 
@@ -223,14 +298,13 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
 
     /// The span of group `k` of a tile, empty beyond the row.
     #[inline(always)]
-    fn span<const N: usize>(&self, tile: &Tile<N>, k: usize, team: Team) -> Span {
-        let group = tile.group(k, team);
-        let Span { first, count } = self.cut.group(group);
-        let within = LIES == lies::HELD && k + 1 < N || group < self.cut.groups;
+    fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
+        let Span { first, count } = self.cut.group(tile.group(k));
+        let within = LIES == lies::HELD && k + 1 < N || tile.group(k) < self.cut.groups;
         Span { first, count: if within { count } else { 0 } }
     }
 
-    /// The tile from group `first`; unless it is to be `read`, of −∞ alone.
+    /// The tile from group `first` whose groups are the team's threads apart; unless it is to be `read`, of −∞ alone.
     ///
     /// # Safety
     /// The kernels' condition 1, if it is read.
@@ -242,153 +316,192 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         team: Team,
     ) -> Tile<N> {
         // SAFETY: the caller's condition.
-        unsafe { self.tile_with(first, read, KeptLogits::NONE, team) }
+        unsafe { self.checked_tile(Tile::unread(first, team.threads), KeptLogits::NONE, read) }
     }
 
-    /// The same, but what was `kept` comes from there.
+    /// The tile from group `first` whose groups are `lanes` apart, of a warp or of as many lanes of it; what is
+    /// [kept](Self::keep) comes from there. Of those within the row no group is asked whether it is.
     ///
     /// # Safety
     /// As [`tile`](Self::tile); this thread has kept it, if it is read.
     #[inline(always)]
-    unsafe fn tile_with<const N: usize>(
+    unsafe fn tile_of_lanes<const N: usize>(
         &self,
         first: u32,
+        lanes: u32,
         read: bool,
-        kept: KeptLogits,
         team: Team,
     ) -> Tile<N> {
-        let mut tile = Tile { first, x: [Vec16::default(); N], t: [Vec16::default(); N] };
+        let width = N as u32 * lanes;
+        let mut tile = Tile::unread(first + (team.lane & (lanes - 1)), lanes);
+        let within = read && first + width <= self.cut.groups;
+        let from = self.cut.group(tile.first);
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if !within || self.kept.end_within(first, width) {
+                return self.checked_tile(tile, self.kept, read);
+            }
+            unrolled!(for k in 0..N; {
+                if !self.target.is_null() {
+                    tile.t[k] = self.target.load_group(from, k as u32 * lanes);
+                }
+            });
+            if self.kept.has(first) {
+                unrolled!(for k in 0..N; {
+                    tile.x[k] = self.kept.get(tile.first, k as u32 * lanes);
+                });
+            } else {
+                unrolled!(for k in 0..N; {
+                    tile.x[k] = self.input.load_group(from, k as u32 * lanes);
+                });
+            }
+            tile
+        }
+    }
+
+    /// The tile, read group by group; what is `kept` comes from there.
+    ///
+    /// # Safety
+    /// As [`tile_of_lanes`](Self::tile_of_lanes).
+    #[inline(always)]
+    unsafe fn checked_tile<const N: usize>(
+        &self,
+        mut tile: Tile<N>,
+        kept: KeptLogits,
+        read: bool,
+    ) -> Tile<N> {
         unrolled!(for k in 0..N; {
-            let (group, span) = (tile.group(k, team), self.span(&tile, k, team));
+            let (group, span) = (tile.group(k), self.span(&tile, k));
             let read = read && span.count > 0;
+            (tile.x[k], tile.t[k]) = (nothing::<E>(), nothing::<E>());
             // SAFETY: the caller's condition.
             unsafe {
-                tile.x[k] = if read && kept.has(group) {
-                    kept.get(group)
-                } else {
-                    Self::load(self.input, span, read)
-                };
-                if !self.target.is_null() {
-                    tile.t[k] = Self::load(self.target, span, read);
+                if read {
+                    tile.x[k] = if kept.has(group) {
+                        kept.get(group, 0)
+                    } else {
+                        self.input.load_group(span, 0)
+                    };
+                    if !self.target.is_null() {
+                        tile.t[k] = self.target.load_group(span, 0);
+                    }
                 }
             }
         });
         tile
     }
 
-    /// The span, a group, if it is to be `read`.
+    /// Number `index` of the row's edges, if there is one: where it is, its logit and what the target says.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    unsafe fn load(row: Row<E>, span: Span, read: bool) -> Vec16 {
-        if !read {
-            return nothing::<E>();
+    unsafe fn edge(&self, index: u32) -> Option<Edge<E>> {
+        if index >= self.cut.edges() {
+            return None;
         }
-        // SAFETY: the caller's condition.
-        unsafe { row.load_group(span) }
-    }
-
-    /// The thread's edge, if it is to be `read`. It is loaded whenever it is needed: most threads, and most rows,
-    /// have none.
-    ///
-    /// # Safety
-    /// As [`tile`](Self::tile).
-    #[inline(always)]
-    unsafe fn edge(&self, read: bool, team: Team) -> (Span, Vec16, Vec16) {
-        let edge = self.cut.edge(team.lane);
-        let fill = E::LOWEST;
-        if !read {
-            return (edge, nothing::<E>(), nothing::<E>());
-        }
+        let at = self.cut.edge(index);
         // SAFETY: the caller's condition.
         unsafe {
-            let x = self.input.load_span(edge, fill);
-            (edge, x, if self.target.is_null() { x } else { self.target.load_span(edge, fill) })
+            let x = self.input.load(at);
+            Some(Edge { at, x, t: if self.target.is_null() { x } else { self.target.load(at) } })
         }
     }
 
-    /// The stats of a row that is a tile and an edge, and the tile's exponentials relative to the largest logit that they
-    /// tell: of the warp, where a block holds the row, otherwise of the team, which is of a warp.
+    /// Does something `with` each of the thread's edges, if they are to be `read`. Most rows have none.
+    ///
+    /// # Safety
+    /// As [`tile`](Self::tile).
+    #[inline(always)]
+    unsafe fn each_edge(&self, read: bool, team: Team, mut with: impl FnMut(Edge<E>)) {
+        let mut index = team.lane;
+        // SAFETY: the caller's condition.
+        while read && let Some(edge) = unsafe { self.edge(index) } {
+            with(edge);
+            index += team.threads;
+        }
+    }
+
+    /// The stats of a row that is a tile and edges, and the tile's exponentials, [relative](Relative) to the largest logit
+    /// that they tell: of the team, where it is a part of a warp, or of the warp. `KEEPS` says that exponentials are kept, and
+    /// otherwise the tile is.
     ///
     /// # Safety
     /// The kernels' conditions.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize>(
+    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize, const KEEPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
         read: bool,
         team: Team,
     ) -> (Stats<E::Real>, Exps<E::Real, N>) {
+        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let mut stats = Stats::<E::Real>::NONE;
-        let mut exps = [[E::Real::ZERO; MAX_LANES]; N];
-        unrolled!(for k in 0..N; { stats.max = stats.max.max(E::greatest(tile.x[k])); });
-        if self.cut.has_edges() {
-            // SAFETY: the caller's conditions.
-            let (_, x, _) = unsafe { self.edge(read, team) };
-            stats.max = stats.max.max(E::greatest(x));
+        let mut exps = [[zero; MAX_LANES]; N];
+        // SAFETY: the caller's conditions.
+        unsafe {
+            self.each_edge(read, team, |edge| stats.max = stats.max.max(edge.x.widen()));
         }
-        let of_warp = LIES == lies::HELD;
-        let lanes = if of_warp { WARP_SIZE } else { team.threads };
-        stats.max = if of_warp { warp_max(stats.max) } else { team_max(stats.max, lanes) };
+        stats.max = stats.max.max(E::greatest(tile.x));
+        let of_team = LIES == lies::ALIKE;
+        let lanes = if of_team { team.threads } else { WARP_SIZE };
+        stats.max = if of_team { team_max(stats.max, lanes) } else { warp_max(stats.max) };
+        // SAFETY: the caller's conditions.
+        unsafe { self.absorb_target(pass, &mut stats, tile) };
+        let mut relative_tile = *tile;
+        let relative = relative_tile.relative_to::<E, MODE>(stats.center());
+        let mut sum = zero;
         unrolled!(for k in 0..N; {
-            let span = self.span(tile, k, team);
-            // SAFETY: the caller's conditions.
-            unsafe {
-                exps[k] = pass.absorb_all(&mut stats, tile.x[k]);
-                pass.absorb_target(&mut stats, span, tile.x[k], tile.t[k]);
-            }
+            exps[k] = exps_of::<E, MODE>(relative, relative_tile.x[k]);
+            sum = sum + sum_of::<E>(exps[k]);
         });
-        if read && self.cut.has_edges() {
-            // SAFETY: the caller's conditions.
-            unsafe {
-                let (edge, x, t) = self.edge(true, team);
-                pass.absorb_all(&mut stats, x);
-                pass.absorb_target(&mut stats, edge, x, t);
-            }
-        }
-        // There are no ties yet.
-        [stats.rest] = warp_sums([stats.rest], lanes);
+        stats.rest = sum * relative.unit();
+        // SAFETY: the caller's conditions.
+        unsafe { self.each_edge(read, team, |edge| pass.absorb_edge(&mut stats, edge)) };
+        // There are no ties yet, but for those of edges.
+        let [rest] = warp_sums([stats.rest + stats.ties], lanes);
         if Pass::<E, MODE>::DENSE {
             [stats.dot, stats.weight] = warp_sums([stats.dot, stats.weight], lanes);
         }
-        let two = E::Real::ONE + E::Real::ONE;
-        if any(stats.rest < two) {
+        if any(rest < one + one) {
             // Of one logit that outdoes all others, the others would be lost beside it.
-            (stats.ties, stats.rest) = (E::Real::ZERO, E::Real::ZERO);
-            if of_warp {
+            if KEEPS {
+                let tie = relative.tie();
+                (stats.ties, sum) = (zero, zero);
                 unrolled!(for k in 0..N; {
-                    let mut others = exps[k];
-                    Pass::<E, MODE>::take_ties(&mut stats, &mut others);
                     unrolled!(for lane in 0..E::LANES as usize; {
-                        stats.rest = stats.rest + others[lane];
+                        let ties = exps[k][lane] == tie;
+                        stats.ties = stats.ties + if ties { one } else { zero };
+                        sum = sum + if ties { zero } else { exps[k][lane] };
                     });
                 });
-                return (stats.exps_of_team(lanes), exps);
+                stats.rest = sum * relative.unit();
+            } else {
+                [stats.ties, stats.rest] =
+                    ties_and_rest::<E, N>(&relative_tile.anew(), relative.center());
             }
-            stats = stats.anew();
-            // Seldom, and so from memory: to keep the exponentials for it takes registers.
-            let mut group = tile.first;
-            while read && group < self.cut.groups {
-                // SAFETY: the caller's conditions.
-                let x = unsafe { self.input.load_group(self.cut.group(group)) };
-                pass.absorb(&mut stats, x, E::greatest(x));
-                group += team.threads;
-            }
-            if read && self.cut.has_edges() {
-                // SAFETY: the caller's conditions.
-                let (_, x, _) = unsafe { self.edge(true, team) };
-                pass.absorb(&mut stats, x, E::greatest(x));
-            }
+            // SAFETY: the caller's conditions.
+            unsafe { self.each_edge(read, team, |edge| stats.absorb(edge.x.widen())) };
             (stats.exps_of_team(lanes), exps)
         } else {
-            (Stats { ties: E::Real::ONE, rest: stats.rest - E::Real::ONE, ..stats }, exps)
+            (Stats { ties: one, rest: rest - one, ..stats }, exps)
         }
     }
 
-    /// What the warp has of the row: of all tiles of its team or, with `SPLIT`, of tiles `split`, `split + splits`, ...,
-    /// and with the first of its edges.
+    /// The warp's first tile of the row, or of part `split` of `splits`.
+    ///
+    /// # Safety
+    /// As [`tile`](Self::tile).
+    #[inline(always)]
+    pub(crate) unsafe fn tile_of_warp(&self, split: u32, read: bool, team: Team) -> Tile<FLIGHT> {
+        let first = (split * team.warps() + team.warp()) * WIDTH;
+        // SAFETY: the caller's condition.
+        unsafe { self.tile_of_lanes(first, WARP_SIZE, read, team) }
+    }
+
+    /// What the warp has of the row, of which it has the [first tile](Self::tile_of_warp): of all tiles of its team or, with
+    /// `SPLIT`, of tiles `split`, `split + splits`, ..., and with the first of its edges.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -396,23 +509,30 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     pub(crate) unsafe fn stats_of_warp<const MODE: u32, const SPLIT: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
+        mut tile: Tile<FLIGHT>,
         split: u32,
         read: bool,
         team: Team,
     ) -> Stats<E::Real> {
-        let mut stats = Stats::<E::Real>::NONE;
-        let width = team.threads * FLIGHT as u32;
-        let mut first = split * width + team.lane;
-        while read && first - lane_id() < self.cut.groups {
+        let step = team.warps() * WIDTH * if SPLIT { pass.args.splits.get() } else { 1 };
+        // SAFETY: the caller's conditions.
+        let mut stats = unsafe { self.stats_of_edge(pass, read && split == 0, team) };
+        let mut first = (split * team.warps() + team.warp()) * WIDTH;
+        loop {
             // SAFETY: the caller's conditions.
-            unsafe {
-                let tile = self.tile::<FLIGHT>(first, true, team);
-                self.absorb_tile(pass, &mut stats, &tile, team);
+            unsafe { self.absorb_tile(pass, &mut stats, &tile) };
+            first += step;
+            if !read || first >= self.cut.groups {
+                break;
             }
-            first += if SPLIT { width * pass.args.splits.get() } else { width };
+            // SAFETY: as above.
+            tile = unsafe { self.tile_of_lanes(first, WARP_SIZE, true, team) };
         }
-        // SAFETY: as above.
-        unsafe { self.end_of_warp(pass, stats, split == 0, read, team) }
+        if Pass::<E, MODE>::DENSE {
+            stats.of_team::<true>(WARP_SIZE)
+        } else {
+            stats.of_team::<false>(WARP_SIZE)
+        }
     }
 
     /// What the warp has of the row, of which the thread has `held` and keeps or reads what is behind that.
@@ -429,22 +549,27 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     ) -> Stats<E::Real> {
         // SAFETY: the caller's conditions; what is kept of a row before is done with.
         let mut batches = if read { unsafe { self.keep(team) } } else { 0 };
-        let mut stats = Stats::<E::Real>::NONE;
         // SAFETY: the caller's conditions.
-        unsafe { self.absorb_tile(pass, &mut stats, held, team) };
-        let mut first = N as u32 * team.threads + team.lane;
-        while read && first - lane_id() < self.cut.groups {
+        let mut stats = unsafe { self.stats_of_edge(pass, read, team) };
+        // SAFETY: as above.
+        unsafe { self.absorb_tile(pass, &mut stats, held) };
+        let width = FLIGHT_BESIDE as u32 * WARP_SIZE;
+        let mut first = N as u32 * team.threads + team.warp() * width;
+        while read && first < self.cut.groups {
             batches -= 1;
             Self::wait_for_all_but(batches);
             // SAFETY: the caller's conditions.
             unsafe {
-                let tile = self.tile_with::<FLIGHT_BESIDE>(first, true, self.kept, team);
-                self.absorb_tile(pass, &mut stats, &tile, team);
+                let tile = self.tile_of_lanes::<FLIGHT_BESIDE>(first, WARP_SIZE, true, team);
+                self.absorb_tile(pass, &mut stats, &tile);
             }
-            first += team.threads * FLIGHT_BESIDE as u32;
+            first += team.warps() * width;
         }
-        // SAFETY: as above.
-        unsafe { self.end_of_warp(pass, stats, true, read, team) }
+        if Pass::<E, MODE>::DENSE {
+            stats.of_team::<true>(WARP_SIZE)
+        } else {
+            stats.of_team::<false>(WARP_SIZE)
+        }
     }
 
     /// Adds a tile to what the thread has of a row. The warp stays together: it looks for larger logits as one, and
@@ -458,83 +583,90 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         pass: &Pass<'_, E, MODE>,
         stats: &mut Stats<E::Real>,
         tile: &Tile<N>,
-        team: Team,
     ) {
-        let mut greatest = [E::Real::ZERO; N];
-        let mut of_tile = stats.max;
-        unrolled!(for k in 0..N; {
-            greatest[k] = E::greatest(tile.x[k]);
-            of_tile = of_tile.max(greatest[k]);
-        });
-        if any(of_tile > stats.max) {
-            *stats = stats.relative_to(warp_max(of_tile));
+        let greatest = E::greatest(tile.x);
+        let most = any(greatest >= stats.max);
+        if most {
+            *stats = stats.relative_to(warp_max(stats.max.max(greatest)));
         }
-        unrolled!(for k in 0..N; {
-            let span = self.span(tile, k, team);
-            pass.absorb(stats, tile.x[k], greatest[k]);
-            // SAFETY: the caller's condition.
-            unsafe { pass.absorb_target(stats, span, tile.x[k], tile.t[k]) };
-        });
+        // SAFETY: the caller's condition.
+        unsafe { self.absorb_target(pass, stats, tile) };
+        let center = stats.center();
+        if most || Relative::<_, MODE>::is_far(center) {
+            let [ties, rest] = ties_and_rest::<E, N>(&tile.anew(), center);
+            (stats.ties, stats.rest) = (stats.ties + ties, stats.rest + rest);
+        } else {
+            let relative = Relative::<_, MODE>::to(center);
+            let mut sum = E::Real::ZERO;
+            unrolled!(for k in 0..N; {
+                sum = sum + sum_of::<E>(exps_of::<E, MODE>(relative, tile.x[k]));
+            });
+            stats.rest = sum.fma(relative.unit(), stats.rest);
+        }
     }
 
-    /// What the warp has, from what its threads have, and from the row's edges if it has the `first` part of the row.
+    /// Adds a tile's part of the target to what the thread has of a row.
     ///
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
-    unsafe fn end_of_warp<const MODE: u32>(
-        &self,
-        pass: &Pass<'_, E, MODE>,
-        mut stats: Stats<E::Real>,
-        first: bool,
-        read: bool,
-        team: Team,
-    ) -> Stats<E::Real> {
-        if first && team.lane < WARP_SIZE {
-            // SAFETY: the caller's condition.
-            unsafe { self.absorb_edge(pass, &mut stats, read, team) };
-            stats = stats.relative_to(warp_max(stats.max));
-        }
-        if Pass::<E, MODE>::DENSE {
-            stats.of_team::<true>(WARP_SIZE)
-        } else {
-            stats.of_team::<false>(WARP_SIZE)
-        }
-    }
-
-    /// Adds the thread's edge to `stats`.
-    ///
-    /// # Safety
-    /// The kernels' conditions.
-    #[inline(always)]
-    unsafe fn absorb_edge<const MODE: u32>(
+    unsafe fn absorb_target<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         stats: &mut Stats<E::Real>,
-        read: bool,
-        team: Team,
+        tile: &Tile<N>,
     ) {
-        if !read || !self.cut.has_edges() {
+        if !Pass::<E, MODE>::DENSE {
             return;
         }
-        // SAFETY: the caller's conditions.
-        unsafe {
-            let (edge, x, t) = self.edge(true, team);
-            let greatest = E::greatest(x);
-            *stats = stats.relative_to(stats.max.max(greatest));
-            pass.absorb(stats, x, greatest);
-            pass.absorb_target(stats, edge, x, t);
+        unrolled!(for k in 0..N; {
+            let span = self.span(tile, k);
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if span.has(lane) {
+                    let of = |group| E::extract(group, lane as u32).widen();
+                    // SAFETY: the caller's condition.
+                    unsafe {
+                        pass.absorb_share(stats, span.first + lane as u32, of(tile.x[k]), of(tile.t[k]));
+                    }
+                }
+            });
+        });
+    }
+
+    /// What the thread has of a row of which it has its edge, if it is to be `read`.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    unsafe fn stats_of_edge<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        read: bool,
+        team: Team,
+    ) -> Stats<E::Real> {
+        let mut stats = Stats::<E::Real>::NONE;
+        // SAFETY: the caller's condition.
+        let edge = if read { unsafe { self.edge(team.lane) } } else { None };
+        if any(edge.is_some()) {
+            let x = edge.map_or(E::Real::NEG_INFINITY, |edge| edge.x.widen());
+            stats = stats.relative_to(warp_max(stats.max.max(x)));
+            if let Some(edge) = edge {
+                // SAFETY: the caller's condition.
+                unsafe { pass.absorb_edge(&mut stats, edge) };
+            }
         }
+        stats
     }
 
     /// Writes the gradients of the row's tiles `split`, `split + splits`, ... of those behind group `from`, and with the
-    /// first of its edges; `to` is where they go. `SAVED` says that the factors have an offset, `N` how wide a tile is.
+    /// first of its edges; `to` is where they go. Tiles are of a warp or of a team that is a part of one, with N groups a
+    /// thread.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3. If the row counts, this thread has waited for what it keeps of it.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients<const MODE: u32, const SAVED: bool, const N: usize>(
+    pub(crate) unsafe fn gradients<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         from: u32,
@@ -542,332 +674,262 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
-        owned: &mut Owned<E::Real>,
+        mut with: impl FnMut(E::Real),
         team: Team,
     ) {
-        let width = team.threads * N as u32;
-        let mut first = from + split * width + team.lane;
+        let (lanes, warp, warps) = team.parts();
+        let width = lanes * N as u32;
+        let mut first = from + (split * warps + warp) * width;
         while first < self.cut.groups {
             // SAFETY: the caller's conditions. A row that does not count is not read.
             unsafe {
-                let tile = self.tile_with::<N>(first, label.counts, self.kept, team);
-                self.gradients_of_tile::<MODE, SAVED, N>(pass, None, factors, to, &tile, team);
-                *owned = self.class_in_tile(pass, label, &tile, team).or(*owned);
+                let tile = self.tile_of_lanes::<N>(first, lanes, label.counts, team);
+                self.gradients_with_class(pass, label, factors, to, &tile, &mut with);
             }
-            first += width * pass.args.splits.get();
+            first += warps * width * pass.args.splits.get();
         }
         if split == 0 {
             // SAFETY: as above.
             unsafe {
-                self.gradients_of_edge::<MODE, SAVED>(pass, label, None, factors, to, owned, team);
+                let class = |logit| {
+                    with(logit);
+                    pass.at_class(label, factors, logit)
+                };
+                self.gradients_of_edges(pass, label, factors, to, class, team);
             }
         }
     }
 
-    /// Writes the gradients of a tile.
+    /// Writes the gradients of a tile, and does something `with` the logit of the class, if it is one of the tile's.
     ///
     /// # Safety
     /// As [`gradients`](Self::gradients).
     #[inline(always)]
-    pub(crate) unsafe fn gradients_of_tile<const MODE: u32, const SAVED: bool, const N: usize>(
+    pub(crate) unsafe fn gradients_with_class<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        to: [Row<E>; 2],
+        tile: &Tile<N>,
+        mut with: impl FnMut(E::Real),
+    ) {
+        let logit = self.class_in_tile::<MODE, N>(label, tile);
+        // SAFETY: the caller's conditions.
+        unsafe { self.gradients_of_tile(pass, None, factors, to, tile) };
+        if let Some(logit) = logit {
+            with(logit);
+            // Over what was written of it as of any other.
+            let value = E::narrow(pass.at_class(label, factors, logit));
+            // SAFETY: the caller's conditions; the label's class is one.
+            unsafe { to[0].store(label.class, value) };
+        }
+    }
+
+    /// Writes the gradients of a tile: of the row's `class` what is given, if it is, otherwise as of any other.
+    ///
+    /// # Safety
+    /// As [`gradients`](Self::gradients).
+    #[inline(always)]
+    pub(crate) unsafe fn gradients_of_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         class: Option<(u32, E::Real)>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
         tile: &Tile<N>,
-        team: Team,
     ) {
+        let mut relative_tile = *tile;
+        let relative = relative_tile.relative_to::<E, MODE>(factors.center);
+        let factor = factors.factor * relative.unit();
+        let first = self.cut.group(tile.first);
         unrolled!(for k in 0..N; {
-            let span = self.span(tile, k, team);
+            let span = self.span(tile, k);
+            let mut values = exps_of::<E, MODE>(relative, relative_tile.x[k]);
+            unrolled!(for lane in 0..E::LANES as usize; { values[lane] = values[lane] * factor; });
+            if let Some((class, value)) = class {
+                set::<E>(&mut values, span.lane_of(class), value);
+            }
+            let (at, ahead) = (Span { count: span.count, ..first }, k as u32 * tile.stride);
             // SAFETY: the caller's conditions.
-            unsafe { pass.gradient::<SAVED, true>(class, factors, to, span, tile.x[k], tile.t[k]) };
+            unsafe {
+                if Pass::<E, MODE>::DENSE && span.count > 0 {
+                    let mut by_target = [E::Real::ZERO; MAX_LANES];
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let of = |group| E::extract(group, lane as u32).widen();
+                        let element = span.first + lane as u32;
+                        if class.is_none_or(|(class, _)| class != element) {
+                            values[lane] =
+                                values[lane] - pass.gradient_of_share(factors, element, of(tile.t[k]));
+                        }
+                        if MODE == mode::PROBABILITIES {
+                            by_target[lane] =
+                                pass.gradient_of_target(factors, element, of(tile.x[k]));
+                        }
+                    });
+                    if MODE == mode::PROBABILITIES && !to[1].is_null() {
+                        to[1].store_group(at, ahead, by_target);
+                    }
+                }
+                if MODE != mode::PROBABILITIES || !to[0].is_null() {
+                    to[0].store_group(at, ahead, values);
+                }
+            }
         });
     }
 
-    /// Writes the gradients of a tile whose exponentials are kept, `relative` times those that they should be.
+    /// Writes the gradients of a tile whose exponentials are kept: each by `factor`, but of the row's `class` what becomes of
+    /// its exponential.
     ///
     /// # Safety
     /// As [`gradients`](Self::gradients).
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients_of_exps<const MODE: u32, const N: usize>(
+    pub(crate) unsafe fn gradients_of_exps<const N: usize>(
         &self,
-        pass: &Pass<'_, E, MODE>,
-        label: &Label<E::Real>,
-        factors: &Factors<E::Real>,
-        relative: E::Real,
+        exps: &Exps<E::Real, N>,
+        factor: E::Real,
+        (class, at_class): (u32, impl Fn(E::Real) -> E::Real),
         to: Row<E>,
         tile: &Tile<N>,
-        exps: &Exps<E::Real, N>,
-        team: Team,
     ) {
-        let factor = relative * factors.factor;
+        let first = self.cut.group(tile.first);
         unrolled!(for k in 0..N; {
-            let span = self.span(tile, k, team);
+            let span = self.span(tile, k);
             let mut values = [E::Real::ZERO; MAX_LANES];
             unrolled!(for lane in 0..E::LANES as usize; { values[lane] = exps[k][lane] * factor; });
-            if let Some(at) = span.lane_of(label.class) {
-                let exp = relative * get::<E>(&exps[k], at);
-                let value = pass.at_class_of_exp(label, factors, exp);
+            if let Some(at) = span.lane_of(class) {
+                let value = at_class(get::<E>(&exps[k], at));
                 set::<E>(&mut values, Some(at), value);
             }
+            let at = Span { count: span.count, ..first };
             // SAFETY: the caller's conditions.
-            unsafe { to.store_group(span, values) };
-            // Unless the warp meets, the compiler moves all stores to the end, to where their values take registers.
-            sync_warp();
+            unsafe { to.store_group(at, k as u32 * tile.stride, values) };
+            if LIES == lies::HELD {
+                // Unless the warp meets, the compiler moves all stores to the end, to where their values take registers.
+                sync_warp();
+            }
         });
     }
 
-    /// The logit of the row's class, if it is one of the tile's in this thread.
+    /// The logit of the row's class, if it is one of the tile's. Not looked for in the row: in place, it is
+    /// overwritten, and it would take as long to arrive as the row has.
     #[inline(always)]
     pub(crate) fn class_in_tile<const MODE: u32, const N: usize>(
         &self,
-        pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
         tile: &Tile<N>,
-        team: Team,
-    ) -> Owned<E::Real> {
+    ) -> Option<E::Real> {
         let (mut owns, mut owned) = (false, None);
         if MODE != mode::PROBABILITIES {
-            unrolled!(for k in 0..N; {
-                owns = owns || self.span(tile, k, team).lane_of(label.class).is_some();
-            });
+            let group = self.cut.group_of(label.class);
+            unrolled!(for k in 0..N; { owns = owns || tile.group(k) == group; });
         }
         if owns {
             unrolled!(for k in 0..N; {
-                pass.look_for_class(label, self.span(tile, k, team), tile.x[k], &mut owned);
+                if let Some(at) = self.span(tile, k).lane_of(label.class) {
+                    // Widened anew, where all that are would be kept for it.
+                    owned = Some(get::<E>(&widened::<E>(opaque_vec16(tile.x[k])), at));
+                }
             });
         }
         owned
     }
 
-    /// Writes the gradients of the thread's edge.
+    /// Writes the gradients of the thread's edges; that of the `class`, if it is one of them, comes from its logit.
     ///
     /// # Safety
     /// As [`gradients`](Self::gradients).
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients_of_edge<const MODE: u32, const SAVED: bool>(
+    pub(crate) unsafe fn gradients_of_edges<const MODE: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
-        class: Option<(u32, E::Real)>,
         factors: &Factors<E::Real>,
-        to: [Row<E>; 2],
-        owned: &mut Owned<E::Real>,
+        [to_input, to_target]: [Row<E>; 2],
+        mut class: impl FnMut(E::Real) -> E::Real,
         team: Team,
     ) {
-        if self.cut.has_edges() {
-            // SAFETY: the caller's conditions.
-            unsafe {
-                let (edge, x, t) = self.edge(label.counts, team);
-                pass.gradient::<SAVED, false>(class, factors, to, edge, x, t);
-                if MODE != mode::PROBABILITIES && class.is_none() {
-                    pass.look_for_class(label, edge, x, owned);
-                }
-            }
-        }
-    }
-
-    /// Writes the gradient of the class's logit, which is this thread's, over what was written of it as of any other.
-    ///
-    /// # Safety
-    /// As [`gradients`](Self::gradients); this thread has written the gradients of the logit's group.
-    #[inline(always)]
-    pub(crate) unsafe fn gradient_of_class<const MODE: u32>(
-        &self,
-        pass: &Pass<'_, E, MODE>,
-        label: &Label<E::Real>,
-        factors: &Factors<E::Real>,
-        [to_input, _]: [Row<E>; 2],
-        logit: E::Real,
-    ) {
-        let value = E::narrow(pass.at_class(label, factors, logit));
-        // SAFETY: the caller's conditions; the label's class is one.
-        unsafe { to_input.store(label.class, value) };
-    }
-
-    /// Finishes a row of which the gradients are written: the loss, and the gradient of its class's logit if there is
-    /// one. Returns what the row adds to the sums.
-    ///
-    /// # Safety
-    /// As [`gradients`](Self::gradients); one thread calls this, who owns the class's logit if there is a class.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn finish<const MODE: u32>(
-        &self,
-        pass: &Pass<'_, E, MODE>,
-        row: u64,
-        label: &Label<E::Real>,
-        stats: Stats<E::Real>,
-        scale: E::Real,
-        totals: impl Totals,
-        to: [Row<E>; 2],
-        owned: Owned<E::Real>,
-        workspace: Workspace,
-    ) -> [f64; TERMS] {
-        let stats = stats.anew();
-        // SAFETY: the caller's conditions.
+        // SAFETY: the caller's conditions. Of a row that does not count, all gradients are 0.
         unsafe {
-            if let Some(logit) = owned {
-                let factors =
-                    pass.factors(label, stats, scale, || pass.scale(row, totals, Total::Rows));
-                self.gradient_of_class(pass, label, &factors, to, logit);
-            }
-            pass.finish_row::<false>(row, label, stats, owned.unwrap_or(E::Real::ZERO), workspace)
+            self.each_edge(true, team, |Edge { at, x, t }| {
+                let (x, t) = (x.widen(), t.widen());
+                let mut by_input = E::Real::ZERO;
+                if label.counts {
+                    by_input = (x - factors.center).exp_below() * factors.factor;
+                }
+                if Pass::<E, MODE>::DENSE {
+                    by_input = by_input - pass.gradient_of_share(factors, at, t);
+                }
+                if MODE != mode::PROBABILITIES && at == label.class {
+                    by_input = class(x);
+                }
+                if MODE != mode::PROBABILITIES || !to_input.is_null() {
+                    to_input.store(at, E::narrow(by_input));
+                }
+                if MODE == mode::PROBABILITIES && !to_target.is_null() {
+                    to_target.store(at, E::narrow(pass.gradient_of_target(factors, at, x)));
+                }
+            });
         }
     }
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// exp(x − m) of 16 bytes of logits.
-    #[inline(always)]
-    fn exps(stats: &Stats<E::Real>, x: Vec16) -> [E::Real; MAX_LANES] {
-        let center = stats.center();
-        let mut exps = [E::Real::ZERO; MAX_LANES];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            exps[lane] = (E::extract(x, lane as u32).widen() - center).exp_below();
-        });
-        exps
-    }
-
-    /// Adds 16 bytes of logits, of which `greatest` is the largest, to `stats`, whose largest is no less.
-    #[inline(always)]
-    fn absorb(&self, stats: &mut Stats<E::Real>, x: Vec16, greatest: E::Real) {
-        let mut exps = Self::exps(stats, x);
-        if greatest == stats.max {
-            // Seldom: here are some of the row's largest, or the largest so far.
-            Self::take_ties(stats, &mut exps);
-        }
-        unrolled!(for lane in 0..E::LANES as usize; {
-            stats.rest = stats.rest + exps[lane];
-        });
-    }
-
-    /// Counts which exponentials are 1, and takes them away.
-    #[inline(always)]
-    fn take_ties(stats: &mut Stats<E::Real>, exps: &mut [E::Real; MAX_LANES]) {
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let tie = exps[lane] == E::Real::ONE;
-            stats.ties = stats.ties + if tie { E::Real::ONE } else { E::Real::ZERO };
-            exps[lane] = if tie { E::Real::ZERO } else { exps[lane] };
-        });
-    }
-
-    /// Adds 16 bytes of logits to `stats`, to the rest even those that are ties. Returns their exponentials.
-    #[inline(always)]
-    fn absorb_all(&self, stats: &mut Stats<E::Real>, x: Vec16) -> [E::Real; MAX_LANES] {
-        let exps = Self::exps(stats, x);
-        // Two by two: each addition waits for fewer.
-        unrolled!(for pair in 0..MAX_LANES / 2; {
-            if (pair as u32) < E::LANES / 2 {
-                stats.rest = stats.rest + (exps[2 * pair] + exps[2 * pair + 1]);
-            }
-        });
-        exps
-    }
-
-    /// Adds a span's part of the target to `stats`.
+    /// Adds an edge to `stats`, whose largest logit is no less.
     ///
     /// # Safety
-    /// The kernels' condition 1; the span is one of the row's.
+    /// The kernels' condition 1; the edge is the row's.
     #[inline(always)]
-    unsafe fn absorb_target(&self, stats: &mut Stats<E::Real>, span: Span, x: Vec16, t: Vec16) {
-        if !Self::DENSE {
-            return;
-        }
-        let center = stats.center();
-        unrolled!(for lane in 0..E::LANES as usize; {
-            if span.has(lane) {
-                let t = E::extract(t, lane as u32).widen();
-                // SAFETY: the caller's conditions.
-                let share = unsafe { self.share_of(span.first + lane as u32, t) };
-                let apart = E::extract(x, lane as u32).widen() - center;
-                stats.dot = share.fma(apart, stats.dot);
-                stats.weight = stats.weight + share;
-            }
-        });
-    }
-
-    /// Whether the row's class is one of the span: then its logit is the thread's own. Not looked for in the row: in
-    /// place, it is overwritten, and it would take as long to arrive as the row has.
-    #[inline(always)]
-    fn look_for_class(
-        &self,
-        label: &Label<E::Real>,
-        span: Span,
-        x: Vec16,
-        owned: &mut Owned<E::Real>,
-    ) {
-        if let Some(at) = span.lane_of(label.class) {
-            // Widened anew, where all that are would be kept for it.
-            *owned = Some(get::<E>(&widened::<E>(opaque_vec16(x)), at));
-        }
-    }
-
-    /// The gradients of a span: of the row's `class` what is given, if it is, otherwise as of any other. `SAVED` says that
-    /// the factors have an offset, `GROUP` that the span is a group or, beyond the row, empty.
-    ///
-    /// # Safety
-    /// The kernels' conditions 1 and 3; the span is one of the row's.
-    #[inline(always)]
-    unsafe fn gradient<const SAVED: bool, const GROUP: bool>(
-        &self,
-        class: Option<(u32, E::Real)>,
-        factors: &Factors<E::Real>,
-        [to_input, to_target]: [Row<E>; 2],
-        span: Span,
-        x: Vec16,
-        t: Vec16,
-    ) {
-        // Of a dense target, nothing beyond the row may be read.
-        if GROUP && Self::DENSE && span.count == 0 {
-            return;
-        }
-        let store = |to: Row<E>, values| {
-            // SAFETY: the caller's conditions.
-            unsafe {
-                if GROUP { to.store_group(span, values) } else { to.store_span(span, values) }
-            }
-        };
-        let mut by_input = [E::Real::ZERO; MAX_LANES];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let apart = E::extract(x, lane as u32).widen() - factors.center;
-            let exp = if SAVED { (apart - factors.offset).exp_below() } else { apart.exp_below() };
-            by_input[lane] = exp * factors.factor;
-        });
+    unsafe fn absorb_edge(&self, stats: &mut Stats<E::Real>, Edge { at, x, t }: Edge<E>) {
+        let x = x.widen();
+        stats.absorb(x);
         if Self::DENSE {
-            unrolled!(for lane in 0..E::LANES as usize; {
-                let mut share = E::Real::ZERO;
-                if GROUP || span.has(lane) {
-                    let t = E::extract(t, lane as u32).widen();
-                    // SAFETY: the caller's conditions.
-                    share = unsafe { self.share_of(span.first + lane as u32, t) };
-                }
-                by_input[lane] = by_input[lane] - factors.by_share * share;
-            });
+            // SAFETY: the caller's conditions.
+            unsafe { self.absorb_share(stats, at, x, t.widen()) };
         }
-        if let Some((class, value)) = class {
-            set::<E>(&mut by_input, span.lane_of(class), value);
-        }
+    }
+
+    /// Adds a class's share of the target to `stats`.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; the class is one.
+    #[inline(always)]
+    unsafe fn absorb_share(&self, stats: &mut Stats<E::Real>, class: u32, x: E::Real, t: E::Real) {
         // SAFETY: the caller's conditions.
-        unsafe {
-            if MODE != mode::PROBABILITIES || !to_input.is_null() {
-                store(to_input, by_input);
-            }
-            if MODE == mode::PROBABILITIES && !to_target.is_null() {
-                let mut by_target = [E::Real::ZERO; MAX_LANES];
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    if GROUP || span.has(lane) {
-                        let apart = E::extract(x, lane as u32).widen() - factors.center;
-                        let class = span.first + lane as u32;
-                        let weight = class_weight::<E>(self.args.weight, class);
-                        by_target[lane] = weight * factors.by_target * (factors.log_sum - apart);
-                    }
-                });
-                store(to_target, by_target);
-            }
-        }
+        let share = unsafe { self.share_of(class, t) };
+        stats.dot = share.fma(x - stats.center(), stats.dot);
+        stats.weight = stats.weight + share;
+    }
+
+    /// What a class's share of the target takes from the gradient of its logit.
+    ///
+    /// # Safety
+    /// As [`absorb_share`](Self::absorb_share).
+    #[inline(always)]
+    unsafe fn gradient_of_share(
+        &self,
+        factors: &Factors<E::Real>,
+        class: u32,
+        t: E::Real,
+    ) -> E::Real {
+        // SAFETY: the caller's conditions.
+        factors.by_share * unsafe { self.share_of(class, t) }
+    }
+
+    /// The gradient of the target's probability of a class.
+    ///
+    /// # Safety
+    /// As [`absorb_share`](Self::absorb_share).
+    #[inline(always)]
+    unsafe fn gradient_of_target(
+        &self,
+        factors: &Factors<E::Real>,
+        class: u32,
+        x: E::Real,
+    ) -> E::Real {
+        // SAFETY: the caller's conditions.
+        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        weight * factors.by_target * (factors.log_sum - (x - factors.center))
     }
 }

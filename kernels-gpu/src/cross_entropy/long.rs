@@ -4,34 +4,20 @@
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
 use super::kept::KeptLogits;
-use super::label::{add_up_totals, totals_ahead};
+use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{FLIGHT_BESIDE, Lanes, lies};
-use super::pass::{Pass, Total, scales_of_row};
+use super::pass::{BlockTerms, Pass, TERMS, Total, scales_of_row};
+use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
 use crate::reduce::{AsTheyAre, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
+use cuda_std::warp::sync_warp;
 
 cuda_std::shared_array! {
-    /// The losses and the squared log-sum-exps of the rows that are finished, by a thread each, of which a barrier stands
-    /// between any two.
-    fn sums_of_block() -> [f64; 2];
-}
-
-#[inline(always)]
-fn sums() -> [f64; 2] {
-    // SAFETY: the first thread wrote them, or who finished the row before; a row has a barrier before it is finished.
-    unsafe { [sums_of_block().get(0), sums_of_block().get(1)] }
-}
-
-#[inline(always)]
-fn set_sums(sums: [f64; 2]) {
-    // SAFETY: as in `sums`.
-    unsafe {
-        sums_of_block().set(0, sums[0]);
-        sums_of_block().set(1, sums[1]);
-    }
+    /// The logit of the row's class: whoever comes upon it keeps it for who finishes the row.
+    fn logit_of_row() -> [u64; 1];
 }
 
 /// Of a row, the block holds `HELD` groups of 16 bytes a thread in registers, keeps what it can of what is behind them in
@@ -51,12 +37,11 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     let team = Team::of_block(args);
     let first = thread_idx_x() == 0;
     if first {
-        set_sums([0.0; 2]);
+        BlockTerms::set([0.0; TERMS]);
     }
-    // Whoever has finished the block's last row has its sums.
-    let mut finishes = first;
     let adds_up = block_idx_x() < args.totals_blocks;
-    let mut row = if adds_up { args.rows } else { team.first };
+    let takes_rows = !adds_up && team.first < u64::from(team.teams);
+    let mut row = if takes_rows { team.first } else { args.rows };
     while row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -66,41 +51,62 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let class = pass.class(row);
-            if first {
-                // By one thread: where all wait for the totals, they wait for each other.
-                scales_of_row().set(0, pass.scale(row, ahead, Total::Weights).to_bits64());
-            }
+            // All of it asked for first: a wait for the class would be moved to between.
+            sync_warp();
             let label = pass.label(class);
+            if first {
+                // By one thread: where all wait for the totals, they wait for each other; and what is the same for all takes a
+                // register of none.
+                let set = |index, value: E::Real| scales_of_row().set(index, value.to_bits64());
+                set(0, pass.scale(row, ahead, Total::Weights));
+                if args.z_loss != 0.0 {
+                    set(1, pass.scale(row, ahead, Total::Rows));
+                }
+                set(2, label.weight);
+            }
             if !label.counts {
                 held.forget::<E>();
             }
             let of_warp = lanes.stats_beside(&pass, &held, label.counts, team);
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true>()
+                of_warp.of_block::<true, true>()
             } else {
-                of_warp.of_block::<false>()
+                of_warp.of_block::<false, true>()
             };
-            let scale = E::Real::from_bits64(scales_of_row().get(0));
-            let factors =
-                pass.factors(&label, stats, scale, || pass.scale(row, ahead, Total::Rows));
-            let held = held.anew();
-            let to = lanes.to(&pass, row);
-            lanes.gradients_of_tile::<MODE, false, HELD>(&pass, None, &factors, to, &held, team);
-            let mut owned = lanes.class_in_tile(&pass, &label, &held, team);
-            lanes.gradients::<MODE, false, FLIGHT_BESIDE>(
-                &pass, behind, 0, &label, &factors, to, &mut owned, team,
+            if first {
+                stats.keep();
+            }
+            let of_row = |index| E::Real::from_bits64(scales_of_row().get(index));
+            let label = Label { weight: of_row(2), ..label };
+            let factors = pass.factors(&label, stats, of_row(0), || of_row(1));
+            let (to, held) = (lanes.to(&pass, row), held.anew());
+            let keep = |logit: E::Real| logit_of_row().set(0, logit.to_bits64());
+            lanes.gradients_with_class(&pass, &label, &factors, to, &held, keep);
+            lanes.gradients::<MODE, FLIGHT_BESIDE>(
+                &pass, behind, 0, &label, &factors, to, keep, team,
             );
-            finishes = if label.has_class(args.cols) { owned.is_some() } else { first };
-            if finishes {
-                let [term, _, square, _] =
-                    lanes.finish(&pass, row, &label, stats, scale, ahead, to, owned, workspace);
-                let sums = sums();
-                set_sums([sums[0] + term, sums[1] + square]);
+            // Whoever has come upon the class's logit has kept it.
+            sync_threads();
+            if first {
+                let label = pass.label(pass.class(row));
+                let has_class = label.has_class(args.cols);
+                let logit = if has_class {
+                    E::Real::from_bits64(logit_of_row().get(0))
+                } else {
+                    E::Real::ZERO
+                };
+                BlockTerms::add(pass.finish_row::<false>(
+                    row,
+                    &label,
+                    Stats::kept(),
+                    logit,
+                    workspace,
+                ));
             }
         }
         row += u64::from(Team::of_block(args).teams);
         if row < args.rows {
-            // All have the sums of the row, which those of the next are to replace.
+            // The row is finished, of which what is kept is to be replaced.
             sync_threads();
         }
     }
@@ -109,18 +115,15 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
         unsafe { add_up_totals::<E>(args) };
     }
     if args.reduction == reduction::SCALAR || args.fault != 0 {
-        if args.z_loss != 0.0 {
-            // Before the sums are left, all have seen the totals, which go when all sums are there: the weights before
-            // the row's sums, but those of the z-loss behind them.
-            sync_threads();
-        }
         // SAFETY: conditions 1 and 2; in the last block's first thread.
         unsafe {
-            if finishes {
-                leave_of_block::<2, false>(0, sums().map(bits_of_sum), workspace);
+            if first {
+                let [terms, _, squares, _] = BlockTerms::get();
+                let sums = [terms, squares].map(bits_of_sum);
+                leave_of_block(0, sums, args.adders, workspace);
             }
             let asked = pass.ask_for_totals(ahead);
-            sums_over_blocks::<false, false, 2, 2>(&AsTheyAre, workspace, |sums| {
+            sums_over_blocks::<true, 2, 2>(&AsTheyAre, args.adders, workspace, |sums| {
                 pass.finish_with_totals(sums, asked, workspace);
             });
         }

@@ -5,8 +5,9 @@
 //! The kernels' conditions:
 //! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not null have `rows` rows
 //!    of `cols` elements in global memory, aligned for their type; results are of `E::Real`. `cols` is not 0.
-//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid that computes
-//!    gradients has at most `abi::max_blocks(2)` blocks, another at most `abi::max_blocks(4)`.
+//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid has at most
+//!    `abi::max_blocks` blocks of the numbers that each leaves: 3 where it holds its row, otherwise 2, but of a forward pass
+//!    no fewer than it has sums, 4 with a z-loss or with `totals`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
 //! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of
@@ -27,8 +28,8 @@ mod stats;
 mod team;
 
 pub(crate) use backward::backward;
-pub(crate) use forward::{forward, forward_split};
-pub(crate) use held::forward_backward_held;
+pub(crate) use forward::{forward_long, forward_split};
+pub(crate) use held::{forward_backward_held, forward_held};
 pub(crate) use label::add_up_totals;
 pub(crate) use long::forward_backward_long;
 pub(crate) use short::{forward_backward_short, forward_short};
@@ -41,16 +42,18 @@ pub(crate) mod mode {
     pub(crate) const PROBABILITIES: u32 = 2;
 }
 
-/// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `forward_backward` in a
-/// block's, at most `$held` groups of 16 bytes a thread; `_long` keeps what it can of what is behind them in shared memory.
-/// `$resident` blocks of a forward kernel have room on a multiprocessor.
+/// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `forward` and
+/// `forward_backward` in a block's, at most `$held` groups of 16 bytes a thread. `forward_long` holds a tile of a row at a time;
+/// `forward_backward_long` keeps what it can of what is behind the first in shared memory. `$resident` blocks of a forward
+/// kernel have room on a multiprocessor, as many as there are registers for without a stack: one is enough to make short blocks
+/// a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::CrossEntropyArgs;
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            add_up_totals, backward, block, forward, forward_backward_held, forward_backward_long, forward_backward_short, forward_short, forward_split,
-            long_block, resident, resident_short,
+            add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_backward_short, forward_held, forward_long, forward_short, forward_split,
+            fewer, long_block, resident, resident_long, resident_short,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -59,9 +62,10 @@ macro_rules! kernels {
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
             FORWARD_SHORT = forward_short: forward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
-            FORWARD = forward: forward::<E, MODE>, (CrossEntropyArgs), 256 by resident::<E>($resident), 8 barriers;
+            FORWARD = forward: forward_held::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 5 barriers;
+            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 6 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>(fewer($resident)), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 7 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, $held>, (CrossEntropyArgs), (long_block::<E>($block)) by 1, 9 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
@@ -79,6 +83,16 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
 /// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) }
+}
+
+/// [`resident`] of those that hold the exponentials too.
+pub(crate) const fn fewer(blocks: u32) -> u32 {
+    if blocks > 3 { blocks - 2 } else { blocks.div_ceil(2) }
+}
+
+/// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has four, one more.
+pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
+    if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
 /// The most threads of a block that holds a row: of float64 half as many.

@@ -24,9 +24,9 @@ cuda_std::shared_array! {
 
 /// The sums over the rows that each thread has finished: in shared memory, not to cost registers while rows are
 /// read.
-pub(crate) struct Terms;
+pub(crate) struct ThreadTerms;
 
-impl Terms {
+impl ThreadTerms {
     #[inline(always)]
     fn at(term: usize) -> u32 {
         term as u32 * 256 + thread_idx_x()
@@ -63,11 +63,46 @@ impl Terms {
     }
 }
 
+cuda_std::shared_array! {
+    /// [`TERMS`] sums over the rows that a block has finished.
+    fn block_terms() -> [f64; 4];
+}
+
+/// The sums over the rows of a block, each finished by one thread, of which a barrier stands between any two.
+pub(crate) struct BlockTerms;
+
+impl BlockTerms {
+    #[inline(always)]
+    pub(crate) fn set(terms: [f64; TERMS]) {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: one thread at a time.
+            unsafe { block_terms().set(term as u32, terms[term]) };
+        });
+    }
+
+    #[inline(always)]
+    pub(crate) fn get() -> [f64; TERMS] {
+        let mut terms = [0.0; TERMS];
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: as in `set`.
+            terms[term] = unsafe { block_terms().get(term as u32) };
+        });
+        terms
+    }
+
+    /// Adds what a row adds.
+    #[inline(always)]
+    pub(crate) fn add(terms: [f64; TERMS]) {
+        let mut sums = Self::get();
+        unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
+        Self::set(sums);
+    }
+}
+
 /// What the gradients of a row are made of.
 pub(crate) struct Factors<R> {
-    /// An element's probability is exp(x − center − offset) · inverse.
+    /// An element's probability is exp(x − center) · inverse.
     pub(crate) center: R,
-    pub(crate) offset: R,
     pub(crate) inverse: R,
     /// The probability times this is the gradient, ...
     pub(crate) factor: R,
@@ -89,7 +124,6 @@ impl<R: Real> Factors<R> {
     /// Of a row that does not count.
     pub(crate) const NONE: Self = Factors {
         center: R::ZERO,
-        offset: R::ZERO,
         inverse: R::ZERO,
         factor: R::ZERO,
         by_share: R::ZERO,
@@ -117,7 +151,7 @@ pub(crate) trait Totals: Copy {
 impl Totals for TotalsAhead {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
-        self.wait(which as u64)
+        self.wait(which as u32)
     }
 }
 
@@ -132,7 +166,7 @@ impl Asked {
     /// Asks, if there is to be such a total.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, ahead: TotalsAhead) -> Self {
-        let got = if args.divisor == 0.0 { ahead.ask(Total::Weights as u64) } else { 0 };
+        let got = if args.divisor == 0.0 { ahead.ask(Total::Weights as u32) } else { 0 };
         Asked { ahead, got }
     }
 }
@@ -141,7 +175,7 @@ impl Totals for Asked {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
         match which {
-            Total::Weights => self.ahead.wait_with(which as u64, self.got),
+            Total::Weights => self.ahead.wait_with(which as u32, self.got),
             Total::Rows => self.ahead.total(which),
         }
     }
@@ -162,9 +196,9 @@ impl Totals for SavedTotals {
 }
 
 cuda_std::shared_array! {
-    /// The scale of the gradients of a block's row, and of those of its z-loss: the first thread writes them before the
-    /// barrier that stands in each row.
-    pub(crate) fn scales_of_row() -> [u64; 2];
+    /// The scale of the gradients of a block's row, that of those of its z-loss, and the weight of its class: the first thread
+    /// writes them before the barrier that stands in each row.
+    pub(crate) fn scales_of_row() -> [u64; 3];
 }
 
 /// A pass over the rows.
@@ -306,24 +340,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         logit: E::Real,
     ) -> E::Real {
         let apart = logit - factors.center;
-        let p = (apart - factors.offset).exp_below() * factors.inverse;
+        let p = apart.exp_below() * factors.inverse;
         self.at_class_of(label, factors, p, apart == E::Real::ZERO)
     }
 
-    /// The same, from the exponential relative to the largest logit.
+    /// The same, from its probability, and whether it is the likeliest.
     #[inline(always)]
-    pub(crate) fn at_class_of_exp(
-        &self,
-        label: &Label<E::Real>,
-        factors: &Factors<E::Real>,
-        exp: E::Real,
-    ) -> E::Real {
-        self.at_class_of(label, factors, exp * factors.inverse, exp == E::Real::ONE)
-    }
-
-    /// From its probability, and whether it is the likeliest.
-    #[inline(always)]
-    fn at_class_of(
+    pub(crate) fn at_class_of(
         &self,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
@@ -354,8 +377,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let log_sum: E::Real = of(saved::LOG_SUM);
         let mut factors = Factors {
             center: of(saved::MAX),
-            offset: log_sum,
-            inverse: E::Real::ONE,
+            inverse: (-log_sum).exp_below(),
             others: -exp_m1_below(-log_sum),
             log_sum,
             weight: of(saved::WEIGHT),

@@ -1,15 +1,54 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
-use super::forward::finish_terms;
+use super::forward::finish_threads;
 use super::label::totals_ahead;
 use super::lanes::{Lanes, lies};
 use super::mode;
-use super::pass::{Pass, Terms, Total};
-use super::stats::Stats;
+use super::pass::{Pass, ThreadTerms, Total};
+use super::stats::{Relative, Stats};
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
-use crate::element::{Element, Real};
+use crate::element::{Element, Real, unrolled};
 use crate::reduce::{Workspace, grid_sums};
+use cuda_std::thread::thread_idx_x;
+
+cuda_std::shared_array! {
+    /// Five numbers for each thread of a block of at most 256.
+    fn rows_of_threads() -> [u64; 1280];
+}
+
+/// What each thread has of the row that it will finish: in shared memory, not to cost registers while others are read.
+struct RowOfThread;
+
+impl RowOfThread {
+    #[inline(always)]
+    fn at(part: usize) -> u32 {
+        part as u32 * 256 + thread_idx_x()
+    }
+
+    #[inline(always)]
+    fn keep<R: Real>(stats: Stats<R>, logit: R) {
+        let [max, others, dot, weight] = stats.parts();
+        let parts = [max, others, dot, weight, logit];
+        unrolled!(for part in 0..5; {
+            // SAFETY: at most 256 threads, each its own.
+            unsafe { rows_of_threads().set(Self::at(part), parts[part].to_bits64()) };
+        });
+    }
+
+    /// # Safety
+    /// This thread has kept one.
+    #[inline(always)]
+    unsafe fn kept<R: Real>() -> (Stats<R>, R) {
+        let mut parts = [R::ZERO; 5];
+        unrolled!(for part in 0..5; {
+            // SAFETY: the caller's condition.
+            parts[part] = R::from_bits64(unsafe { rows_of_threads().get(Self::at(part)) });
+        });
+        let [max, others, dot, weight, logit] = parts;
+        (Stats::of_parts([max, others, dot, weight]), logit)
+    }
+}
 
 /// The loss, of rows of at most `HELD` groups of 16 bytes a thread of a team.
 ///
@@ -27,7 +66,7 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
     let workspace = unsafe { Workspace::new(args.workspace) };
     let team = Team::of_threads(args);
     let teams = u64::from(team.teams);
-    Terms::clear();
+    ThreadTerms::clear();
     let mut first = team.first;
     // SAFETY: the caller's conditions; a row that is none is not read.
     let read = |row: u64| unsafe {
@@ -47,8 +86,9 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
             let row = team.piece(first);
             let (tile, lanes) = read(row);
             // SAFETY: the caller's conditions.
-            let (of_row, _) =
-                unsafe { lanes.stats_of_tile::<MODE, HELD>(&pass, &tile, row < args.rows, team) };
+            let (of_row, _) = unsafe {
+                lanes.stats_of_tile::<MODE, HELD, false>(&pass, &tile, row < args.rows, team)
+            };
             if team.lane == kept {
                 stats = of_row;
             }
@@ -63,12 +103,18 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
             // SAFETY: the caller's conditions; each row is finished once.
             unsafe {
                 let label = pass.label(class);
-                Terms::add(pass.finish_row::<true>(mine, &label, stats.of_row(), logit, workspace));
+                ThreadTerms::add(pass.finish_row::<true>(
+                    mine,
+                    &label,
+                    stats.of_row(),
+                    logit,
+                    workspace,
+                ));
             }
         }
     }
     // SAFETY: conditions 1 and 2.
-    unsafe { finish_terms(&pass, workspace) };
+    unsafe { finish_threads(&pass, workspace) };
 }
 
 /// The loss and the gradients, of such rows.
@@ -85,10 +131,10 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
     // SAFETY: as above.
     let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_threads(args);
-    Terms::clear();
+    ThreadTerms::clear();
     let mut first = team.first;
     // What this thread will finish: a team takes as many rows as it has threads, and then each finishes one.
-    let (mut kept, mut stats_kept, mut logit_kept) = (0, Stats::NONE, E::Real::ZERO);
+    let mut kept = 0;
     // SAFETY: condition 1.
     let mut next = unsafe { pass.class(team.piece(first)) };
     let mut scale = E::Real::ZERO;
@@ -110,7 +156,7 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
             let held = lanes.tile::<HELD>(team.lane, read, team);
             // Before it is overwritten: the team meets for its sums before it writes.
             let logit = if read { pass.logit(row, class) } else { E::Real::ZERO };
-            let (stats, _) = lanes.stats_of_tile::<MODE, HELD>(&pass, &held, read, team);
+            let (stats, exps) = lanes.stats_of_tile::<MODE, HELD, true>(&pass, &held, read, team);
             let stats = stats.of_row();
             if active {
                 if args.upstream_stride != 0 {
@@ -122,16 +168,21 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
                 // what memory moves.
                 let class = (MODE != mode::PROBABILITIES)
                     .then(|| (label.class, pass.at_class(&label, &factors, logit)));
-                let (to, held) = (lanes.to(&pass, row), held.anew());
-                lanes.gradients_of_tile::<MODE, false, HELD>(
-                    &pass, class, &factors, to, &held, team,
-                );
-                lanes.gradients_of_edge::<MODE, false>(
-                    &pass, &label, class, &factors, to, &mut None, team,
-                );
+                let to = lanes.to(&pass, row);
+                if Pass::<E, MODE>::DENSE {
+                    let held = held.anew();
+                    lanes.gradients_of_tile::<MODE, HELD>(&pass, class, &factors, to, &held);
+                } else {
+                    let unit = Relative::<_, MODE>::to(factors.center).unit();
+                    let class = class.unwrap_or((u32::MAX, E::Real::ZERO));
+                    let class = (class.0, |_| class.1);
+                    lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &held);
+                }
+                let class = |logit| pass.at_class(&label, &factors, logit);
+                lanes.gradients_of_edges(&pass, &label, &factors, to, class, team);
             }
             if team.lane == kept {
-                (stats_kept, logit_kept) = (stats, logit);
+                RowOfThread::keep(stats, logit);
             }
         }
         kept += 1;
@@ -143,8 +194,9 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
                 // SAFETY: the caller's conditions; each row is finished once.
                 unsafe {
                     let label = pass.label(pass.class(row));
-                    Terms::add(
-                        pass.finish_row::<false>(row, &label, stats_kept, logit_kept, workspace),
+                    let (stats, logit) = RowOfThread::kept();
+                    ThreadTerms::add(
+                        pass.finish_row::<false>(row, &label, stats, logit, workspace),
                     );
                 }
             }
@@ -152,7 +204,7 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
         }
     }
     if args.reduction == reduction::SCALAR || args.fault != 0 {
-        let terms = Terms::of_thread();
+        let terms = ThreadTerms::of_thread();
         // SAFETY: conditions 1 and 2.
         unsafe {
             grid_sums([terms[0], terms[2]], workspace, |sums| {

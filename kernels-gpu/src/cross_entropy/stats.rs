@@ -3,6 +3,7 @@
 //! Their sum is kept in two parts: how many are 1, those of the largest logits, and the sum of all others. Of a row
 //! that is nearly certain the sum is 1 and a little, and the loss and the gradient are that little.
 
+use super::mode;
 use crate::abi::STATS_PARTS;
 use crate::element::{Real, unrolled};
 use crate::math::ln_1p;
@@ -47,6 +48,17 @@ impl<R: Real> Stats<R> {
             self.max = max;
         }
         self
+    }
+
+    /// Adds the exponential of a logit that is no larger than the largest.
+    #[inline(always)]
+    pub(crate) fn absorb(&mut self, x: R) {
+        let exp = (x - self.center()).exp_below();
+        if exp == R::ONE {
+            self.ties = self.ties + exp;
+        } else {
+            self.rest = self.rest + exp;
+        }
     }
 
     /// This and `other` together.
@@ -95,13 +107,13 @@ impl<R: Real> Stats<R> {
     }
 
     #[inline(always)]
-    fn parts(self) -> [R; PARTS] {
+    pub(crate) fn parts(self) -> [R; PARTS] {
         [self.max, self.others(), self.dot, self.weight]
     }
 
     /// What has these [`parts`](Self::parts): one is 1 and, where there is none, the others are −1.
     #[inline(always)]
-    fn of_parts([max, others, dot, weight]: [R; PARTS]) -> Self {
+    pub(crate) fn of_parts([max, others, dot, weight]: [R; PARTS]) -> Self {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
@@ -118,10 +130,10 @@ impl<R: Real> Stats<R> {
         Self::of_parts([max, -others, R::ZERO, R::ZERO])
     }
 
-    /// A row's, of which each warp of the block has a part, in each thread: one barrier, and before the next call
-    /// another.
+    /// A row's, of which each warp of the block has a part: one barrier, and before the next call another. Unless it is for
+    /// `ALL`, in the first warp only.
     #[inline(always)]
-    pub(crate) fn of_block<const DENSE: bool>(self) -> Self {
+    pub(crate) fn of_block<const DENSE: bool, const ALL: bool>(self) -> Self {
         let used = if DENSE { PARTS } else { SPARSE_PARTS };
         let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
         if lane_id() == 0 {
@@ -134,6 +146,9 @@ impl<R: Real> Stats<R> {
             });
         }
         sync_threads();
+        if !ALL && warp_id() > 0 {
+            return self;
+        }
         let warps = block_dim_x() / WARP_SIZE;
         let mut parts = Self::NONE.parts();
         if lane_id() < warps {
@@ -165,16 +180,40 @@ impl<R: Real> Stats<R> {
         sum
     }
 
+    /// Keeps it in shared memory, where it takes no register: one thread, for [`kept`](Self::kept) in the same.
+    #[inline(always)]
+    pub(crate) fn keep(self) {
+        let parts = self.parts();
+        unrolled!(for part in 0..PARTS; {
+            // SAFETY: one thread.
+            unsafe { stats_of_row().set(part as u32, parts[part].to_bits64()) };
+        });
+    }
+
+    /// What this thread has kept last.
+    ///
+    /// # Safety
+    /// It has kept some.
+    #[inline(always)]
+    pub(crate) unsafe fn kept() -> Self {
+        let mut parts = [R::ZERO; PARTS];
+        unrolled!(for part in 0..PARTS; {
+            // SAFETY: the caller's condition.
+            parts[part] = R::from_bits64(unsafe { stats_of_row().get(part as u32) });
+        });
+        Self::of_parts(parts)
+    }
+
     /// Leaves it for the last block.
     ///
     /// # Safety
     /// `piece` is this thread's alone, and below `abi::MAX_PARTIALS` by `abi::STATS_PARTS`.
     #[inline(always)]
-    pub(crate) unsafe fn leave(self, workspace: Workspace, piece: u64) {
+    pub(crate) unsafe fn leave(self, workspace: Workspace, piece: u32) {
         let parts = self.parts();
         unrolled!(for part in 0..PARTS; {
             // SAFETY: the caller's condition.
-            unsafe { workspace.leave(piece * PARTS as u64 + part as u64, parts[part].to_f64()) };
+            unsafe { workspace.leave(piece * PARTS as u32 + part as u32, parts[part].to_f64()) };
         });
     }
 
@@ -183,18 +222,19 @@ impl<R: Real> Stats<R> {
     /// # Safety
     /// As [`Workspace::take`]; one warp takes them.
     #[inline(always)]
-    pub(crate) unsafe fn take(workspace: Workspace, first: u64, count: u64) -> Self {
+    pub(crate) unsafe fn take(workspace: Workspace, first: u32, count: u32) -> Self {
         let mut sum = Self::NONE;
-        let mut piece = u64::from(lane_id());
+        let mut piece = lane_id();
         while piece < count {
-            let mut at = [0; PARTS];
-            unrolled!(for part in 0..PARTS; { at[part] = (first + piece) * PARTS as u64 + part as u64; });
+            let at = |piece: u32, part: usize| Some((first + piece) * PARTS as u32 + part as u32);
             // SAFETY: the caller's condition.
-            let parts = unsafe { workspace.take(at, [true; PARTS]) };
+            let parts: [u64; PARTS] = unsafe { workspace.take(piece, at) };
             let mut of_piece = [R::ZERO; PARTS];
-            unrolled!(for part in 0..PARTS; { of_piece[part] = R::from_f64(parts[part]); });
+            unrolled!(for part in 0..PARTS; {
+                of_piece[part] = R::from_f64(f64::from_bits(parts[part]));
+            });
             sum = sum.with(Self::of_parts(of_piece));
-            piece += u64::from(WARP_SIZE);
+            piece += WARP_SIZE;
         }
         let max = warp_max(sum.max);
         sum.relative_to(max).of_team::<true>(WARP_SIZE)
@@ -213,6 +253,52 @@ impl<R: Real> Stats<R> {
     }
 }
 
+/// What exponentials relative to a logit are made with, the center: [`exp`](Self::exp) by [`unit`](Self::unit) is
+/// e^(x − center). With a target for every class, which needs x − center itself, the unit is 1.
+#[derive(Clone, Copy)]
+pub(crate) struct Relative<R, const MODE: u32> {
+    center: R,
+    shift: R,
+}
+
+impl<R: Real, const MODE: u32> Relative<R, MODE> {
+    const SHIFTS: bool = MODE == mode::CLASS;
+
+    /// Whether logits are to be made relative to such a center before.
+    #[inline(always)]
+    pub(crate) fn is_far(center: R) -> bool {
+        Self::SHIFTS && center.magnitude() >= R::FAR
+    }
+
+    #[inline(always)]
+    pub(crate) fn to(center: R) -> Self {
+        let center = if Self::is_far(center) { R::ZERO } else { center };
+        Relative { center, shift: R::shift_from(center) }
+    }
+
+    /// What the logits are relative to; 0, if they have been made so before.
+    #[inline(always)]
+    pub(crate) fn center(self) -> R {
+        self.center
+    }
+
+    #[inline(always)]
+    pub(crate) fn exp(self, x: R) -> R {
+        if Self::SHIFTS { x.exp_shifted(self.shift) } else { (x - self.center).exp_below() }
+    }
+
+    /// What comes of the center.
+    #[inline(always)]
+    pub(crate) fn tie(self) -> R {
+        self.exp(self.center)
+    }
+
+    #[inline(always)]
+    pub(crate) fn unit(self) -> R {
+        if Self::SHIFTS { R::unshift(self.center, self.shift) } else { R::ONE }
+    }
+}
+
 /// The same number, of which not all bits are zero.
 #[inline(always)]
 pub(crate) fn not_zero<R: Real>(x: R) -> R {
@@ -228,59 +314,7 @@ cuda_std::shared_array! {
     fn stats_of_warps() -> [u64; 128];
 }
 
-/// Rows of which a warp keeps what it has of them, to finish them at once: one for each lane.
-pub(crate) const KEPT: u32 = WARP_SIZE;
-
 cuda_std::shared_array! {
-    /// `PARTS` numbers of `KEPT` rows of each of 8 warps.
-    fn stats_of_rows() -> [u64; 1024];
-}
-
-/// What the warps of a block have of the last rows: in shared memory, not to cost registers while rows are read.
-pub(crate) struct KeptStats;
-
-impl KeptStats {
-    #[inline(always)]
-    fn at(part: usize, warp: u32, row: u32) -> u32 {
-        (part as u32 * 8 + warp) * KEPT + row
-    }
-
-    /// Keeps what this warp has of its row number `row`, the same in every lane.
-    #[inline(always)]
-    pub(crate) fn keep<R: Real, const DENSE: bool>(row: u32, stats: Stats<R>) {
-        if lane_id() == 0 {
-            let parts = stats.parts();
-            unrolled!(for part in 0..PARTS; {
-                if DENSE || part < SPARSE_PARTS {
-                    // SAFETY: at most 8 warps and `KEPT` rows; each warp its own.
-                    unsafe {
-                        stats_of_rows().set(Self::at(part, warp_id(), row), parts[part].to_bits64());
-                    }
-                }
-            });
-        }
-    }
-
-    /// What `warps` warps from this one on have kept of row number `row`, together.
-    ///
-    /// # Safety
-    /// They have kept it, and met this one since.
-    #[inline(always)]
-    pub(crate) unsafe fn of_row<R: Real, const DENSE: bool>(row: u32, warps: u32) -> Stats<R> {
-        let mut sum = Stats::NONE;
-        let mut warp = warp_id();
-        while warp < warp_id() + warps {
-            let mut parts = [R::ZERO; PARTS];
-            unrolled!(for part in 0..PARTS; {
-                if DENSE || part < SPARSE_PARTS {
-                    // SAFETY: the caller's condition.
-                    let bits = unsafe { stats_of_rows().get(Self::at(part, warp, row)) };
-                    parts[part] = R::from_bits64(bits);
-                }
-            });
-            sum = sum.with(Stats::of_parts(parts));
-            warp += 1;
-        }
-        sum.of_row()
-    }
+    /// `PARTS` numbers of a row.
+    fn stats_of_row() -> [u64; 4];
 }

@@ -2,6 +2,7 @@
 
 use crate::abi::CrossEntropyArgs;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+use cuda_std::warp::WARP_SIZE;
 
 /// This block's index among those that take rows, which are not the first.
 #[inline(always)]
@@ -12,7 +13,7 @@ fn block(args: &CrossEntropyArgs) -> u32 {
 /// The blocks that take rows.
 #[inline(always)]
 fn blocks(args: &CrossEntropyArgs) -> u32 {
-    grid_dim_x() - args.totals_blocks
+    grid_dim_x() - args.totals_blocks - args.adders
 }
 
 /// This thread's place in the teams of the grid. Team t takes pieces of rows t, t + `teams`, ...; the teams of a block
@@ -62,5 +63,27 @@ impl Team {
     #[inline(always)]
     pub(crate) fn piece(self, first: u64) -> u64 {
         first + u64::from(self.in_block)
+    }
+
+    /// The warps of a team of one or several, ...
+    #[inline(always)]
+    pub(crate) fn warps(self) -> u32 {
+        self.threads / WARP_SIZE
+    }
+
+    /// ... and which of them this is.
+    #[inline(always)]
+    pub(crate) fn warp(self) -> u32 {
+        self.lane / WARP_SIZE
+    }
+
+    /// Lanes of a warp that are in the team, which such part this is, and how many there are.
+    #[inline(always)]
+    pub(crate) fn parts(self) -> (u32, u32, u32) {
+        if self.threads <= WARP_SIZE {
+            (self.threads, 0, 1)
+        } else {
+            (WARP_SIZE, self.warp(), self.warps())
+        }
     }
 }

@@ -466,7 +466,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
         unsafe { leave_of_block::<N>(0, of_block.map(bits_of_sum), 0, workspace) };
     }
     // SAFETY: the caller's conditions.
-    unsafe { sums_over_blocks::<true, N, N>(&AsTheyAre, 0, workspace, finish) };
+    unsafe { sums_over_blocks::<N, N>(&AsTheyAre, 0, workspace, finish) };
 }
 
 /// The blocks of the grid that leave something: all but the last `adders`.
@@ -502,15 +502,14 @@ pub(crate) unsafe fn leave_of_block<const N: usize>(
     }
 }
 
-/// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does. `FIRST` says that a thread of the first
-/// warp has left it. The last `adders` blocks leave nothing: where there is one, it adds up what is left at the end of the
-/// grid, and where there are `abi::ADDERS` they share it.
+/// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does. The last `adders` blocks leave nothing:
+/// where there is one, it adds up what is left at the end of the grid, and where there are `abi::ADDERS` they share it.
 ///
 /// # Safety
-/// The grid has at most `abi::max_blocks` of the larger of P and N blocks, and a thread of each calls [`leave_of_block`] first;
-/// nothing else is left in the workspace.
+/// The grid has at most `abi::max_blocks` of the larger of P and N blocks, and a thread of the first warp of each calls
+/// [`leave_of_block`] first; nothing else is left in the workspace.
 #[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<const FIRST: bool, const P: usize, const N: usize>(
+pub(crate) unsafe fn sums_over_blocks<const P: usize, const N: usize>(
     terms: &impl Terms<P, N>,
     adders: u32,
     workspace: Workspace,
@@ -546,10 +545,6 @@ pub(crate) unsafe fn sums_over_blocks<const FIRST: bool, const P: usize, const N
     if !is_last_block() {
         return;
     }
-    if !FIRST && adders == 0 {
-        // Until whoever leaves this block's has.
-        sync_threads();
-    }
     let (thread, step) = (thread_idx_x(), block_dim_x());
     // SAFETY: every group, or block, leaves its own.
     let mut shares: [f64; N] =
@@ -560,10 +555,8 @@ pub(crate) unsafe fn sums_over_blocks<const FIRST: bool, const P: usize, const N
             unsafe { workspace.share(terms, 0, blocks, groups * group + thread, blocks, step) };
         unrolled!(for index in 0..N; { shares[index] += of_blocks[index]; });
     }
-    if FIRST {
-        // Between the sums of the block and these.
-        sync_threads();
-    }
+    // Between the sums of the block and these.
+    sync_threads();
     let of_grid = block_sums::<f64, false, N>(shares);
     if thread == 0 {
         finish(of_grid);

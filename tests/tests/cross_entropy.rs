@@ -512,6 +512,42 @@ fn rows_far_from_zero() {
     assert_eq!(losses[1], 0.0);
 }
 
+/// Only differences count, wherever the logits lie: of rows that a warp holds, a block, or none, with and without edges.
+#[test]
+fn rows_around_any_number() {
+    let stream = gpu().stream().unwrap();
+    for cols in [64, 1_024, 4_099, 60_001] {
+        for center in [0.0_f32, -1e3, 1e6, 16_777_215.0, 16_777_216.0, -5e7, 1e30] {
+            let step = (center.abs() * f32::EPSILON).max(0.125);
+            let x: Vec<f32> =
+                (0..cols).map(|index| center + step * (index * 7 % 37) as f32).collect();
+            let class = cols / 3;
+            let most = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            let exps: Vec<f64> = x.iter().map(|&x| (f64::from(x) - most).exp()).collect();
+            let sum: f64 = exps.iter().sum();
+            let expected = sum.ln() - (f64::from(x[class]) - most);
+
+            let input = Tensor::from_slice(gpu(), [1, cols], &x).unwrap();
+            let target = Tensor::from_slice(gpu(), [1], &[class as i64]).unwrap();
+            let loss = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
+            let (both, gradient) =
+                CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+            for loss in [loss.item().unwrap(), both.item().unwrap()] {
+                assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-6);
+            }
+            for (index, by) in gradient.to_vec().unwrap().into_iter().enumerate() {
+                let by_class = if index == class { 1.0 } else { 0.0 };
+                let what = format!("{cols} logits around {center}, gradient {index}");
+                let apart = (f64::from(by) - (exps[index] / sum - by_class)).abs();
+                // Exponents are rounded too.
+                let error = 1e-6 + 1.2e-7 * (most - f64::from(x[index]));
+                let most_apart = error * (exps[index] / sum + by_class);
+                assert!(apart <= most_apart + f64::from(f32::MIN_POSITIVE), "{what}: {by}");
+            }
+        }
+    }
+}
+
 /// A long run of −∞ at the beginning, whole tiles of it, is no NaN.
 #[test]
 fn a_row_that_begins_with_minus_infinity() {

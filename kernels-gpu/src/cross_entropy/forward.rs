@@ -121,11 +121,11 @@ pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32, const P: usize, c
     // SAFETY: the caller's conditions; in the last block's first thread.
     unsafe {
         if has_two_sums(pass.args) {
-            sums_over_blocks::<true, P, 2>(terms, adders, workspace, |[loss, weights]| {
+            sums_over_blocks::<P, 2>(terms, adders, workspace, |[loss, weights]| {
                 pass.finish([loss, weights, 0.0, 0.0], workspace);
             });
         } else {
-            sums_over_blocks::<true, Q, TERMS>(terms, adders, workspace, |sums| {
+            sums_over_blocks::<Q, TERMS>(terms, adders, workspace, |sums| {
                 finish(pass, sums, workspace);
             });
         }

@@ -77,8 +77,7 @@ pub(crate) unsafe fn forward_held<E: Element, const MODE: u32, const HELD: usize
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A block for each row, behind those that add up totals, and behind them
-/// `adders`; a team is the block, and holds a row as [`lies::HELD`] says,
-/// `HELD` groups of 16 bytes a thread.
+/// `adders`; a team is the block, and holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
@@ -190,7 +189,7 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
     unsafe {
         let terms = TermsOfRows::<E, MODE, false> { pass: &pass, workspace };
         let asked = pass.ask_for_totals(ahead);
-        sums_over_blocks::<true, PARTS, 2>(&terms, args.adders, workspace, |sums| {
+        sums_over_blocks::<PARTS, 2>(&terms, args.adders, workspace, |sums| {
             pass.finish_with_totals(sums, asked, workspace);
         });
     }

@@ -242,8 +242,9 @@ pub(crate) fn samples(
     });
     blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    // Whoever holds a row keeps the group of its class in memory.
-    let shared_bytes = if form == Form::Held { 16 } else { 0 };
+    // Whoever holds a row and writes its gradients keeps the group of its class.
+    let keeps_class = (pass, form) == (Pass::ForwardBackward, Form::Held);
+    let shared_bytes = if keeps_class { 16 } else { 0 };
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
     SamplesLaunch { rows, form, adders }

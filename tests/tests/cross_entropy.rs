@@ -548,6 +548,44 @@ fn rows_around_any_number() {
     }
 }
 
+/// Of no rows the sum is 0 and the mean is NaN, and nothing of them is left to the call behind.
+#[test]
+fn no_rows() {
+    for cols in [64, 1_024, 4_099] {
+        for label_smoothing in [0.0, 0.1] {
+            let stream = gpu().stream().unwrap();
+            let smooth = |rows: usize| {
+                let input = Tensor::from_slice(gpu(), [rows, cols], &vec![0.5_f32; rows * cols]);
+                let target = Tensor::from_slice(gpu(), [rows], &vec![1_i64; rows]);
+                let (input, target) = (input.unwrap(), target.unwrap());
+                let sum = CrossEntropy { label_smoothing, ..CrossEntropy::sum() };
+                let mean = CrossEntropy { label_smoothing, ..CrossEntropy::mean() };
+                let each = CrossEntropy { label_smoothing, ..CrossEntropy::none() };
+                assert_eq!(
+                    each.forward(&input, &target, &stream).unwrap().values().shape().dims(),
+                    [rows]
+                );
+                let (both, _) = sum.forward_backward(&input, &target, &stream).unwrap();
+                [
+                    sum.forward(&input, &target, &stream).unwrap().item().unwrap(),
+                    both.item().unwrap(),
+                    mean.forward(&input, &target, &stream).unwrap().item().unwrap(),
+                ]
+            };
+            let [sum, both, mean] = smooth(0);
+            assert!(
+                (sum, both) == (0.0, 0.0) && mean.is_nan(),
+                "{cols} classes: {sum} {both} {mean}"
+            );
+            let [sum, both, mean] = smooth(3);
+            let expected = (cols as f32).ln();
+            assert_relative_eq!(sum, 3.0 * expected, max_relative = 1e-6);
+            assert_relative_eq!(both, 3.0 * expected, max_relative = 1e-6);
+            assert_relative_eq!(mean, expected, max_relative = 1e-6);
+        }
+    }
+}
+
 /// A long run of −∞ at the beginning, whole tiles of it, is no NaN.
 #[test]
 fn a_row_that_begins_with_minus_infinity() {

@@ -57,8 +57,9 @@ pub(crate) unsafe fn forward_held<E: Element, const MODE: u32, const HELD: usize
                 leave_of_block(2, [not_zero(logit).to_bits64()], args.adders, workspace);
             }
         }
-    } else if first {
+    } else if first && Pass::<E, MODE>::DENSE {
         BlockTerms::set([0.0; TERMS]);
+    } else if first {
         // SAFETY: condition 2.
         unsafe { leave_of_block(0, [bits_of_sum(0.0); PARTS], args.adders, workspace) };
     }

@@ -172,6 +172,8 @@ impl<V: Float> fmt::Debug for Saved<V> {
 struct Kernels {
     /// Groups of 16 bytes of a row that a thread holds.
     held: usize,
+    /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
+    held_beside: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 3],
     forward_split: &'static Family<CrossEntropyArgs>,
@@ -184,6 +186,7 @@ macro_rules! kernels {
     ($loss:ident) => {
         Kernels {
             held: kernels_gpu::kernels::$loss::HELD,
+            held_beside: kernels_gpu::kernels::$loss::held_beside,
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD,
@@ -680,8 +683,10 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             if (pass, plan.form) == (Pass::ForwardBackward, Form::Long)
                 && let Some(entry) = family.entry(T::DTYPE)
             {
-                let (held, room) =
-                    (kernels.held as u32 * shape.threads, stream.gpu().dynamic_shared(entry)?);
+                let (held, room) = (
+                    (kernels.held_beside)(size_of::<T>()) as u32 * shape.threads,
+                    stream.gpu().dynamic_shared(entry)?,
+                );
                 args.kept_groups = plan::kept_groups(cols, size_of::<T>(), held, room);
                 shape.shared_bytes = args.kept_groups * 16;
             }

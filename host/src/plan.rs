@@ -170,11 +170,13 @@ pub(crate) fn samples(
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
-    // Those of which there is room for what blocks leave: of a row and its gradients, three numbers.
+    // Those of which there is room for what blocks leave: of a row and its gradients, three numbers. Few rows are finished
+    // sooner by the blocks of the other form, each its own, than by those that add them up.
     let held_rows = match pass {
-        Pass::Forward => max_blocks(kernels.sums.max(3)) - ADDERS,
-        _ => max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS,
-    } as usize;
+        Pass::Forward => 2 * LAG * GROUP + 1..=max_blocks(kernels.sums.max(3)) - ADDERS,
+        _ => 0..=max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS,
+    };
+    let held_rows = *held_rows.start() as usize..=*held_rows.end() as usize;
     let of_block = of_team.next_multiple_of(32);
     let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
@@ -183,7 +185,7 @@ pub(crate) fn samples(
         && of_block <= kernels.held_block as usize
         // Of a thread's groups the last alone may be beyond the row.
         && (kernels.held - 1) * of_block <= groups
-        && rows <= held_rows
+        && held_rows.contains(&rows)
     {
         Form::Held
     } else {
@@ -220,7 +222,7 @@ pub(crate) fn samples(
     }
     let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
     let most = match (pass, form) {
-        (Pass::Backward, _) => 1 << 24,
+        (Pass::Backward, _) => i32::MAX as usize,
         // As many as find room: what begins and ends a block costs as much as some short rows.
         (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
         // In the order of memory.
@@ -335,7 +337,8 @@ mod tests {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
         assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
         assert_eq!(launch(262_144, 128), (Form::Short, 528, 256, 8, 1));
-        assert_eq!(launch(128, 1000), (Form::Held, 128, 64, 64, 1));
+        assert_eq!(launch(128, 1000), (Form::Long, 128, 64, 64, 1));
+        assert_eq!(launch(32768, 1000), (Form::Held, 32768, 64, 64, 1));
         assert_eq!(launch(32768, 2048), (Form::Held, 32768, 128, 128, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
         assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));

@@ -7,9 +7,9 @@
 
 use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
-use cuda_std::atomic::{fetch_add, fetch_max};
+use cuda_std::atomic::{fence, fetch_add, fetch_max};
 use cuda_std::hint::{opaque, spin};
-use cuda_std::memory::{load_shared_by_grid, peek_shared_by_grid, store, store_shared_by_grid};
+use cuda_std::memory::{load_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{
     WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sum_of_warp, sync_warp, warp_id,
@@ -128,7 +128,7 @@ impl Workspace {
         (self.start + workspace::PARTIALS + u64::from(index) * 8) as *mut u64
     }
 
-    /// Notes a row that is not as it should be. To be found, it is noted before its block leaves a sum.
+    /// Notes a row that is not as it should be. To be found, it is noted before its block leaves a sum, which is NaN.
     #[inline(always)]
     pub(crate) fn report_row(self, row: u64) {
         // SAFETY: within the workspace; only accessed atomically while blocks may note rows.
@@ -138,7 +138,7 @@ impl Workspace {
     /// The lowest row that was noted, and forgets it.
     ///
     /// # Safety
-    /// All blocks have left a sum, which this block has taken; one thread calls this, once.
+    /// All blocks have left a sum, and what this block has taken of them comes to NaN; one thread calls this, once.
     #[inline(always)]
     pub(crate) unsafe fn take_reported_row(self) -> Option<u64> {
         let at = (self.start + workspace::FAULT) as *mut u64;
@@ -258,6 +258,12 @@ impl Workspace {
             });
             place += T::AT_ONCE as u32 * step;
         }
+        let mut nan = false;
+        unrolled!(for sum in 0..N; { nan = nan || sums[sum].is_nan(); });
+        if nan {
+            // What was noted of a row is seen before its sum is.
+            fence();
+        }
         sums
     }
 }
@@ -357,7 +363,7 @@ impl TotalsAhead {
     pub(crate) fn ask(self, index: u32) -> u64 {
         let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
         // SAFETY: within the workspace; written by one block or added to, as is to be while others read.
-        unsafe { peek_shared_by_grid(self.workspace.partial(at)) }
+        unsafe { load_shared_by_grid(self.workspace.partial(at)) }
     }
 
     /// The total, of what [`ask`](Self::ask) has got, if it is there.

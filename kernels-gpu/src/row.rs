@@ -191,35 +191,36 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores the group that is `ahead` groups behind this one, rounded to the element type, or nothing of a span that is
-    /// empty.
+    /// Stores groups, each as far `ahead` of the first as is said, of those that this `has`. They are cut alike or not, all of
+    /// them: that is asked once.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for each element of the group, and nobody else accesses them.
+    /// As [`load`](Self::load), for each element of the groups, and nobody else accesses them.
     #[inline(always)]
-    pub(crate) unsafe fn store_group(self, group: Span, ahead: u32, values: [E::Real; MAX_LANES]) {
-        // SAFETY: the caller's conditions; a group of the cut that lies alike is on its boundary.
-        unsafe {
-            if self.alike {
-                let at = self.group(group).wrapping_add(ahead as usize).cast_mut();
-                store_streaming_if(group.count > 0, at, E::narrow_all(values));
-            } else {
-                self.store_span(Span { first: group.first + ahead * E::LANES, ..group }, values);
-            }
+    pub(crate) unsafe fn store_groups<const N: usize>(
+        self,
+        first: Span,
+        groups: [Vec16; N],
+        ahead: impl Fn(usize) -> u32,
+        has: impl Fn(usize) -> bool,
+    ) {
+        const { assert!(N <= MAX_LANES) };
+        if self.alike {
+            unrolled!(for k in 0..N; {
+                let at = self.group(first).wrapping_add(ahead(k) as usize).cast_mut();
+                // SAFETY: the caller's conditions; a group of the cut that lies alike is on its boundary.
+                unsafe { store_streaming_if(has(k), at, groups[k]) };
+            });
+        } else {
+            unrolled!(for k in 0..N; {
+                if has(k) {
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let at = self.at(first.first + ahead(k) * E::LANES + lane as u32);
+                        // SAFETY: the caller's conditions.
+                        unsafe { store(at, E::extract(groups[k], lane as u32)) };
+                    });
+                }
+            });
         }
-    }
-
-    /// Stores what the span has, rounded to the element type.
-    ///
-    /// # Safety
-    /// As [`store_group`](Self::store_group).
-    #[inline(always)]
-    unsafe fn store_span(self, span: Span, values: [E::Real; MAX_LANES]) {
-        unrolled!(for lane in 0..E::LANES as usize; {
-            if span.has(lane) {
-                // SAFETY: the caller's conditions.
-                unsafe { store(self.at(span.first + lane as u32), E::narrow(values[lane])) };
-            }
-        });
     }
 }

@@ -712,6 +712,36 @@ fn a_target_that_is_no_class() {
     }
 }
 
+/// Whoever adds up the rows of others still knows of theirs: rows that are short, that a block holds and that it does not.
+#[test]
+fn a_target_that_is_no_class_among_many_rows() {
+    let stream = gpu().stream().unwrap();
+    let rows = 3_000;
+    for cols in [64, 800, 601] {
+        let input = Tensor::from_slice(gpu(), [rows, cols], &uniforms(6, rows * cols)).unwrap();
+        let mut classes = vec![1_i64; rows];
+        (classes[1_234], classes[2_990]) = (cols as i64, -7);
+        let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        let forward = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
+        let (both, _) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        for loss in [forward, both] {
+            let error = loss.item().unwrap_err();
+            assert!(
+                matches!(error, Error::TargetOutOfRange { row: 1_234, .. }),
+                "{cols} columns: {error}"
+            );
+            assert!(loss.values().to_vec().unwrap()[0].is_nan());
+        }
+        // A loss that is NaN for another reason is no error.
+        let mut logits: Vec<f32> = uniforms(7, rows * cols);
+        logits[2_000 * cols] = f32::NAN;
+        let input = Tensor::from_slice(gpu(), [rows, cols], &logits).unwrap();
+        let good = Tensor::from_slice(gpu(), [rows], &vec![1_i64; rows]).unwrap();
+        let loss = CrossEntropy::mean().forward(&input, &good, &stream).unwrap();
+        assert!(loss.item().unwrap().is_nan());
+    }
+}
+
 /// A loss that one kind of loss has left an error in says nothing of the next.
 #[test]
 fn another_loss_in_the_same_memory() {

@@ -23,3 +23,9 @@ pub unsafe fn fetch_add(at: *mut u64, value: u64) {
     // SAFETY: the caller's conditions.
     unsafe { side::fetch_add(at, value) }
 }
+
+/// What another thread had made visible to the device before it wrote what this thread has read, is visible after.
+#[inline(always)]
+pub fn fence() {
+    side::fence();
+}

@@ -119,13 +119,6 @@ pub(crate) unsafe fn load<T: Word>(at: *const T) -> T {
 }
 
 #[track_caller]
-pub(crate) unsafe fn load_acquire(at: *const u64) -> u64 {
-    check_global(at, Access::Load);
-    // SAFETY: the machine has checked the address; an atomic load writes nothing.
-    unsafe { AtomicU64::from_ptr(at.cast_mut()) }.load(Ordering::Acquire)
-}
-
-#[track_caller]
 pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
     check_global(at, Access::Load);
     // SAFETY: the machine has checked the address; an atomic load writes nothing.
@@ -218,6 +211,10 @@ pub(crate) unsafe fn store_shared_vec16(at: *mut Vec16, value: Vec16) {
     check_shared(at, Access::Store);
     // SAFETY: the machine has checked the address.
     unsafe { at.write(value) }
+}
+
+pub(crate) fn fence() {
+    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 #[track_caller]

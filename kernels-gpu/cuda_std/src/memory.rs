@@ -34,26 +34,15 @@ pub unsafe fn load<T: Word>(at: *const T) -> T {
     unsafe { side::load(at) }
 }
 
-/// Loads a word that another block of the launch may write at the same time: as it was, or as it became. What that
-/// block had made visible to the device before, is visible after.
+/// Loads a word that another block of the launch may write at the same time: as it was, or as it became. Not ordered with
+/// anything else but by a [`fence`](crate::atomic::fence): loads that were, each, would wait for each other.
 ///
 /// # Safety
 /// 1. `at` is aligned and points to an initialised `u64` in global memory.
-/// 2. Blocks write it by [`store_shared_by_grid`] alone while others may read it.
+/// 2. Who writes it does so by [`store_shared_by_grid`] or atomically.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn load_shared_by_grid(at: *const u64) -> u64 {
-    // SAFETY: the caller's conditions.
-    unsafe { side::load_acquire(at) }
-}
-
-/// As [`load_shared_by_grid`], but of what was visible before nothing is said.
-///
-/// # Safety
-/// As [`load_shared_by_grid`].
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub unsafe fn peek_shared_by_grid(at: *const u64) -> u64 {
     // SAFETY: the caller's conditions.
     unsafe { side::load_relaxed(at) }
 }

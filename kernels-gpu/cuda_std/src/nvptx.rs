@@ -146,22 +146,16 @@ access! {
     load_shared, "ld.shared", (pure, readonly, nostack, preserves_flags); store_shared, "st.shared";
 }
 
-/// Loads of what other blocks write: not `readonly`, each reads anew.
-macro_rules! load_anew {
-    ($name:ident, $instruction:literal) => {
-        #[inline(always)]
-        pub(crate) unsafe fn $name(at: *const u64) -> u64 {
-            let value;
-            // SAFETY: the caller's conditions.
-            unsafe {
-                asm!(concat!($instruction, " {0}, [{1}];"), out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
-            }
-            value
-        }
-    };
+/// Of what other blocks write: not `readonly`, each reads anew.
+#[inline(always)]
+pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
+    let value;
+    // SAFETY: the caller's conditions.
+    unsafe {
+        asm!("ld.relaxed.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
+    }
+    value
 }
-load_anew!(load_acquire, "ld.acquire.gpu.global.u64");
-load_anew!(load_relaxed, "ld.relaxed.gpu.global.u64");
 
 #[inline(always)]
 pub(crate) unsafe fn copy_to_shared(to: *mut Vec16, from: *const Vec16) {
@@ -264,11 +258,16 @@ access_vec16!(load_streaming, "ld.global.L1::no_allocate"; store_streaming, "st.
 access_vec16!(load_shared_vec16, "ld.shared"; store_shared_vec16, "st.shared";);
 
 #[inline(always)]
+pub(crate) fn fence() {
+    membar_gl();
+}
+
+#[inline(always)]
 pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
     // SAFETY: the caller's conditions.
     unsafe { AtomicU64::from_ptr(at) }.fetch_max(value, Ordering::Relaxed);
     // LLVM drops the ordering of an atomic read-modify-write for PTX.
-    membar_gl();
+    fence();
 }
 
 #[inline(always)]

@@ -108,6 +108,16 @@ impl<T: Word> SharedArray<T> {
 }
 
 impl SharedArray<Vec16> {
+    /// The array from `index` on. What is then got at a constant index has it in its instruction.
+    ///
+    /// # Safety
+    /// `index` is within the array.
+    #[inline(always)]
+    pub unsafe fn from(self, index: u32) -> Self {
+        // SAFETY: the caller's condition.
+        Self { start: unsafe { self.start.add(index as usize) } }
+    }
+
     /// The 16 bytes at `index`.
     ///
     /// # Safety

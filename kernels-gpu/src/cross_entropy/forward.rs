@@ -36,6 +36,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
     while row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
+            let team = team.anew();
             let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
             let class = pass.class(row);
             // Before the class is known: it takes as long to arrive. Of a row that does not count, no more is read, unless its

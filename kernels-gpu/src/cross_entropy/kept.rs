@@ -33,10 +33,10 @@ impl KeptLogits {
         KeptLogits { first: group, groups: 1 }
     }
 
-    /// The first group that is one.
+    /// Whether there are any.
     #[inline(always)]
-    pub(crate) fn first(self) -> u32 {
-        self.first
+    pub(crate) fn are_some(self) -> bool {
+        self.groups != 0
     }
 
     /// Whether this group is one.
@@ -45,21 +45,25 @@ impl KeptLogits {
         group.wrapping_sub(self.first) < self.groups
     }
 
-    /// Whether they end within `count` groups from `first` on, which is not before them: some of these are, but not all.
+    /// The first group behind them.
     #[inline(always)]
-    pub(crate) fn end_within(self, first: u32, count: u32) -> bool {
-        self.has(first) && !self.has(first + count - 1)
+    pub(crate) fn end(self) -> u32 {
+        self.first + self.groups
     }
 
-    /// Copies a group from where it lies. It is there when this thread has waited for its copies.
+    /// Copies the group that is `ahead` groups behind this one from where it lies, as far behind `from`. It is there when this
+    /// thread has waited for its copies.
     ///
     /// # Safety
-    /// The launch has the shared memory that its arguments say; the group is one, and no other thread's; it lies in
+    /// The launch has the shared memory that its arguments say; both groups are kept, and no other thread's; it lies in
     /// global memory, on a boundary of 16 bytes.
     #[inline(always)]
-    pub(crate) unsafe fn keep(self, group: u32, from: *const Vec16) {
+    pub(crate) unsafe fn keep(self, group: u32, from: *const Vec16, ahead: u32) {
         // SAFETY: the caller's conditions.
-        unsafe { kept_logits().copy(group - self.first, from) };
+        unsafe {
+            let kept = kept_logits().from(group - self.first);
+            kept.copy(ahead, from.wrapping_add(ahead as usize));
+        }
     }
 
     /// The group that is `ahead` groups behind this one: both are.
@@ -69,6 +73,6 @@ impl KeptLogits {
     #[inline(always)]
     pub(crate) unsafe fn get(self, group: u32, ahead: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
-        unsafe { kept_logits().get(group - self.first + ahead) }
+        unsafe { kept_logits().from(group - self.first).get(ahead) }
     }
 }

@@ -11,7 +11,7 @@ use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{team_max, warp_max, warp_sums};
 use crate::row::{Cut, Row, Span};
 use core::hint::select_unpredictable;
-use cuda_std::hint::opaque_vec16;
+use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
 use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 
@@ -22,7 +22,7 @@ pub(crate) const FLIGHT: usize = 4;
 const WIDTH: u32 = FLIGHT as u32 * WARP_SIZE;
 
 /// [`FLIGHT`] where the kernel holds a part of the row.
-pub(crate) const FLIGHT_BESIDE: usize = 2;
+pub(crate) const FLIGHT_BESIDE: usize = 4;
 
 /// How the rows of all tensors lie.
 pub(crate) mod lies {
@@ -126,6 +126,8 @@ pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
 #[inline(always)]
 fn get<E: Element>(values: &[E::Real; MAX_LANES], at: u32) -> E::Real {
     let mut value = E::Real::ZERO;
+    // Otherwise the compiler keeps, for each value, which element of the row it would have to be.
+    let at = opaque(at.into()) as u32;
     unrolled!(for lane in 0..E::LANES as usize; {
         // No jump table.
         value = select_unpredictable(lane as u32 == at, values[lane], value);
@@ -186,6 +188,8 @@ fn ties_and_rest<E: Element, const N: usize>(tile: &Tile<N>, center: E::Real) ->
 #[inline(always)]
 fn set<E: Element>(values: &mut [E::Real; MAX_LANES], at: Option<u32>, value: E::Real) {
     if let Some(at) = at {
+        // As in `get`.
+        let at = opaque(at.into()) as u32;
         unrolled!(for lane in 0..E::LANES as usize; {
             values[lane] = select_unpredictable(lane as u32 == at, value, values[lane]);
         });
@@ -223,25 +227,36 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         Lanes { kept, ..self }
     }
 
-    /// Has the thread's logits that are kept on their way to where they are: in as many batches as it returns.
+    /// The first group behind those of the row that are kept.
+    #[inline(always)]
+    fn kept_end(&self) -> u32 {
+        self.kept.end().min(self.cut.groups)
+    }
+
+    /// Has the thread's logits that are kept on their way to where they are: in as many batches as it returns, one for each
+    /// tile behind group `from`.
     ///
     /// # Safety
     /// The kernels' conditions; what was kept before is done with.
     #[inline(always)]
-    unsafe fn keep(&self, team: Team) -> u32 {
+    pub(crate) unsafe fn keep(&self, from: u32, team: Team) -> u32 {
+        let (width, end) = (FLIGHT_BESIDE as u32 * WARP_SIZE, self.kept_end());
         let mut batches = 0;
-        let mut first = self.kept.first() + team.warp() * (FLIGHT_BESIDE as u32 * WARP_SIZE);
-        while first < self.cut.groups {
+        let mut first = from + team.warp() * width;
+        while first < end {
+            let group = first + lane_id();
+            let at = self.input.group(self.cut.group(group));
+            let whole = first + width <= end;
             unrolled!(for k in 0..FLIGHT_BESIDE; {
-                let group = first + lane_id() + k as u32 * WARP_SIZE;
-                if group < self.cut.groups && self.kept.has(group) {
+                let ahead = k as u32 * WARP_SIZE;
+                if whole || group + ahead < end {
                     // SAFETY: the caller's conditions; each group is one thread's.
-                    unsafe { self.kept.keep(group, self.input.group(self.cut.group(group))) };
+                    unsafe { self.kept.keep(group, at, ahead) };
                 }
             });
             end_copies();
             batches += 1;
-            first += team.warps() * FLIGHT_BESIDE as u32 * WARP_SIZE;
+            first += team.warps() * width;
         }
         batches
     }
@@ -254,7 +269,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     pub(crate) unsafe fn keep_class(&self, class: u32) {
         let group = class / E::LANES;
         // SAFETY: the caller's conditions.
-        unsafe { KeptLogits::only(group).keep(group, self.input.group(self.cut.group(group))) };
+        unsafe { KeptLogits::only(group).keep(group, self.input.group(self.cut.group(group)), 0) };
         end_copies();
     }
 
@@ -279,7 +294,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             2 => wait_for_copies::<2>(),
             3 => wait_for_copies::<3>(),
             4 => wait_for_copies::<4>(),
-            _ => wait_for_copies::<5>(),
+            5 => wait_for_copies::<5>(),
+            6 => wait_for_copies::<6>(),
+            _ => wait_for_copies::<7>(),
         }
     }
 
@@ -332,27 +349,24 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         read: bool,
         team: Team,
     ) -> Tile<N> {
-        let width = N as u32 * lanes;
         let mut tile = Tile::unread(first + (team.lane & (lanes - 1)), lanes);
-        let within = read && first + width <= self.cut.groups;
-        let from = self.cut.group(tile.first);
+        let (end, from) = (first + N as u32 * lanes, self.cut.group(tile.first));
         // SAFETY: the caller's conditions.
         unsafe {
-            if !within || self.kept.end_within(first, width) {
-                return self.checked_tile(tile, self.kept, read);
-            }
-            unrolled!(for k in 0..N; {
-                if !self.target.is_null() {
-                    tile.t[k] = self.target.load_group(from, k as u32 * lanes);
-                }
-            });
-            if self.kept.has(first) {
+            if read && self.kept.are_some() && end <= self.kept_end() {
                 unrolled!(for k in 0..N; {
                     tile.x[k] = self.kept.get(tile.first, k as u32 * lanes);
                 });
-            } else {
+            } else if read && end <= self.cut.groups && first >= self.kept.end() {
                 unrolled!(for k in 0..N; {
                     tile.x[k] = self.input.load_group(from, k as u32 * lanes);
+                });
+            } else {
+                return self.checked_tile(tile, self.kept, read);
+            }
+            if !self.target.is_null() {
+                unrolled!(for k in 0..N; {
+                    tile.t[k] = self.target.load_group(from, k as u32 * lanes);
                 });
             }
             tile
@@ -535,30 +549,47 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// What the warp has of the row, of which the thread has `held` and keeps or reads what is behind that.
+    /// What the thread has of a row of which it holds a tile, and of its edges.
     ///
     /// # Safety
-    /// The kernels' conditions.
+    /// The kernels' condition 1.
     #[inline(always)]
-    pub(crate) unsafe fn stats_beside<const MODE: u32, const N: usize>(
+    pub(crate) unsafe fn stats_of_held<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         held: &Tile<N>,
         read: bool,
         team: Team,
     ) -> Stats<E::Real> {
-        // SAFETY: the caller's conditions; what is kept of a row before is done with.
-        let mut batches = if read { unsafe { self.keep(team) } } else { 0 };
-        // SAFETY: the caller's conditions.
-        let mut stats = unsafe { self.stats_of_edge(pass, read, team) };
-        // SAFETY: as above.
-        unsafe { self.absorb_tile(pass, &mut stats, held) };
+        // SAFETY: the caller's condition.
+        unsafe {
+            let mut stats = self.stats_of_edge(pass, read, team);
+            self.absorb_tile(pass, &mut stats, held);
+            stats
+        }
+    }
+
+    /// What the warp has of the row, from what the thread has of it before group `from`: what is kept of the others, in so many
+    /// `batches`, and what is not.
+    ///
+    /// # Safety
+    /// The kernels' conditions.
+    #[inline(always)]
+    pub(crate) unsafe fn stats_behind<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        mut stats: Stats<E::Real>,
+        from: u32,
+        mut batches: u32,
+        read: bool,
+        team: Team,
+    ) -> Stats<E::Real> {
         let width = FLIGHT_BESIDE as u32 * WARP_SIZE;
-        let mut first = N as u32 * team.threads + team.warp() * width;
+        let mut first = from + team.warp() * width;
         while read && first < self.cut.groups {
-            batches -= 1;
+            batches = batches.saturating_sub(1);
             Self::wait_for_all_but(batches);
-            // SAFETY: the caller's conditions.
+            // SAFETY: the caller's conditions; what is kept of the tile has been waited for.
             unsafe {
                 let tile = self.tile_of_lanes::<FLIGHT_BESIDE>(first, WARP_SIZE, true, team);
                 self.absorb_tile(pass, &mut stats, &tile);
@@ -592,17 +623,22 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         // SAFETY: the caller's condition.
         unsafe { self.absorb_target(pass, stats, tile) };
         let center = stats.center();
-        if most || Relative::<_, MODE>::is_far(center) {
-            let [ties, rest] = ties_and_rest::<E, N>(&tile.anew(), center);
-            (stats.ties, stats.rest) = (stats.ties + ties, stats.rest + rest);
-        } else {
+        let (mut sum, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center));
+        if !exact {
             let relative = Relative::<_, MODE>::to(center);
-            let mut sum = E::Real::ZERO;
             unrolled!(for k in 0..N; {
                 sum = sum + sum_of::<E>(exps_of::<E, MODE>(relative, tile.x[k]));
             });
-            stats.rest = sum.fma(relative.unit(), stats.rest);
+            sum = sum * relative.unit();
+            // Where each lane has a part of it, the largest is no more than a half of the sum.
+            exact = most && any(!(sum >= E::Real::from_f64(2.0 / WARP_SIZE as f64)));
         }
+        if exact {
+            // Of one logit that outdoes all others, the others would be lost beside it.
+            let [ties, rest] = ties_and_rest::<E, N>(&tile.anew(), center);
+            (stats.ties, sum) = (stats.ties + ties, rest);
+        }
+        stats.rest = stats.rest + sum;
     }
 
     /// Adds a tile's part of the target to what the thread has of a row.
@@ -658,71 +694,88 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         stats
     }
 
-    /// Writes the gradients of the row's tiles `split`, `split + splits`, ... of those behind group `from`, and with the
-    /// first of its edges; `to` is where they go. Tiles are of a warp or of a team that is a part of one, with N groups a
-    /// thread.
+    /// The first tile of part `split` of the row, of the team's parts; unless it is to be `read`, of −∞ alone.
     ///
     /// # Safety
-    /// The kernels' conditions 1 and 3. If the row counts, this thread has waited for what it keeps of it.
+    /// As [`tile`](Self::tile).
+    #[inline(always)]
+    pub(crate) unsafe fn tile_of_part(&self, split: u32, read: bool, team: Team) -> Tile<FLIGHT> {
+        let (lanes, part, parts) = team.parts();
+        let first = (split * parts + part) * lanes * FLIGHT as u32;
+        // SAFETY: the caller's condition.
+        unsafe { self.tile_of_lanes(first, lanes, read, team) }
+    }
+
+    /// Writes the gradients of the row's tiles `split`, `split + splits`, ..., of which it has the [first](Self::tile_of_part),
+    /// and with the first of its edges; `to` is where they go.
+    ///
+    /// # Safety
+    /// The kernels' conditions 1 and 3.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients<const MODE: u32, const N: usize>(
+    pub(crate) unsafe fn gradients<const MODE: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
-        from: u32,
+        mut tile: Tile<FLIGHT>,
         split: u32,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
-        mut with: impl FnMut(E::Real),
         team: Team,
     ) {
-        let (lanes, warp, warps) = team.parts();
-        let width = lanes * N as u32;
-        let mut first = from + (split * warps + warp) * width;
+        let (lanes, part, parts) = team.parts();
+        let width = lanes * FLIGHT as u32;
+        let mut first = (split * parts + part) * width;
         while first < self.cut.groups {
+            // Written with its group: by itself, it would be a store more, of a part of what memory moves.
+            let class = self.class_in_tile::<MODE, FLIGHT>(label, &tile);
+            let class = class.map(|logit| (label.class, pass.at_class(label, factors, logit)));
             // SAFETY: the caller's conditions. A row that does not count is not read.
             unsafe {
-                let tile = self.tile_of_lanes::<N>(first, lanes, label.counts, team);
-                self.gradients_with_class(pass, label, factors, to, &tile, &mut with);
+                self.gradients_of_tile(pass, class, factors, to, &tile);
+                first += parts * width * pass.args.splits.get();
+                if first < self.cut.groups {
+                    tile = self.tile_of_lanes(first, lanes, label.counts, team);
+                }
             }
-            first += warps * width * pass.args.splits.get();
         }
         if split == 0 {
+            let of_class = |logit| {
+                // SAFETY: as above; the class's logit is an edge, which this thread has written.
+                unsafe { pass.store_at_class(label, factors, logit, to[0]) };
+            };
             // SAFETY: as above.
-            unsafe {
-                let class = |logit| {
-                    with(logit);
-                    pass.at_class(label, factors, logit)
-                };
-                self.gradients_of_edges(pass, label, factors, to, class, team);
-            }
+            unsafe { self.gradients_of_edges(pass, label, factors, to, of_class, team) };
         }
     }
 
-    /// Writes the gradients of a tile, and does something `with` the logit of the class, if it is one of the tile's.
+    /// Writes the gradients of what is behind group `from`, and of edges, all as of logits that are not the class's; `to` is where
+    /// they go.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients).
+    /// As [`gradients`](Self::gradients). If the row counts, this thread has waited for what it keeps of it.
     #[inline(always)]
-    pub(crate) unsafe fn gradients_with_class<const MODE: u32, const N: usize>(
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn gradients_behind<const MODE: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
+        from: u32,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
-        tile: &Tile<N>,
-        mut with: impl FnMut(E::Real),
+        team: Team,
     ) {
-        let logit = self.class_in_tile::<MODE, N>(label, tile);
-        // SAFETY: the caller's conditions.
-        unsafe { self.gradients_of_tile(pass, None, factors, to, tile) };
-        if let Some(logit) = logit {
-            with(logit);
-            // Over what was written of it as of any other.
-            let value = E::narrow(pass.at_class(label, factors, logit));
-            // SAFETY: the caller's conditions; the label's class is one.
-            unsafe { to[0].store(label.class, value) };
+        let width = FLIGHT_BESIDE as u32 * WARP_SIZE;
+        let mut first = from + team.warp() * width;
+        // SAFETY: the caller's conditions. A row that does not count is not read.
+        unsafe {
+            while first < self.cut.groups {
+                let tile =
+                    self.tile_of_lanes::<FLIGHT_BESIDE>(first, WARP_SIZE, label.counts, team);
+                self.gradients_of_tile(pass, None, factors, to, &tile);
+                first += team.warps() * width;
+            }
+            self.gradients_of_edges(pass, label, factors, to, |_| (), team);
         }
     }
 
@@ -743,6 +796,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let relative = relative_tile.relative_to::<E, MODE>(factors.center);
         let factor = factors.factor * relative.unit();
         let first = self.cut.group(tile.first);
+        let mut gradients = [Vec16::default(); N];
         unrolled!(for k in 0..N; {
             let span = self.span(tile, k);
             let mut values = exps_of::<E, MODE>(relative, relative_tile.x[k]);
@@ -750,7 +804,6 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             if let Some((class, value)) = class {
                 set::<E>(&mut values, span.lane_of(class), value);
             }
-            let (at, ahead) = (Span { count: span.count, ..first }, k as u32 * tile.stride);
             // SAFETY: the caller's conditions.
             unsafe {
                 if Pass::<E, MODE>::DENSE && span.count > 0 {
@@ -768,14 +821,18 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                         }
                     });
                     if MODE == mode::PROBABILITIES && !to[1].is_null() {
-                        to[1].store_group(at, ahead, by_target);
+                        to[1].store_groups(span, [E::narrow_all(by_target)], |_| 0, |_| true);
                     }
                 }
-                if MODE != mode::PROBABILITIES || !to[0].is_null() {
-                    to[0].store_group(at, ahead, values);
-                }
             }
+            gradients[k] = E::narrow_all(values);
         });
+        if MODE != mode::PROBABILITIES || !to[0].is_null() {
+            let ahead = |k| k as u32 * tile.stride;
+            let has = |k| self.span(tile, k).count > 0;
+            // SAFETY: the caller's conditions.
+            unsafe { to[0].store_groups(first, gradients, ahead, has) };
+        }
     }
 
     /// Writes the gradients of a tile whose exponentials are kept: each by `factor`, but of the row's `class` what becomes of
@@ -801,9 +858,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 let value = at_class(get::<E>(&exps[k], at));
                 set::<E>(&mut values, Some(at), value);
             }
-            let at = Span { count: span.count, ..first };
+            let (group, has) = ([E::narrow_all(values)], span.count > 0);
             // SAFETY: the caller's conditions.
-            unsafe { to.store_group(at, k as u32 * tile.stride, values) };
+            unsafe { to.store_groups(first, group, |_| k as u32 * tile.stride, |_| has) };
             if LIES == lies::HELD {
                 // Unless the warp meets, the compiler moves all stores to the end, to where their values take registers.
                 sync_warp();
@@ -835,7 +892,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         owned
     }
 
-    /// Writes the gradients of the thread's edges; that of the `class`, if it is one of them, comes from its logit.
+    /// Writes the gradients of the thread's edges, and then does something with the logit `of_class`, if it is one of them.
     ///
     /// # Safety
     /// As [`gradients`](Self::gradients).
@@ -847,7 +904,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         [to_input, to_target]: [Row<E>; 2],
-        mut class: impl FnMut(E::Real) -> E::Real,
+        mut of_class: impl FnMut(E::Real),
         team: Team,
     ) {
         // SAFETY: the caller's conditions. Of a row that does not count, all gradients are 0.
@@ -861,11 +918,11 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 if Pass::<E, MODE>::DENSE {
                     by_input = by_input - pass.gradient_of_share(factors, at, t);
                 }
-                if MODE != mode::PROBABILITIES && at == label.class {
-                    by_input = class(x);
-                }
                 if MODE != mode::PROBABILITIES || !to_input.is_null() {
                     to_input.store(at, E::narrow(by_input));
+                }
+                if MODE != mode::PROBABILITIES && at == label.class {
+                    of_class(x);
                 }
                 if MODE == mode::PROBABILITIES && !to_target.is_null() {
                     to_target.store(at, E::narrow(pass.gradient_of_target(factors, at, x)));

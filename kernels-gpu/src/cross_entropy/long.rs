@@ -5,18 +5,17 @@
 
 use super::kept::KeptLogits;
 use super::label::{Label, add_up_totals, totals_ahead};
-use super::lanes::{FLIGHT_BESIDE, Lanes, lies};
+use super::lanes::{Lanes, lies};
 use super::pass::{BlockTerms, Pass, TERMS, Total, scales_of_row};
-use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
 use crate::reduce::{AsTheyAre, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
-use cuda_std::warp::sync_warp;
+use cuda_std::warp::{WARP_SIZE, sync_warp};
 
 cuda_std::shared_array! {
-    /// The logit of the row's class: whoever comes upon it keeps it for who finishes the row.
+    /// The logit of the row's class, and then its gradient: of the thread that finishes the row.
     fn logit_of_row() -> [u64; 1];
 }
 
@@ -45,10 +44,13 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     while row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
+            let team = team.anew();
+            // The last warp has no more to do than any other.
+            let finishes = team.lane + WARP_SIZE == team.threads;
             let behind = HELD as u32 * team.threads;
             let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row)
                 .keeping(KeptLogits::new(args, behind));
-            // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
+            // Before the class is known: it takes as long to arrive. Of a row that does not count, no more is read.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let class = pass.class(row);
             // All of it asked for first: a wait for the class would be moved to between.
@@ -67,41 +69,38 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             if !label.counts {
                 held.forget::<E>();
             }
-            let of_warp = lanes.stats_beside(&pass, &held, label.counts, team);
+            let batches = if label.counts { lanes.keep(behind, team) } else { 0 };
+            // Before it is overwritten: a barrier stands before that.
+            let logit = if finishes { pass.logit(row, class) } else { E::Real::ZERO };
+            let of_thread = lanes.stats_of_held(&pass, &held, label.counts, team);
+            if finishes {
+                logit_of_row().set(0, logit.to_bits64());
+            }
+            let of_warp = lanes.stats_behind(&pass, of_thread, behind, batches, label.counts, team);
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true, true>()
             } else {
                 of_warp.of_block::<false, true>()
             };
-            if first {
-                stats.keep();
-            }
             let of_row = |index| E::Real::from_bits64(scales_of_row().get(index));
             let label = Label { weight: of_row(2), ..label };
             let factors = pass.factors(&label, stats, of_row(0), || of_row(1));
-            let (to, held) = (lanes.to(&pass, row), held.anew());
-            let keep = |logit: E::Real| logit_of_row().set(0, logit.to_bits64());
-            lanes.gradients_with_class(&pass, &label, &factors, to, &held, keep);
-            lanes.gradients::<MODE, FLIGHT_BESIDE>(
-                &pass, behind, 0, &label, &factors, to, keep, team,
-            );
-            // Whoever has come upon the class's logit has kept it.
+            let to = lanes.to(&pass, row);
+            if finishes {
+                // While the others write: at the end, all would wait for it.
+                let logit = E::Real::from_bits64(logit_of_row().get(0));
+                BlockTerms::add(pass.finish_row::<false>(row, &label, stats, logit, workspace));
+                let at_class = pass.at_class(&label, &factors, logit);
+                logit_of_row().set(0, at_class.to_bits64());
+            }
+            let (team, held) = (team.anew(), held.anew());
+            lanes.gradients_of_tile(&pass, None, &factors, to, &held);
+            lanes.gradients_behind(&pass, behind, &label, &factors, to, team);
+            // The class's has been written as any other's, by whoever has its logit.
             sync_threads();
-            if first {
-                let label = pass.label(pass.class(row));
-                let has_class = label.has_class(args.cols);
-                let logit = if has_class {
-                    E::Real::from_bits64(logit_of_row().get(0))
-                } else {
-                    E::Real::ZERO
-                };
-                BlockTerms::add(pass.finish_row::<false>(
-                    row,
-                    &label,
-                    Stats::kept(),
-                    logit,
-                    workspace,
-                ));
+            if finishes && label.has_class(args.cols) {
+                let at_class = E::Real::from_bits64(logit_of_row().get(0));
+                to[0].store(label.class, E::narrow(at_class));
             }
         }
         row += u64::from(Team::of_block(args).teams);

@@ -53,11 +53,16 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
             add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_backward_short, forward_held, forward_long, forward_short, forward_split,
-            fewer, long_block, resident, resident_long, resident_short,
+            fewer, resident, resident_backward, resident_long, resident_short,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
         pub const HELD: usize = $held;
+
+        /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
+        pub const fn held_beside(element_bytes: usize) -> usize {
+            if element_bytes == 2 { HELD } else { HELD.div_ceil(2) }
+        }
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
@@ -67,9 +72,9 @@ macro_rules! kernels {
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>(fewer($resident)), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 7 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, $held>, (CrossEntropyArgs), (long_block::<E>($block)) by 1, 9 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 9 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
-            BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), (block::<E>(512)) by 1, 0 barriers;
+            BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), 256 by resident_backward::<E>($resident), 0 barriers;
         }
     };
 }
@@ -95,20 +100,19 @@ pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
+/// [`resident`] of those that hold a tile and what its gradients are made of.
+pub(crate) const fn resident_backward<E: Element>(blocks: u32) -> u32 {
+    match size_of::<E>() {
+        4 if blocks > 3 => 3,
+        _ if blocks > 2 => resident::<E>(2),
+        _ => 1,
+    }
+}
+
 /// The most threads of a block that holds a row: of float64 half as many.
 pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
     match size_of::<E>() {
         8 => threads / 2,
-        _ => threads,
-    }
-}
-
-/// The most threads of a block that holds a part of a row: of float64 half as many, of 16 bits fewer than 1024, which would
-/// lack a few registers.
-pub(crate) const fn long_block<E: Element>(threads: u32) -> u32 {
-    match size_of::<E>() {
-        8 => threads / 2,
-        2 if threads > 768 => 768,
         _ => threads,
     }
 }

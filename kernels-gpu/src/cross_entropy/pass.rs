@@ -136,6 +136,19 @@ impl<R: Real> Factors<R> {
     };
 }
 
+/// What the forward pass saves of a row for the gradients.
+#[derive(Clone, Copy)]
+pub(crate) struct Saved<R> {
+    max: R,
+    log_sum: R,
+    weight: R,
+}
+
+impl<R: Real> Saved<R> {
+    /// Of no row.
+    pub(crate) const NONE: Self = Saved { max: R::ZERO, log_sum: R::ZERO, weight: R::ZERO };
+}
+
 /// What a mean is divided by: the sum of the class weights of the rows that count, for the z-loss their number.
 #[derive(Clone, Copy)]
 pub(crate) enum Total {
@@ -359,28 +372,53 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors.by_class.fma(less_one, factors.by_z.fma(p, of_shares))
     }
 
-    /// The factors of a row from what the forward pass has saved.
+    /// Writes the gradient of the class's logit over what was written of it as of any other.
+    ///
+    /// # Safety
+    /// The label has a class, `to` is where the gradients of its row go, and nobody else accesses that of the class.
+    #[inline(always)]
+    pub(crate) unsafe fn store_at_class(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        logit: E::Real,
+        to: Row<E>,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe { to.store(label.class, E::narrow(self.at_class(label, factors, logit))) };
+    }
+
+    /// What the forward pass has saved of a row.
     ///
     /// # Safety
     /// As [`scale`](Self::scale), and what is saved is of the same rows.
+    #[inline(always)]
+    pub(crate) unsafe fn saved_of(&self, row: u64) -> Saved<E::Real> {
+        // SAFETY: the caller's condition.
+        let of = |which| unsafe { load(self.saved(row, which)) };
+        Saved { max: of(saved::MAX), log_sum: of(saved::LOG_SUM), weight: of(saved::WEIGHT) }
+    }
+
+    /// The factors of a row from what is saved of it.
+    ///
+    /// # Safety
+    /// As [`scale`](Self::scale).
     #[inline(always)]
     pub(crate) unsafe fn factors_of_saved(
         &self,
         row: u64,
         label: &Label<E::Real>,
+        Saved { max, log_sum, weight }: Saved<E::Real>,
     ) -> Factors<E::Real> {
         if !label.counts {
             return Factors::NONE;
         }
-        // SAFETY: the caller's condition.
-        let of = |which| unsafe { load(self.saved(row, which)) };
-        let log_sum: E::Real = of(saved::LOG_SUM);
         let mut factors = Factors {
-            center: of(saved::MAX),
+            center: max,
             inverse: (-log_sum).exp_below(),
             others: -exp_m1_below(-log_sum),
             log_sum,
-            weight: of(saved::WEIGHT),
+            weight,
             ..Factors::NONE
         };
         // SAFETY: the caller's condition.
@@ -486,8 +524,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Writes the results of all rows from their sums.
     ///
     /// # Safety
-    /// The kernels' conditions; this is one thread of the last block, and [`Workspace::take_reported_row`]'s condition
-    /// is met.
+    /// The kernels' conditions; this is one thread of the last block, which has taken what all blocks have left.
     #[inline(always)]
     pub(crate) unsafe fn finish(
         &self,
@@ -506,7 +543,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             unsafe { store(args.loss as *mut E::Real, E::Real::from_f64(loss)) };
         }
         // SAFETY: the caller's conditions.
-        unsafe { self.finish_fault(workspace) };
+        unsafe { self.finish_fault(terms, workspace) };
     }
 
     /// Asks for the totals, in the last block: before the sums, not behind them.
@@ -538,18 +575,18 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { self.finish([terms, weights, squares, count], workspace) };
     }
 
-    /// Writes which target is no class.
+    /// Writes which target is no class: if there is one, the sum of the terms is NaN.
     ///
     /// # Safety
     /// As [`finish`](Self::finish).
     #[inline(always)]
-    pub(crate) unsafe fn finish_fault(&self, workspace: Workspace) {
+    unsafe fn finish_fault(&self, terms: f64, workspace: Workspace) {
         if MODE == mode::PROBABILITIES || self.args.fault == 0 {
             return;
         }
         // SAFETY: the caller's conditions; a row that was reported is one of `rows`.
         unsafe {
-            let row = workspace.take_reported_row();
+            let row = if terms.is_nan() { workspace.take_reported_row() } else { None };
             let fault = self.args.fault as *mut i64;
             let target = row.map_or(0, |row| self.class(row));
             store(fault, row.map_or(-1, u64::cast_signed));

@@ -178,8 +178,8 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
                     let class = (class.0, |_| class.1);
                     lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &held);
                 }
-                let class = |logit| pass.at_class(&label, &factors, logit);
-                lanes.gradients_of_edges(&pass, &label, &factors, to, class, team);
+                let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
+                lanes.gradients_of_edges(&pass, &label, &factors, to, of_class, team);
             }
             if team.lane == kept {
                 RowOfThread::keep(stats, logit);

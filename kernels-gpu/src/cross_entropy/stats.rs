@@ -180,30 +180,6 @@ impl<R: Real> Stats<R> {
         sum
     }
 
-    /// Keeps it in shared memory, where it takes no register: one thread, for [`kept`](Self::kept) in the same.
-    #[inline(always)]
-    pub(crate) fn keep(self) {
-        let parts = self.parts();
-        unrolled!(for part in 0..PARTS; {
-            // SAFETY: one thread.
-            unsafe { stats_of_row().set(part as u32, parts[part].to_bits64()) };
-        });
-    }
-
-    /// What this thread has kept last.
-    ///
-    /// # Safety
-    /// It has kept some.
-    #[inline(always)]
-    pub(crate) unsafe fn kept() -> Self {
-        let mut parts = [R::ZERO; PARTS];
-        unrolled!(for part in 0..PARTS; {
-            // SAFETY: the caller's condition.
-            parts[part] = R::from_bits64(unsafe { stats_of_row().get(part as u32) });
-        });
-        Self::of_parts(parts)
-    }
-
     /// Leaves it for the last block.
     ///
     /// # Safety
@@ -312,9 +288,4 @@ const SPARSE_PARTS: usize = 2;
 cuda_std::shared_array! {
     /// `PARTS` numbers a warp.
     fn stats_of_warps() -> [u64; 128];
-}
-
-cuda_std::shared_array! {
-    /// `PARTS` numbers of a row.
-    fn stats_of_row() -> [u64; 4];
 }

@@ -1,6 +1,7 @@
 //! Who takes a row.
 
 use crate::abi::CrossEntropyArgs;
+use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
 use cuda_std::warp::WARP_SIZE;
 
@@ -77,7 +78,7 @@ impl Team {
         self.lane / WARP_SIZE
     }
 
-    /// Lanes of a warp that are in the team, which such part this is, and how many there are.
+    /// The warps of which it is made, or the lanes of one, of which such part this is, and how many there are.
     #[inline(always)]
     pub(crate) fn parts(self) -> (u32, u32, u32) {
         if self.threads <= WARP_SIZE {
@@ -85,5 +86,12 @@ impl Team {
         } else {
             (WARP_SIZE, self.warp(), self.warps())
         }
+    }
+
+    /// The same, of which the compiler does not know it: what comes of it is computed for each row, where it would be kept from one
+    /// to the next, in registers that are not there.
+    #[inline(always)]
+    pub(crate) fn anew(self) -> Self {
+        Team { lane: opaque(self.lane.into()) as u32, ..self }
     }
 }

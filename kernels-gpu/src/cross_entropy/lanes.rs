@@ -631,7 +631,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             });
             sum = sum * relative.unit();
             // Where each lane has a part of it, the largest is no more than a half of the sum.
-            exact = most && any(!(sum >= E::Real::from_f64(2.0 / WARP_SIZE as f64)));
+            exact = most && any(sum < E::Real::from_f64(2.0 / WARP_SIZE as f64));
         }
         if exact {
             // Of one logit that outdoes all others, the others would be lost beside it.

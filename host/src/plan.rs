@@ -170,13 +170,14 @@ pub(crate) fn samples(
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
+    // Blocks of which all that they leave is added up at the end of the grid.
+    let few = (2 * LAG * GROUP) as usize;
     // Those of which there is room for what blocks leave: of a row and its gradients, three numbers. Few rows are finished
     // sooner by the blocks of the other form, each its own, than by those that add them up.
     let held_rows = match pass {
-        Pass::Forward => 2 * LAG * GROUP + 1..=max_blocks(kernels.sums.max(3)) - ADDERS,
-        _ => 0..=max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS,
+        Pass::Forward => few + 1..=(max_blocks(kernels.sums.max(3)) - ADDERS) as usize,
+        _ => 0..=(max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
     };
-    let held_rows = *held_rows.start() as usize..=*held_rows.end() as usize;
     let of_block = of_team.next_multiple_of(32);
     let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
@@ -239,8 +240,7 @@ pub(crate) fn samples(
     };
     let adders = at_end.map_or(0, |at_once| {
         // One, where it asks for all that is left at once: another would have to wait for it.
-        let left = blocks.min((2 * LAG * GROUP) as usize);
-        if left <= threads * at_once { 1 } else { ADDERS }
+        if blocks.min(few) <= threads * at_once { 1 } else { ADDERS }
     });
     blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");

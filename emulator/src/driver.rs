@@ -272,6 +272,7 @@ mod calls {
                 5 => i32::MAX,              // MAX_GRID_DIM_X
                 10 => 32,                   // WARP_SIZE
                 16 => MULTIPROCESSORS,
+                38 => 1 << 16,              // L2_CACHE_SIZE: rows of tests are more than it holds
                 75 => COMPUTE_CAPABILITY.0,
                 76 => COMPUTE_CAPABILITY.1,
                 97 => SHARED_OPTIN[device as usize] as i32, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN

@@ -3,14 +3,14 @@
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
 use crate::pairwise::Grads;
-use crate::plan::{self, Form, Launch, Pass, RowsLaunch, SamplesKernels};
+use crate::plan::{self, Ahead, Form, Launch, Pass, RowsLaunch, SamplesKernels};
 use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
 use crate::view::{Float, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{
-    CrossEntropyArgs, Matrix, ROWS_BLOCK, Target, reduction, saved, workspace as layout,
+    CrossEntropyArgs, Matrix, ROWS_BLOCK, reduction, saved, workspace as layout,
 };
 use std::fmt;
 use std::marker::PhantomData;
@@ -175,9 +175,10 @@ struct Kernels {
     /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
     held_beside: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
-    forward: [&'static Family<CrossEntropyArgs>; 3],
+    forward: [&'static Family<CrossEntropyArgs>; 4],
     forward_split: &'static Family<CrossEntropyArgs>,
-    forward_backward: [&'static Family<CrossEntropyArgs>; 3],
+    /// Few rows as any.
+    forward_backward: [&'static Family<CrossEntropyArgs>; 4],
     totals: &'static Family<CrossEntropyArgs>,
     backward: &'static Family<CrossEntropyArgs>,
 }
@@ -190,11 +191,13 @@ macro_rules! kernels {
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD,
+                &kernels_gpu::kernels::$loss::FORWARD_FEW,
                 &kernels_gpu::kernels::$loss::FORWARD_LONG,
             ],
             forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
             forward_backward: [
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
             ],
@@ -495,18 +498,22 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         let by_totals = R::MEAN && !probabilities;
         let mut args = CrossEntropyArgs {
             input: input.matrix(),
+            target: target.memory.address,
             rows: rows as u64,
             cols: cols as u32,
-            target: Target {
-                start: target.memory.address,
-                row_stride: target.memory.row_stride as u64,
-                ignore_index: self.ignore_index,
-                class_bytes: target.class_bytes,
-            },
+            class_bytes: target.class_bytes,
+            totals_blocks: 0,
+            adders: 0,
+            ignore_index: self.ignore_index,
             weight: 0,
-            keep: 1.0 - self.label_smoothing,
-            share: self.label_smoothing / cols as f64,
+            saved: 0,
+            totals: 0,
             z_loss: self.z_loss,
+            workspace: scratch.address,
+            fault: 0,
+            loss: 0,
+            reduction: if R::KIND == reduction::ELEMENTS { reduction::ROWS } else { R::KIND },
+            team: NonZeroU32::MIN,
             divisor: if by_totals {
                 0.0
             } else if R::MEAN {
@@ -514,21 +521,17 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             } else {
                 1.0
             },
-            reduction: if R::KIND == reduction::ELEMENTS { reduction::ROWS } else { R::KIND },
-            team: NonZeroU32::MIN,
             splits: NonZeroU32::MIN,
             upstream_stride: 0,
-            kept_groups: 0,
-            totals_blocks: 0,
-            adders: 0,
-            loss: 0,
-            fault: 0,
-            workspace: scratch.address,
-            totals: 0,
-            saved: 0,
             upstream: 0,
             grad_input: Matrix::default(),
             grad_target: Matrix::default(),
+            target_stride: target.memory.row_stride as u64,
+            keep: 1.0 - self.label_smoothing,
+            share: self.label_smoothing / cols as f64,
+            kept_groups: 0,
+            ahead: 0,
+            ahead_bytes: 0,
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -613,14 +616,14 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         writes: &[Argument<'_>],
     ) -> Result<()> {
         check_memory(stream, reads, writes)?;
-        let kernels = if args.target.class_bytes == 0 {
+        let kernels = if args.class_bytes == 0 {
             &PROBABILITIES
         } else if args.share != 0.0 {
             &SMOOTHED
         } else {
             &CLASSES
         };
-        let reports = args.target.class_bytes != 0;
+        let reports = args.class_bytes != 0;
         args.fault = fault.filter(|_| reports).map_or(0, |fault| fault.address);
         self.queue_launches(pass, kernels, args, stream, reads, writes)?;
         if let Some(fault) = fault {
@@ -643,7 +646,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     ) -> Result<()> {
         let (rows, cols) = (args.rows as usize, args.cols as usize);
         let bytes = |elements: u64| elements * size_of::<T>() as u64;
-        let alike = [args.grad_input, args.grad_target, args.target.rows()].iter().all(|rows| {
+        let alike = [args.grad_input, args.grad_target, args.probabilities()].iter().all(|rows| {
             let alike = |of: u64, as_of: u64| (of ^ as_of).is_multiple_of(16);
             rows.start == 0
                 || alike(rows.start, args.input.start)
@@ -656,9 +659,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
                 Pass::ForwardBackward => kernels.forward_backward,
-                Pass::Backward => [kernels.backward; 3],
+                Pass::Backward => [kernels.backward; 4],
             };
-            let [short, held, long] = forms.map(|family| {
+            let [short, held, few, long] = forms.map(|family| {
                 let entry = family.entry(T::DTYPE);
                 (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
             });
@@ -668,6 +671,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 whole,
                 short_block: short.0.min(ROWS_BLOCK),
                 held_block: held.0,
+                few_block: few.0,
                 long_block: long.0,
                 resident: short.1,
                 sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
@@ -679,7 +683,11 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);
             let RowsLaunch { launch: mut shape, team, splits } = plan.rows;
-            let mut args = CrossEntropyArgs { team, splits, adders: plan.adders, ..*args };
+            let row_bytes = cols * size_of::<T>();
+            let Ahead { rows: ahead, bytes: ahead_bytes } =
+                plan::ahead(pass, &plan, row_bytes, size_of::<T>(), stream.gpu().cache());
+            let mut args =
+                CrossEntropyArgs { team, splits, adders: plan.adders, ahead, ahead_bytes, ..*args };
             if (pass, plan.form) == (Pass::ForwardBackward, Form::Long)
                 && let Some(entry) = family.entry(T::DTYPE)
             {

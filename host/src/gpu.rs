@@ -2,6 +2,7 @@
 
 use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
+use crate::plan::Cache;
 use crate::ptx::{self, Ptx};
 use crate::stream::{Stream, StreamInner};
 use cust::context::{Context, CurrentContext};
@@ -32,6 +33,7 @@ struct Inner {
     emulated: bool,
     /// Bytes of shared memory that a block can have.
     shared_bytes: u32,
+    cache: Cache,
     /// Loaded modules, for the time they are loaded in.
     modules: Mutex<HashMap<&'static str, Module>>,
     /// Kernels by the address of their line in the table.
@@ -103,6 +105,10 @@ impl Gpu {
         check("cuDeviceGetAttribute", unsafe {
             sys::cuDeviceGetAttribute(&mut shared_bytes, most, device.as_raw())
         })?;
+        let cache = Cache {
+            bytes: attribute(DeviceAttribute::L2CacheSize)? as usize,
+            multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as usize,
+        };
         let mut driver_version = 0;
         // SAFETY: writes the version to the pointer it is given.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
@@ -117,6 +123,7 @@ impl Gpu {
                 driver_version,
                 emulated,
                 shared_bytes: shared_bytes as u32,
+                cache,
                 dynamic_shared: Mutex::default(),
                 modules: Mutex::default(),
                 functions: RwLock::default(),
@@ -133,6 +140,11 @@ impl Gpu {
     /// The device's name; the emulator's says that it is one.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// The second-level cache.
+    pub(crate) fn cache(&self) -> Cache {
+        self.inner.cache
     }
 
     /// Whether this is [`Gpu::emulated`].

@@ -172,81 +172,81 @@ pub mod saved {
 }
 
 /// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
+///
+/// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is waited for when it is first
+/// asked for. What says where a row and its target are is in the first, what its loss needs in the second.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CrossEntropyArgs {
     /// Logits.
     pub input: Matrix,
+    /// The first target. Classes have no gaps between them, probabilities are rows as the input's.
+    pub target: u64,
     /// Rows.
     pub rows: u64,
     /// Elements of a row: classes, from 1 to 2³¹ − 1.
     pub cols: u32,
-    /// The classes of the rows, or probabilities for all.
-    pub target: Target,
-    /// Class weights, of the element type; null for ones.
-    pub weight: u64,
-    /// 1 − ε and ε/C of label smoothing.
-    pub keep: f64,
-    /// See `keep`.
-    pub share: f64,
-    /// λ; 0 for none.
-    pub z_loss: f64,
-    /// What a sum is divided by; 0 for the totals.
-    pub divisor: f64,
-    /// [`reduction::SCALAR`] or [`reduction::ROWS`].
-    pub reduction: u32,
-    /// Threads of a team: a power of two up to 32, or the whole block.
-    pub team: NonZeroU32,
-    /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
-    /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
-    pub splits: NonZeroU32,
-    /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
-    pub upstream_stride: u32,
-    /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from the sums to the
-    /// gradients, behind those that it holds in registers. The others it reads twice. The results do not depend on it.
-    pub kept_groups: u32,
+    /// Bytes of a class: 1 (`u8`), 4 (`i32`) or 8 (`i64`); 0 for probabilities.
+    pub class_bytes: u32,
     /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
     /// and where a launch of their own has done it.
     pub totals_blocks: u32,
     /// Blocks, the last of the grid, that take no rows, but add up what the others leave: 0, 1 or [`ADDERS`].
     pub adders: u32,
-    /// One value, or one a row.
-    pub loss: u64,
-    /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.
-    pub fault: u64,
-    /// [`WORKSPACE_BYTES`] of scratch.
-    pub workspace: u64,
+    /// The class of rows that do not count.
+    pub ignore_index: i64,
+    /// Class weights, of the element type; null for ones.
+    pub weight: u64,
+    /// [`saved`]: written by the forward kernels unless null, read by the backward kernels.
+    pub saved: u64,
     /// The sums of class weights and of rows that count, two `f64`: written by the forward kernels unless null,
     /// read by the backward kernel where `divisor` is 0.
     pub totals: u64,
-    /// [`saved`]: written by the forward kernels unless null, read by the backward kernels.
-    pub saved: u64,
+    /// λ; 0 for none.
+    pub z_loss: f64,
+    /// [`WORKSPACE_BYTES`] of scratch.
+    pub workspace: u64,
+    /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.
+    pub fault: u64,
+    /// One value, or one a row.
+    pub loss: u64,
+    /// [`reduction::SCALAR`] or [`reduction::ROWS`].
+    pub reduction: u32,
+    /// Threads of a team: a power of two up to 32, or the whole block.
+    pub team: NonZeroU32,
+    /// What a sum is divided by; 0 for the totals.
+    pub divisor: f64,
+    /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
+    /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
+    pub splits: NonZeroU32,
+    /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
+    pub upstream_stride: u32,
     /// The gradient that arrives, one value or one a row; null stands for ones.
     pub upstream: u64,
     /// Gradient of the input.
     pub grad_input: Matrix,
     /// Gradient of the target probabilities, or null where it is not wanted.
     pub grad_target: Matrix,
-}
-
-/// What rows should be.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Target {
-    /// The first target. Classes have no gaps between them, probabilities are rows as the input's.
-    pub start: u64,
     /// Elements from the start of a row of probabilities to the start of the next.
-    pub row_stride: u64,
-    /// The class of rows that do not count.
-    pub ignore_index: i64,
-    /// Bytes of a class: 1 (`u8`), 4 (`i32`) or 8 (`i64`); 0 for probabilities.
-    pub class_bytes: u32,
+    pub target_stride: u64,
+    /// 1 − ε and ε/C of label smoothing.
+    pub keep: f64,
+    /// See `keep`.
+    pub share: f64,
+    /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from the sums to the
+    /// gradients, behind those that it holds in registers. The others it reads twice. The results do not depend on it.
+    pub kept_groups: u32,
+    /// How many rows ahead of its own a block asks for a row, for whoever reads it to find it in the second-level cache; 0 for
+    /// none. The results do not depend on it.
+    pub ahead: u32,
+    /// How many bytes from the beginning of that row, no more than it has, nor than 128 for each thread of its team.
+    pub ahead_bytes: u32,
 }
 
-impl Target {
+impl CrossEntropyArgs {
     /// The rows of probabilities; null, of classes.
-    pub fn rows(&self) -> Matrix {
-        let start = if self.class_bytes == 0 { self.start } else { 0 };
-        Matrix { start, row_stride: self.row_stride }
+    pub fn probabilities(&self) -> Matrix {
+        let start = if self.class_bytes == 0 { self.target } else { 0 };
+        Matrix { start, row_stride: self.target_stride }
     }
 }

@@ -159,6 +159,11 @@ pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
 }
 
 #[track_caller]
+pub(crate) unsafe fn prefetch(at: *const u8) {
+    check_global(at, Access::Load);
+}
+
+#[track_caller]
 pub(crate) unsafe fn store<T: Word>(at: *mut T, value: T) {
     check_global(at, Access::Store);
     // SAFETY: the machine has checked the address.

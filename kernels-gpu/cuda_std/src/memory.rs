@@ -69,6 +69,17 @@ pub unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
     unsafe { side::load_streaming(at) }
 }
 
+/// Asks for the line of the second-level cache that an address is in, and does not wait for it.
+///
+/// # Safety
+/// As [`load`], of a byte.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn prefetch(at: *const u8) {
+    // SAFETY: the caller's condition.
+    unsafe { side::prefetch(at) }
+}
+
 /// Stores a word.
 ///
 /// # Safety

@@ -258,6 +258,12 @@ access_vec16!(load_streaming, "ld.global.L1::no_allocate"; store_streaming, "st.
 access_vec16!(load_shared_vec16, "ld.shared"; store_shared_vec16, "st.shared";);
 
 #[inline(always)]
+pub(crate) unsafe fn prefetch(at: *const u8) {
+    // SAFETY: the caller's condition.
+    unsafe { asm!("prefetch.global.L2 [{0}];", in(reg64) at, options(nostack, preserves_flags)) };
+}
+
+#[inline(always)]
 pub(crate) fn fence() {
     membar_gl();
 }

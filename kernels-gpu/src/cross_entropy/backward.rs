@@ -12,7 +12,8 @@ use cuda_std::warp::{WARP_SIZE, sync_warp};
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]), without the second; there are as many teams, and a team is a power of two of 2 to
-/// 32 threads, or the block. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input, target and options.
+/// 32 threads, or the block. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input, target
+/// and options.
 #[inline(always)]
 pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
@@ -30,6 +31,7 @@ pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyAr
         let class = pass.class(row);
         let saved = if active { pass.saved_of(row) } else { Saved::NONE };
         let mut tile = lanes.tile_of_part(split, active, team);
+        pass.prefetch(row, team);
         sync_warp();
         if active {
             let label = pass.label(class);

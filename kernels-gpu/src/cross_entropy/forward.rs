@@ -12,6 +12,7 @@ use crate::reduce::{
     sums_over_blocks,
 };
 use core::num::NonZeroU64;
+use cuda_std::hint::opaque;
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
@@ -45,7 +46,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
             let label = pass.label(class);
-            let read = label.counts || args.saved != 0;
+            let read = label.counts || opaque(args.saved) != 0;
             let mut logit = E::Real::ZERO;
             if warp_id() == 0 {
                 logit = pass.logit(row, class);
@@ -66,38 +67,45 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             sync_threads();
         }
     }
-    // SAFETY: the caller's conditions; the first thread of each block has what it has finished.
-    unsafe { finish_blocks(&pass, workspace) };
+    // SAFETY: the caller's conditions.
+    unsafe {
+        if !has_sums(args) {
+            return;
+        }
+        if first {
+            leave_terms(&pass, BlockTerms::get(), workspace);
+        }
+        finish_terms::<E, MODE, 2, 4>(&pass, &AsTheyAre, workspace);
+    }
 }
 
-/// Sums over the grid what rows add, of which the first thread of each block has [`BlockTerms`], and writes the results of
-/// all.
+/// Leaves what the rows of this block add to the sums, as they are.
 ///
 /// # Safety
-/// The kernels' conditions; all threads call it, once a launch.
+/// The kernels' condition 2; one thread of each block's first warp calls this, once a launch, which has left nothing.
 #[inline(always)]
-pub(crate) unsafe fn finish_blocks<E: Element, const MODE: u32>(
+pub(crate) unsafe fn leave_terms<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
+    [loss, weights, squares, count]: [f64; TERMS],
     workspace: Workspace,
 ) {
     let args = pass.args;
-    if args.reduction != reduction::SCALAR && args.fault == 0 {
-        return;
-    }
-    if thread_idx_x() == 0 {
-        let [loss, weights, squares, count] = BlockTerms::get();
-        // SAFETY: the caller's conditions.
-        unsafe {
-            if has_two_sums(args) {
-                leave_of_block(0, [loss, weights].map(bits_of_sum), args.adders, workspace);
-            } else {
-                let sums = [loss, weights, squares, count];
-                leave_of_block(0, sums.map(bits_of_sum), args.adders, workspace);
-            }
+    // SAFETY: the caller's conditions.
+    unsafe {
+        if has_two_sums(args) {
+            leave_of_block(0, [loss, weights].map(bits_of_sum), args.adders, workspace);
+        } else {
+            let sums = [loss, weights, squares, count];
+            leave_of_block(0, sums.map(bits_of_sum), args.adders, workspace);
         }
     }
-    // SAFETY: the caller's conditions.
-    unsafe { finish_terms::<E, MODE, 2, 4>(pass, &AsTheyAre, workspace) };
+}
+
+/// Whether anything comes of the sums over rows. Asked where it stands: moved to the beginning of a kernel, what says so would be
+/// waited for before rows are asked for.
+#[inline(always)]
+pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
+    opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
 
 /// Whether of the sums over rows only those of the losses and of the class weights are needed: of a small call, the sums are
@@ -197,7 +205,7 @@ pub(crate) unsafe fn finish_threads<E: Element, const MODE: u32>(
     workspace: Workspace,
 ) {
     let args = pass.args;
-    if args.reduction != reduction::SCALAR && args.fault == 0 {
+    if !has_sums(args) {
         return;
     }
     let terms = ThreadTerms::of_thread();

@@ -3,26 +3,32 @@
 //! Nothing here is in a loop: what a loop over rows would keep from one to the next costs registers and instructions, and
 //! blocks that end with their row and begin in the order of memory are what reads and writes want that take turns.
 
-use super::forward::{finish_blocks, finish_terms};
+use super::forward::{finish_terms, has_sums, leave_terms};
 use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
-use super::pass::{Asked, BlockTerms, Pass, TERMS, Total, scales_of_row};
+use super::pass::{Asked, Pass, Total, scales_of_row};
 use super::stats::{Relative, Stats, not_zero};
 use super::team::Team;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{Terms, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
+use crate::reduce::{AsTheyAre, Terms, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
 use cuda_std::memory::wait_for_copies;
 use cuda_std::thread::{block_idx_x, thread_idx_x};
 use cuda_std::warp::{sync_warp, warp_id};
 
-/// The loss.
+/// The loss. With `FINISHES` a block makes the loss of its row, which is soonest known so; without, whoever adds up does, and
+/// blocks make way sooner. Of targets for every class each block does.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A block for each row, and behind them `adders`; a team is the block, and holds a row
-/// as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
+/// The kernels' conditions ([`super`]). A block for each row, one at least, and behind them `adders`; a team is the block, and
+/// holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
 #[inline(always)]
-pub(crate) unsafe fn forward_held<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn forward_held<
+    E: Element,
+    const MODE: u32,
+    const HELD: usize,
+    const FINISHES: bool,
+>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
@@ -30,15 +36,20 @@ pub(crate) unsafe fn forward_held<E: Element, const MODE: u32, const HELD: usize
     let workspace = unsafe { Workspace::new(args.workspace) };
     let team = Team::of_block(args);
     let (row, first) = (team.first, thread_idx_x() == 0);
+    let finishes = FINISHES || Pass::<E, MODE>::DENSE;
+    let sums;
     if row < args.rows {
         // SAFETY: the caller's conditions.
         unsafe {
             let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
-            let class = pass.class(row);
+            // Of few rows the logits first, whose address is sooner known; of many the class, which is sooner needed.
+            let class = (!FINISHES).then(|| pass.class(row));
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
             let held = lanes.tile::<HELD>(team.lane, true, team);
+            let class = class.unwrap_or_else(|| pass.class(row));
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
+            sums = !finishes || has_sums(args);
             let label = pass.label(class);
             let mut logit = E::Real::ZERO;
             if warp_id() == 0 {
@@ -50,27 +61,30 @@ pub(crate) unsafe fn forward_held<E: Element, const MODE: u32, const HELD: usize
             } else {
                 of_warp.of_block::<false, false>()
             };
-            if first && Pass::<E, MODE>::DENSE {
-                BlockTerms::set(pass.finish_row::<true>(row, &label, stats, logit, workspace));
+            if first && finishes {
+                let terms = pass.finish_row::<true>(row, &label, stats, logit, workspace);
+                if sums {
+                    leave_terms(&pass, terms, workspace);
+                }
             } else if first {
                 leave_of_block(0, stats.to_words(), args.adders, workspace);
                 leave_of_block(2, [not_zero(logit).to_bits64()], args.adders, workspace);
             }
         }
-    } else if first && Pass::<E, MODE>::DENSE {
-        BlockTerms::set([0.0; TERMS]);
-    } else if first {
-        // SAFETY: condition 2.
-        unsafe { leave_of_block(0, [bits_of_sum(0.0); PARTS], args.adders, workspace) };
+    } else {
+        sums = !finishes || has_sums(args);
+    }
+    if !sums {
+        return;
     }
     // SAFETY: the caller's conditions.
     unsafe {
-        if Pass::<E, MODE>::DENSE {
-            finish_blocks(&pass, workspace);
-            return;
+        if finishes {
+            finish_terms::<E, MODE, 2, 4>(&pass, &AsTheyAre, workspace);
+        } else {
+            let terms = TermsOfRows::<E, MODE, true> { pass: &pass, workspace };
+            finish_terms(&pass, &terms, workspace);
         }
-        let terms = TermsOfRows::<E, MODE, true> { pass: &pass, workspace };
-        finish_terms(&pass, &terms, workspace);
     }
 }
 
@@ -103,8 +117,8 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             // By one warp: where all wait for the totals, they wait for each other.
             let totals = if warp_id() == 0 { Some(Asked::new(args, ahead)) } else { None };
             // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
-            let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let class = pass.class(row);
+            let mut held = lanes.tile::<HELD>(team.lane, true, team);
             if let Some(totals) = totals {
                 let set = |index, total| {
                     let scale = pass.scale(row, totals, total).to_bits64();
@@ -119,6 +133,7 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             }
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
+            pass.prefetch(row, team);
             let label = pass.label(class);
             if !label.counts {
                 held.forget::<E>();

@@ -1,6 +1,6 @@
 //! What a row's class says, and what a mean is divided by.
 
-use crate::abi::{CrossEntropyArgs, Target};
+use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{TotalsAhead, Workspace};
 use cuda_std::memory::{load, store};
@@ -33,43 +33,37 @@ impl<R: Real> Label<R> {
 /// What a row's class says. That it is to be ignored comes before any look at what class it is.
 ///
 /// # Safety
-/// `weight` is null or the address of weights of the classes, `cols` of them, in global memory.
+/// The kernels' condition 1.
 #[inline(always)]
-pub(crate) unsafe fn label<E: Element>(
-    target: &Target,
-    cols: u32,
-    weight: u64,
-    class: i64,
-) -> Label<E::Real> {
-    if class == target.ignore_index {
+pub(crate) unsafe fn label<E: Element>(args: &CrossEntropyArgs, class: i64) -> Label<E::Real> {
+    if class == args.ignore_index {
         return Label::NONE;
     }
     // A negative one is beyond every row.
-    if class.cast_unsigned() >= u64::from(cols) {
+    if class.cast_unsigned() >= u64::from(args.cols) {
         return Label { weight: E::Real::NAN, counts: true, fault: true, ..Label::NONE };
     }
     let class = class as u32;
     // SAFETY: the caller's condition; the class is one.
-    let weight = unsafe { class_weight::<E>(weight, class) };
+    let weight = unsafe { class_weight::<E>(args.weight, class) };
     Label { class, weight, counts: true, fault: false }
 }
 
-/// The classes of N rows from `row`, one every `step`; of rows that are not below `rows`, one to be ignored. All are asked
+/// The classes of N rows from `row`, one every `step`; of rows that are none, one to be ignored. All are asked
 /// for before the first is waited for, those of 8 bytes by themselves: with them, others would be converted.
 ///
 /// # Safety
-/// The targets are classes, `rows` of them, in global memory.
+/// The kernels' condition 1; the targets are classes.
 #[inline(always)]
 pub(crate) unsafe fn load_classes<const N: usize>(
-    target: &Target,
+    args: &CrossEntropyArgs,
     row: u64,
     step: u64,
-    rows: u64,
 ) -> [i64; N] {
-    let at = |k: usize| target.start + (row + k as u64 * step) * u64::from(target.class_bytes);
-    let has = |k: usize| row + k as u64 * step < rows;
-    let mut classes = [target.ignore_index; N];
-    if target.class_bytes == 8 {
+    let at = |k: usize| args.target + (row + k as u64 * step) * u64::from(args.class_bytes);
+    let has = |k: usize| row + k as u64 * step < args.rows;
+    let mut classes = [args.ignore_index; N];
+    if args.class_bytes == 8 {
         unrolled!(for k in 0..N; {
             if has(k) {
                 // SAFETY: the caller's condition.
@@ -81,7 +75,7 @@ pub(crate) unsafe fn load_classes<const N: usize>(
             if has(k) {
                 // SAFETY: as above.
                 classes[k] = unsafe {
-                    if target.class_bytes == 4 {
+                    if args.class_bytes == 4 {
                         i64::from(load(at(k) as *const i32))
                     } else {
                         i64::from(load(at(k) as *const u8))
@@ -138,10 +132,10 @@ pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
     let mut row = u64::from(block_idx_x()) * threads + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: condition 1.
-        let classes: [i64; FLIGHT] = unsafe { load_classes(&args.target, row, step, args.rows) };
+        let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, step) };
         unrolled!(for k in 0..FLIGHT; {
             // SAFETY: condition 1.
-            let label = unsafe { label::<E>(&args.target, args.cols, args.weight, classes[k]) };
+            let label = unsafe { label::<E>(args, classes[k]) };
             if label.counts && !label.fault {
                 weights += label.weight.to_f64();
                 count += 1;

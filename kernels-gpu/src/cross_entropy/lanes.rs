@@ -6,7 +6,7 @@ use super::mode;
 use super::pass::{Factors, Pass};
 use super::stats::{Relative, Stats};
 use super::team::Team;
-use crate::abi::{Matrix, Target};
+use crate::abi::Matrix;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{team_max, warp_max, warp_sums};
 use crate::row::{Cut, Row, Span};
@@ -15,14 +15,11 @@ use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
 use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 
-/// Groups of 16 bytes of a tile of a kernel that holds no row, all in flight.
+/// Groups of 16 bytes of a tile of a row that is not held, all in flight.
 pub(crate) const FLIGHT: usize = 4;
 
 /// Groups of such a tile of a warp.
 const WIDTH: u32 = FLIGHT as u32 * WARP_SIZE;
-
-/// [`FLIGHT`] where the kernel holds a part of the row.
-pub(crate) const FLIGHT_BESIDE: usize = 4;
 
 /// How the rows of all tensors lie.
 pub(crate) mod lies {
@@ -207,8 +204,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
         let args = pass.args;
         let start = Row::<E>::address(args.input, row);
-        let Target { start: probabilities, row_stride, .. } = args.target;
-        let probabilities = if MODE == mode::PROBABILITIES { probabilities } else { 0 };
+        let probabilities = if MODE == mode::PROBABILITIES { args.target } else { 0 };
+        let probabilities = Matrix { start: probabilities, row_stride: args.target_stride };
         Lanes {
             cut: if LIES == lies::HELD {
                 Cut::whole(args.cols)
@@ -216,12 +213,12 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 Cut::new(start, args.cols)
             },
             input: Row::at_cut(start),
-            target: Self::other(Matrix { start: probabilities, row_stride }, row, start),
+            target: Self::other(probabilities, row, start),
             kept: KeptLogits::NONE,
         }
     }
 
-    /// The same row, of which logits are kept from [`keep`](Self::keep) to [`gradients`](Self::gradients).
+    /// The same row, of which logits are kept from [`keep`](Self::keep) to [`gradients_behind`](Self::gradients_behind).
     #[inline(always)]
     pub(crate) fn keeping(self, kept: KeptLogits) -> Self {
         Lanes { kept, ..self }
@@ -240,14 +237,14 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// The kernels' conditions; what was kept before is done with.
     #[inline(always)]
     pub(crate) unsafe fn keep(&self, from: u32, team: Team) -> u32 {
-        let (width, end) = (FLIGHT_BESIDE as u32 * WARP_SIZE, self.kept_end());
+        let end = self.kept_end();
         let mut batches = 0;
-        let mut first = from + team.warp() * width;
+        let mut first = from + team.warp() * WIDTH;
         while first < end {
             let group = first + lane_id();
             let at = self.input.group(self.cut.group(group));
-            let whole = first + width <= end;
-            unrolled!(for k in 0..FLIGHT_BESIDE; {
+            let whole = first + WIDTH <= end;
+            unrolled!(for k in 0..FLIGHT; {
                 let ahead = k as u32 * WARP_SIZE;
                 if whole || group + ahead < end {
                     // SAFETY: the caller's conditions; each group is one thread's.
@@ -256,7 +253,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             });
             end_copies();
             batches += 1;
-            first += team.warps() * width;
+            first += team.warps() * WIDTH;
         }
         batches
     }
@@ -584,17 +581,16 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         read: bool,
         team: Team,
     ) -> Stats<E::Real> {
-        let width = FLIGHT_BESIDE as u32 * WARP_SIZE;
-        let mut first = from + team.warp() * width;
+        let mut first = from + team.warp() * WIDTH;
         while read && first < self.cut.groups {
             batches = batches.saturating_sub(1);
             Self::wait_for_all_but(batches);
             // SAFETY: the caller's conditions; what is kept of the tile has been waited for.
             unsafe {
-                let tile = self.tile_of_lanes::<FLIGHT_BESIDE>(first, WARP_SIZE, true, team);
+                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, true, team);
                 self.absorb_tile(pass, &mut stats, &tile);
             }
-            first += team.warps() * width;
+            first += team.warps() * WIDTH;
         }
         if Pass::<E, MODE>::DENSE {
             stats.of_team::<true>(WARP_SIZE)
@@ -765,15 +761,13 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         to: [Row<E>; 2],
         team: Team,
     ) {
-        let width = FLIGHT_BESIDE as u32 * WARP_SIZE;
-        let mut first = from + team.warp() * width;
+        let mut first = from + team.warp() * WIDTH;
         // SAFETY: the caller's conditions. A row that does not count is not read.
         unsafe {
             while first < self.cut.groups {
-                let tile =
-                    self.tile_of_lanes::<FLIGHT_BESIDE>(first, WARP_SIZE, label.counts, team);
+                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, label.counts, team);
                 self.gradients_of_tile(pass, None, factors, to, &tile);
-                first += team.warps() * width;
+                first += team.warps() * WIDTH;
             }
             self.gradients_of_edges(pass, label, factors, to, |_| (), team);
         }

@@ -77,6 +77,10 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 logit_of_row().set(0, logit.to_bits64());
             }
             let of_warp = lanes.stats_behind(&pass, of_thread, behind, batches, label.counts, team);
+            // All of this row has arrived. Of float64, there is no register for it.
+            if size_of::<E>() < 8 {
+                pass.prefetch(row, team);
+            }
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true, true>()
             } else {

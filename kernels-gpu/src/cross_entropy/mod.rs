@@ -67,7 +67,8 @@ macro_rules! kernels {
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
             FORWARD_SHORT = forward_short: forward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
-            FORWARD = forward: forward_held::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 5 barriers;
+            FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 5 barriers;
+            FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (block::<E>($block)) by 1, 5 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 6 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>(fewer($resident)), 3 barriers;

@@ -4,6 +4,7 @@
 use super::label::{Label, class_weight, label, load_classes, totals_ahead};
 use super::mode;
 use super::stats::Stats;
+use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
@@ -11,7 +12,7 @@ use crate::reduce::{TotalsAhead, Workspace, is_last_block};
 use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
-use cuda_std::memory::{load, store};
+use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::thread_idx_x;
 
 /// What a row adds to the sums: its loss, its class's weight, its squared log-sum-exp, one.
@@ -265,10 +266,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     pub(crate) unsafe fn class(&self, row: u64) -> i64 {
         if MODE == mode::PROBABILITIES {
-            return self.args.target.ignore_index;
+            return self.args.ignore_index;
         }
         // SAFETY: the caller's condition.
-        let [class] = unsafe { load_classes(&self.args.target, row, 0, self.args.rows) };
+        let [class] = unsafe { load_classes(self.args, row, 0) };
         class
     }
 
@@ -282,7 +283,27 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };
         }
         // SAFETY: the caller's condition.
-        unsafe { label::<E>(&self.args.target, self.args.cols, self.args.weight, class) }
+        unsafe { label::<E>(self.args, class) }
+    }
+
+    /// Asks for the row that is `ahead` of this one, a line a thread: where blocks compute and write, what they have registers
+    /// for is too little under way.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; all threads of the team call it.
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch(&self, row: u64, team: Team) {
+        /// Bytes of a line of the cache.
+        const LINE: u32 = 128;
+        let (args, row) = (self.args, row + u64::from(self.args.ahead));
+        if args.ahead == 0 || row >= args.rows {
+            return;
+        }
+        let (start, at) = (Row::<E>::address(args.input, row), team.lane * LINE);
+        if at < args.ahead_bytes {
+            // SAFETY: the caller's condition; the bytes are the row's.
+            unsafe { prefetch((start + u64::from(at)) as *const u8) };
+        }
     }
 
     /// The logit of the row's class; 0 for what is none.

@@ -157,8 +157,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) sums: u32,
 }
 
-/// Threads that find room at once, and the most of a block that takes one of few rows. Where rows wait for room, or blocks are
-/// larger, others are done sooner: 1024 rows of 4096 f32 in half the time.
+/// Threads that find room at once, of which larger blocks than 256 take no more than half, and the most of a block that takes
+/// one of few rows. Beyond, fewer threads are sooner done: with 1024 rows of 4096 f32 in half the time.
 const AT_ONCE: usize = 132 * 2048;
 const MOST_OF_FEW: usize = 512;
 
@@ -188,12 +188,13 @@ pub(crate) fn samples(
     };
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
+    let room = if of_few <= 256 { AT_ONCE } else { AT_ONCE / 2 };
     let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
     } else if pass == Pass::Forward
         && kernels.whole
         && of_few <= (kernels.few_block as usize).min(MOST_OF_FEW)
-        && (1..=few.min(AT_ONCE / of_few)).contains(&rows)
+        && (1..=few.min(room / of_few)).contains(&rows)
     {
         Form::Few
     } else if !backward
@@ -408,7 +409,8 @@ mod tests {
         assert_eq!(launch(262_144, 128), (Form::Short, 528, 256, 8, 1));
         assert_eq!(launch(128, 1000), (Form::Few, 128, 256, 256, 1));
         assert_eq!(launch(1024, 1000), (Form::Few, 1024, 256, 256, 1));
-        assert_eq!(launch(512, 2048), (Form::Few, 512, 512, 512, 1));
+        assert_eq!(launch(256, 2048), (Form::Few, 256, 512, 512, 1));
+        assert_eq!(launch(512, 2048), (Form::Long, 512, 128, 128, 1));
         assert_eq!(launch(1024, 2048), (Form::Long, 1024, 128, 128, 1));
         assert_eq!(launch(128, 4096), (Form::Long, 128, 256, 256, 1));
         assert_eq!(launch(32768, 1000), (Form::Held, 32768, 64, 64, 1));

@@ -157,9 +157,9 @@ pub(crate) struct SamplesKernels {
     pub(crate) sums: u32,
 }
 
-/// Threads that find room at once, of which larger blocks than 256 take no more than half, and the most of a block that takes
-/// one of few rows. Beyond, fewer threads are sooner done: with 1024 rows of 4096 f32 in half the time.
-const AT_ONCE: usize = 132 * 2048;
+/// Threads for which a device has room, of which larger blocks than 256 take no more than half, and the most of a block that
+/// takes one of few rows. Beyond, fewer threads are sooner done: with 1024 rows of 4096 f32 in half the time.
+const ROOM: usize = 132 * 2048;
 const MOST_OF_FEW: usize = 512;
 
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
@@ -188,7 +188,7 @@ pub(crate) fn samples(
     };
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
-    let room = if of_few <= 256 { AT_ONCE } else { AT_ONCE / 2 };
+    let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
     let form = if of_team <= 32 && (backward || kernels.alike) {
         Form::Short
     } else if pass == Pass::Forward

@@ -28,7 +28,7 @@ fn main() {
                 }
                 writeln!(
                     table,
-                    "    Ptx {{ module: {module:?}, capability: {capability}, text: concat!(include_str!({file:?}), \"\\0\") }},"
+                    "    Ptx::new({module:?}, {capability}, concat!(include_str!({file:?}), \"\\0\")),"
                 )
                 .unwrap();
             }

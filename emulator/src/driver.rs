@@ -186,6 +186,27 @@ fn shared_arrays(text: &str) -> Vec<(&str, u32)> {
         .collect()
 }
 
+/// `CUlaunchConfig` of `cuda.h`.
+#[repr(C)]
+struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: usize,
+    attributes: *const LaunchAttribute,
+    count: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+struct LaunchAttribute {
+    which: c_uint,
+    value: [u64; 8],
+}
+
+/// The one attribute that is known.
+const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
 macro_rules! driver {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)+) => {
         $(
@@ -476,7 +497,8 @@ mod calls {
                     let name = entry.split('(').next().unwrap_or_default();
                     let bytes = |&(array, bytes)| if entry.contains(array) { bytes } else { 0 };
                     let static_shared = arrays.iter().map(bytes).sum();
-                    Ok((kernels_gpu::find(name).ok_or(INVALID_PTX)?, static_shared))
+                    let waits = entry.contains("griddepcontrol.wait;");
+                    Ok((kernels_gpu::find(name).ok_or(INVALID_PTX)?, static_shared, waits))
                 })
                 .collect::<std::result::Result<Vec<_>, u32>>()?;
             if entries.is_empty() {
@@ -492,10 +514,10 @@ mod calls {
         fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
             let module = MODULES.get(module).ok_or(INVALID_HANDLE)?;
             let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
-            let found = module.entries.iter().find(|(entry, _)| entry.name == name);
-            let &(entry, static_shared) = found.ok_or(NOT_FOUND)?;
+            let found = module.entries.iter().find(|(entry, ..)| entry.name == name);
+            let &(entry, static_shared, waits) = found.ok_or(NOT_FOUND)?;
             let max_dynamic_shared = AtomicU32::new(SHARED - static_shared);
-            unsafe { put(function, FUNCTIONS.add(Function { entry, static_shared, max_dynamic_shared })) }
+            unsafe { put(function, FUNCTIONS.add(Function { entry, static_shared, waits, max_dynamic_shared })) }
         }
 
         fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: usize) {
@@ -519,35 +541,38 @@ mod calls {
             Ok(())
         }
 
-        fn cuLaunchKernel(
+        fn cuLaunchKernelEx(
+            config: *const LaunchConfig,
             function: usize,
-            grid_x: c_uint,
-            grid_y: c_uint,
-            grid_z: c_uint,
-            block_x: c_uint,
-            block_y: c_uint,
-            block_z: c_uint,
-            shared_bytes: c_uint,
-            handle: usize,
             params: *mut *mut c_void,
             _extra: *mut *mut c_void,
         ) {
             let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
-            let entry = function.entry;
-            let one_dimensional = (grid_y, grid_z, block_y, block_z) == (1, 1, 1, 1);
-            let fits = block_x <= entry.block && block_x.is_multiple_of(32);
-            let has_room = shared_bytes <= function.max_dynamic_shared.load(Ordering::Relaxed);
-            if grid_x == 0 || !fits || !one_dimensional || !has_room {
+            if config.is_null() || params.is_null() {
                 return Err(INVALID_VALUE);
             }
-            if params.is_null() {
+            let config = unsafe { &*config };
+            for index in 0..config.count as usize {
+                let attribute = unsafe { &*config.attributes.add(index) };
+                // A kernel that does not wait for what is before it would run into it.
+                if attribute.which != PROGRAMMATIC_STREAM_SERIALIZATION || !function.waits {
+                    return Err(INVALID_VALUE);
+                }
+            }
+            let entry = function.entry;
+            let ([grid, grid_y, grid_z], [block, block_y, block_z]) = (config.grid, config.block);
+            let one_dimensional = (grid_y, grid_z, block_y, block_z) == (1, 1, 1, 1);
+            let fits = block <= entry.block && block.is_multiple_of(32);
+            let shared_bytes = config.shared_bytes;
+            let has_room = shared_bytes <= function.max_dynamic_shared.load(Ordering::Relaxed);
+            if grid == 0 || !fits || !one_dimensional || !has_room {
                 return Err(INVALID_VALUE);
             }
             let args = unsafe {
                 std::slice::from_raw_parts((*params).cast::<u8>(), entry.args_size).to_vec()
             };
-            let launch = Launch { entry, grid: grid_x, block: block_x, shared_bytes, args };
-            stream(handle)?.queue(Operation::Launch(launch));
+            let launch = Launch { entry, grid, block, shared_bytes, args };
+            stream(config.stream)?.queue(Operation::Launch(launch));
             Ok(())
         }
     }

@@ -45,8 +45,8 @@ pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
 
 /// A loaded PTX text.
 pub(crate) struct Module {
-    /// With the bytes of the shared arrays that it names.
-    pub(crate) entries: Vec<(&'static Entry, u32)>,
+    /// With the bytes of the shared arrays that it names, and whether it waits for what is before it in its stream.
+    pub(crate) entries: Vec<(&'static Entry, u32, bool)>,
 }
 
 /// An entry of a loaded module.
@@ -54,6 +54,8 @@ pub(crate) struct Function {
     pub(crate) entry: &'static Entry,
     /// Bytes of the shared arrays that it names.
     pub(crate) static_shared: u32,
+    /// Whether it waits for what is before it in its stream.
+    pub(crate) waits: bool,
     /// The most bytes of dynamic shared memory that a launch may ask for.
     pub(crate) max_dynamic_shared: AtomicU32,
 }

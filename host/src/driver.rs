@@ -36,6 +36,30 @@ const NO_DRIVER: u32 = CUDA_ERROR_NO_DEVICE;
 const NOT_SUPPORTED: u32 = 801;
 const CUDA_ERROR_NO_DEVICE: u32 = 100;
 
+/// A launch with attributes, `CUlaunchConfig` of `cuda.h`, which `cust::sys` does not declare.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: CUstream,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) count: c_uint,
+}
+
+/// `CUlaunchAttribute`: which, and 64 bytes of value.
+#[repr(C)]
+pub(crate) struct LaunchAttribute {
+    which: c_uint,
+    value: [u64; 8],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin while the one before it in the stream ends.
+    /// It has to wait for that one itself, before it touches memory.
+    pub(crate) const OVERLAPS: Self = LaunchAttribute { which: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+}
+
 thread_local! {
     /// The last code on this thread that `cust::sys` has no name for.
     static UNNAMED_CODE: Cell<u32> = const { Cell::new(0) };
@@ -68,7 +92,7 @@ macro_rules! driver_functions {
             }
         }
 
-        mod functions {
+        pub(crate) mod functions {
             use super::*;
             $(
                 /// Forwards to the driver's function of this name.
@@ -76,7 +100,7 @@ macro_rules! driver_functions {
                 /// # Safety
                 /// As the driver's.
                 #[unsafe(no_mangle)]
-                unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
+                pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
                     let code = match table() {
                         None => NO_DRIVER,
                         Some(table) => match table.$name {
@@ -176,6 +200,12 @@ driver_functions! {
         block_z: c_uint,
         shared_bytes: c_uint,
         stream: CUstream,
+        params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    );
+    fn cuLaunchKernelEx(
+        config: *const LaunchConfig,
+        function: CUfunction,
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
     );

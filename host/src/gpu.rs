@@ -31,6 +31,7 @@ struct Inner {
     capability: u32,
     driver_version: i32,
     emulated: bool,
+    overlaps: bool,
     /// Bytes of shared memory that a block can have.
     shared_bytes: u32,
     cache: Cache,
@@ -43,6 +44,10 @@ struct Inner {
     /// The stream of synchronous copies, while anything is using it.
     transfers: Mutex<Weak<StreamInner>>,
 }
+
+/// The compute capability from which on a kernel may begin while the one before it ends, and the driver that records such
+/// launches into graphs.
+const OVERLAPS_FROM: (u32, i32) = (90, 12_030);
 
 /// A loaded module; never unloaded while its device is in use.
 struct Module(sys::CUmodule);
@@ -122,6 +127,7 @@ impl Gpu {
                 capability,
                 driver_version,
                 emulated,
+                overlaps: capability >= OVERLAPS_FROM.0 && driver_version >= OVERLAPS_FROM.1,
                 shared_bytes: shared_bytes as u32,
                 cache,
                 dynamic_shared: Mutex::default(),
@@ -140,6 +146,11 @@ impl Gpu {
     /// The device's name; the emulator's says that it is one.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// Whether kernels are launched while what is before them in their stream ends, and wait for it themselves.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.inner.overlaps
     }
 
     /// The second-level cache.
@@ -254,6 +265,7 @@ impl Gpu {
     /// Has the driver compile a module. cust's own call keeps neither the driver's log nor the code of PTX
     /// that is too new for it. The device's context is current.
     fn load(&self, ptx: &Ptx) -> Result<Module> {
+        let text = ptx.text(self.inner.overlaps);
         let mut log = vec![0_u8; 8192];
         let mut options = [
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
@@ -266,7 +278,7 @@ impl Gpu {
         let result = unsafe {
             sys::cuModuleLoadDataEx(
                 &mut module,
-                ptx.text.as_ptr().cast(),
+                text.as_ptr().cast(),
                 options.len() as u32,
                 options.as_mut_ptr(),
                 values.as_mut_ptr(),
@@ -342,7 +354,7 @@ mod tests {
         let text =
             ".version 99.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\nret;\n}\n\0";
         let _current = gpu.bind().unwrap();
-        let error = gpu.load(&Ptx { module: "mse_f32", capability: 80, text }).err().unwrap();
+        let error = gpu.load(&Ptx::new("mse_f32", 80, text)).err().unwrap();
         let Error::UnsupportedPtx { module, driver, ptx, advice, log } = &error else {
             panic!("expected UnsupportedPtx, got {error}");
         };

@@ -1,11 +1,11 @@
 //! Queues a kernel.
 
-use crate::driver::check;
+use crate::driver::functions::cuLaunchKernelEx;
+use crate::driver::{LaunchAttribute, LaunchConfig, check};
 use crate::error::{Error, Result};
 use crate::plan::Launch;
 use crate::stream::Stream;
 use crate::view::Memory;
-use cust::sys;
 use kernels_gpu::abi::Dtype;
 use kernels_gpu::{Entry, Family};
 use std::ffi::c_void;
@@ -79,21 +79,18 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     let _current = stream.gpu().bind()?;
     let function = stream.gpu().function(entry)?;
     let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-    // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns;
-    // the rest is the caller's condition.
-    check("cuLaunchKernel", unsafe {
-        sys::cuLaunchKernel(
-            function.0,
-            shape.blocks,
-            1,
-            1,
-            shape.threads,
-            1,
-            1,
-            shape.shared_bytes,
-            stream.handle(),
-            params.as_mut_ptr(),
-            std::ptr::null_mut(),
-        )
+    let attribute = LaunchAttribute::OVERLAPS;
+    let config = LaunchConfig {
+        grid: [shape.blocks, 1, 1],
+        block: [shape.threads, 1, 1],
+        shared_bytes: shape.shared_bytes,
+        stream: stream.handle(),
+        attributes: &attribute,
+        count: stream.gpu().overlaps().into(),
+    };
+    // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns, as it does the attribute;
+    // where launches overlap, the kernel waits for the one before; the rest is the caller's condition.
+    check("cuLaunchKernelEx", unsafe {
+        cuLaunchKernelEx(&config, function.0, params.as_mut_ptr(), std::ptr::null_mut())
     })
 }

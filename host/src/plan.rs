@@ -120,7 +120,7 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
 pub(crate) struct SamplesLaunch {
     pub(crate) rows: RowsLaunch,
     pub(crate) form: Form,
-    /// Blocks at the end of the grid that take no rows, but add up what the others leave.
+    /// Blocks at the end of the grid, none or one, that take no rows, but add up what the others leave.
     pub(crate) adders: u32,
 }
 
@@ -162,6 +162,9 @@ pub(crate) struct SamplesKernels {
 const ROOM: usize = 132 * 2048;
 const MOST_OF_FEW: usize = 512;
 
+/// Blocks of which a thread asks for what they leave at once, at the end of a grid.
+const AT_ONCE: usize = 4;
+
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
 
@@ -184,7 +187,7 @@ pub(crate) fn samples(
     // sooner by their blocks, each its own, than by those that add them up.
     let held_rows = match pass {
         Pass::Forward => few + 1..=(max_blocks(kernels.sums.max(3)) - ADDERS) as usize,
-        _ => 0..=(max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
+        _ => 0..=(max_blocks(3) - MAX_TOTALS_BLOCKS - 1) as usize,
     };
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
@@ -246,25 +249,24 @@ pub(crate) fn samples(
         (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
         // In the order of memory.
         (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
-        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
+        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - 1) as usize,
     };
     if splits == 1 {
         blocks = blocks.min(most);
     }
-    let at_end = match (pass, form) {
-        (Pass::Forward, Form::Few) => Some(4),
-        (Pass::Forward, Form::Long) if splits == 1 => Some(4),
-        (_, Form::Held) | (Pass::ForwardBackward, Form::Long) => Some(2),
-        _ => None,
+    let adders = match (pass, form) {
+        (Pass::Backward, _) | (_, Form::Short) => 0,
+        (Pass::Forward, Form::Long) if splits > 1 => 0,
+        // One, where it asks at once for all that is left at the end: others would have to wait for it, and it for them.
+        (Pass::Forward, _) if blocks.min(few) > threads * AT_ONCE => ADDERS,
+        // In the kernels of elements of 16 bits there is no register for what a row's own block would make of it.
+        (Pass::Forward, Form::Held) if element_bytes == 2 => ADDERS,
+        _ => 1,
     };
-    let adders = at_end.map_or(0, |at_once| {
-        // One, where it asks for all that is left at once: another would have to wait for it.
-        if blocks.min(few) <= threads * at_once { 1 } else { ADDERS }
-    });
     blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    // Whoever holds a row and writes its gradients keeps the group of its class.
-    let keeps_class = (pass, form) == (Pass::ForwardBackward, Form::Held);
+    // Whoever holds a row and writes its gradients, or finishes it late, keeps the group of its class.
+    let keeps_class = form == Form::Held && (pass == Pass::ForwardBackward || element_bytes > 2);
     let shared_bytes = if keeps_class { 16 } else { 0 };
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
@@ -425,11 +427,13 @@ mod tests {
         let adders = |pass, rows, cols| samples(pass, rows, cols, 4, KERNELS).adders;
         assert_eq!(adders(Pass::Forward, 128, 1000), 1);
         assert_eq!(adders(Pass::Forward, 32768, 1000), ADDERS);
+        assert_eq!(adders(Pass::Forward, 32768, 4096), 1);
+        assert_eq!(samples(Pass::Forward, 32768, 8192, 2, KERNELS).adders, ADDERS);
         assert_eq!(adders(Pass::Forward, 4096, 50257), 1);
         assert_eq!(adders(Pass::Forward, 262_144, 128), 0);
         assert_eq!(adders(Pass::Forward, 8, 262_144), 0);
         assert_eq!(adders(Pass::ForwardBackward, 128, 4096), 1);
-        assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), ADDERS);
+        assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), 1);
         assert_eq!(adders(Pass::ForwardBackward, 500, 50257), 1);
     }
 

@@ -47,13 +47,19 @@ pub const STATS_PARTS: u32 = 4;
 pub const GROUP: u32 = 64;
 
 /// How many groups ahead of the group whose sums it adds up a block is: about as far as blocks run at the same time, so
-/// that it hardly waits for them. The last `2 * LAG` groups, and what is behind them, blocks at the end of the grid add up:
+/// that it hardly waits for them. What the last `2 * LAG` groups leave, and blocks behind them, is added up at the end of the grid:
 /// the grid ends with its last rows, and to add up others then would take as long again.
 pub const LAG: u32 = 8;
 
 /// Blocks that leave no sums, behind those that do, where more than one shares the end: one adds up each group that no block
 /// behind it does, the last perhaps not a whole one, and one the groups' sums.
 pub const ADDERS: u32 = 2 * LAG + 2;
+
+/// Of `blocks` that leave something, those of the groups that are added up on the way: the first. Where one block adds up the end of
+/// the grid, the others leave sums, of which it has nothing to make.
+pub const fn early_blocks(blocks: u32) -> u32 {
+    (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
+}
 
 /// The most [`CrossEntropyArgs::totals_blocks`].
 pub const MAX_TOTALS_BLOCKS: u32 = 512;
@@ -152,6 +158,12 @@ pub struct CeilingArgs {
     pub arrays: [u64; 4],
     /// Groups of 16 bytes in each; whole tiles of the launch.
     pub groups: u64,
+    /// Another array that is read, of what a loss reads once a row: ...
+    pub of_rows: u64,
+    /// ... so many groups, ...
+    pub of_rows_groups: u64,
+    /// ... of which so many beside each tile, no more than a block has threads.
+    pub of_rows_share: u64,
     /// Where a kernel that writes nothing could.
     pub sink: u64,
 }
@@ -241,6 +253,8 @@ pub struct CrossEntropyArgs {
     pub ahead: u32,
     /// How many bytes from the beginning of that row, no more than it has, nor than 128 for each thread of its team.
     pub ahead_bytes: u32,
+    /// Blocks of which others make the sums, the first: [`early_blocks`], or all that leave something, where `adders` share the end.
+    pub early_blocks: u32,
 }
 
 impl CrossEntropyArgs {

@@ -202,7 +202,11 @@ unsafe fn run<
             let share = unsafe {
                 // Few: there is room for what they leave.
                 let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
-                workspace.share(&AsTheyAre, first, 0, lane_id(), count, WARP_SIZE)
+                workspace.share(
+                    &AsTheyAre::<4>,
+                    |part, _| first + part,
+                    (lane_id(), count, WARP_SIZE),
+                )
             };
             let [sum] = team_sums(share, WARP_SIZE);
             if lane_id() == 0 {

@@ -5,7 +5,7 @@
 //! of the additions depends on the launch shape alone, never on which block is done when: a sum
 //! has the same bits on every run.
 
-use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, workspace};
+use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, early_blocks, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
 use cuda_std::atomic::{fence, fetch_add, fetch_max};
 use cuda_std::hint::{opaque, spin};
@@ -213,8 +213,7 @@ impl Workspace {
         found
     }
 
-    /// N sums over places `from`, `from + step`, ... up to `to`, in order: of P numbers each, the first of them at `base`, the
-    /// next `stride` behind.
+    /// N sums over places `from`, `from + step`, ... up to `to`, in order: of P numbers each, which are where `at` says.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -222,11 +221,8 @@ impl Workspace {
     pub(crate) unsafe fn share<T: Terms<P, N>, const P: usize, const N: usize>(
         self,
         terms: &T,
-        base: u32,
-        stride: u32,
-        from: u32,
-        to: u32,
-        step: u32,
+        at: impl Fn(u32, u32) -> u32,
+        (from, to, step): (u32, u32, u32),
     ) -> [f64; N] {
         const { assert!(T::AT_ONCE * P <= MAX_LANES) };
         let mut sums = [0.0; N];
@@ -239,14 +235,13 @@ impl Workspace {
                     besides[ahead] = Some(terms.besides(place));
                 }
             });
-            let at = |place: u32, index: usize| {
+            let wanted = |place: u32, index: usize| {
                 let (part, ahead) = (index % P, index / P);
                 let place = place + ahead as u32 * step;
-                let wanted = ahead < T::AT_ONCE && place < to;
-                wanted.then(|| base + part as u32 * stride + place)
+                (ahead < T::AT_ONCE && part < T::USED && place < to).then(|| at(place, part as u32))
             };
             // SAFETY: the caller's conditions.
-            let parts: [u64; MAX_LANES] = unsafe { self.take(place, at) };
+            let parts: [u64; MAX_LANES] = unsafe { self.take(place, wanted) };
             unrolled!(for ahead in 0..MAX_LANES; {
                 if ahead < T::AT_ONCE && let Some(besides) = besides[ahead].take() {
                     let mut of_place = [0; P];
@@ -272,6 +267,8 @@ impl Workspace {
 pub(crate) trait Terms<const P: usize, const N: usize> {
     /// How many places are asked for at once: each takes as long as all.
     const AT_ONCE: usize;
+    /// How many of the numbers there are.
+    const USED: usize = P;
     /// What else is needed.
     type Besides;
     /// Asks for it, before the numbers are waited for.
@@ -280,11 +277,11 @@ pub(crate) trait Terms<const P: usize, const N: usize> {
     fn of_place(&self, place: u32, besides: Self::Besides, parts: [u64; P]) -> [f64; N];
 }
 
-/// The numbers themselves.
-pub(crate) struct AsTheyAre;
+/// The numbers themselves, of which WORDS are asked for at once.
+pub(crate) struct AsTheyAre<const WORDS: usize>;
 
-impl<const N: usize> Terms<N, N> for AsTheyAre {
-    const AT_ONCE: usize = MAX_SUMS / N;
+impl<const WORDS: usize, const N: usize> Terms<N, N> for AsTheyAre<WORDS> {
+    const AT_ONCE: usize = WORDS / N;
     type Besides = ();
     #[inline(always)]
     fn besides(&self, _: u32) {}
@@ -397,9 +394,9 @@ impl TotalsAhead {
         // Between the sums of the block and these; and this block's are left.
         sync_threads();
         let (thread, step) = (thread_idx_x(), block_dim_x());
+        let at = |block: u32, part: u32| Self::PARTS + part * blocks + block;
         // SAFETY: the blocks before this have left them or will, this one has.
-        let shares =
-            unsafe { self.workspace.share(&AsTheyAre, Self::PARTS, blocks, thread, blocks, step) };
+        let shares = unsafe { self.workspace.share(&AsTheyAre::<4>, at, (thread, blocks, step)) };
         let totals = block_sums::<f64, false, 2>(shares);
         if thread == 0 {
             unrolled!(for index in 0..2; {
@@ -472,7 +469,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
         unsafe { leave_of_block::<N>(0, of_block.map(bits_of_sum), 0, workspace) };
     }
     // SAFETY: the caller's conditions.
-    unsafe { sums_over_blocks::<N, N>(&AsTheyAre, 0, workspace, finish) };
+    unsafe { sums_over_blocks::<4, N, N>(&AsTheyAre::<4>, 0, workspace, finish) };
 }
 
 /// The blocks of the grid that leave something: all but the last `adders`.
@@ -508,14 +505,16 @@ pub(crate) unsafe fn leave_of_block<const N: usize>(
     }
 }
 
-/// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does. The last `adders` blocks leave nothing:
-/// where there is one, it adds up what is left at the end of the grid, and where there are `abi::ADDERS` they share it.
+/// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does: P numbers, or N sums of one that is at the end
+/// of the grid, behind the [`early_blocks`]. The last `adders` blocks leave nothing: where there is none or one, the last of all
+/// adds up what is left at the end, and where there are `abi::ADDERS` they share it, and every block leaves P numbers. The last
+/// asks for WORDS at once.
 ///
 /// # Safety
 /// The grid has at most `abi::max_blocks` of the larger of P and N blocks, and a thread of the first warp of each calls
 /// [`leave_of_block`] first; nothing else is left in the workspace.
 #[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<const P: usize, const N: usize>(
+pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const N: usize>(
     terms: &impl Terms<P, N>,
     adders: u32,
     workspace: Workspace,
@@ -524,21 +523,22 @@ pub(crate) unsafe fn sums_over_blocks<const P: usize, const N: usize>(
     let (block, blocks) = (block_idx_x(), leaving_blocks(adders));
     let (group, lag, shared) = (GROUP, LAG, adders > 1);
     // Groups that blocks behind them add up, and all that some block adds up.
-    let behind = (blocks / group).saturating_sub(2 * lag);
-    let groups = if shared { blocks.div_ceil(group) } else { behind };
-    let of_groups = P as u32 * blocks;
+    let ahead = early_blocks(blocks) / group;
+    let groups = if shared { blocks.div_ceil(group) } else { ahead };
+    let of_groups = P.max(N) as u32 * blocks;
     let (has_group, index) = if block >= blocks {
-        let index = behind + (block - blocks);
+        let index = ahead + (block - blocks);
         (index < groups, index)
     } else {
         let index = (block / group).wrapping_sub(lag);
-        ((block + 1).is_multiple_of(group) && index < behind, index)
+        ((block + 1).is_multiple_of(group) && index < ahead, index)
     };
     if has_group && warp_id() == 0 {
         let (lane, step) = (lane_id(), WARP_SIZE);
+        let at = |block: u32, part: u32| part * blocks + block;
         let (from, to) = (index * group + lane, blocks.min((index + 1) * group));
         // SAFETY: the blocks of the group leave them; they are of a lower index.
-        let shares = unsafe { workspace.share(terms, 0, blocks, from, to, step) };
+        let shares = unsafe { workspace.share(terms, at, (from, to, step)) };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
             unrolled!(for sum in 0..N; {
@@ -552,14 +552,17 @@ pub(crate) unsafe fn sums_over_blocks<const P: usize, const N: usize>(
         return;
     }
     let (thread, step) = (thread_idx_x(), block_dim_x());
-    // SAFETY: every group, or block, leaves its own.
+    let at = |group: u32, sum: u32| of_groups + sum * groups + group;
+    // SAFETY: every group leaves its own.
     let mut shares: [f64; N] =
-        unsafe { workspace.share(&AsTheyAre, of_groups, groups, thread, groups, step) };
+        unsafe { workspace.share(&AsTheyAre::<WORDS>, at, (thread, groups, step)) };
     if !shared {
-        // SAFETY: as above.
-        let of_blocks =
-            unsafe { workspace.share(terms, 0, blocks, groups * group + thread, blocks, step) };
-        unrolled!(for index in 0..N; { shares[index] += of_blocks[index]; });
+        let at = |block: u32, sum: u32| sum * blocks + block;
+        // SAFETY: every block leaves its own.
+        let of_blocks: [f64; N] = unsafe {
+            workspace.share(&AsTheyAre::<WORDS>, at, (groups * group + thread, blocks, step))
+        };
+        unrolled!(for sum in 0..N; { shares[sum] += of_blocks[sum]; });
     }
     // Between the sums of the block and these.
     sync_threads();

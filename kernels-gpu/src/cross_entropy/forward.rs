@@ -25,7 +25,7 @@ use cuda_std::warp::{lane_id, sync_warp, warp_id};
 /// The kernels' conditions ([`super`]). A team is the block.
 #[inline(always)]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
-    let pass = Pass::<E, MODE>::new(args);
+    let pass = Pass::<E, MODE>::finishing_late(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let team = Team::of_block(args);
@@ -75,7 +75,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
         if first {
             leave_terms(&pass, BlockTerms::get(), workspace);
         }
-        finish_terms::<E, MODE, 2, 4>(&pass, &AsTheyAre, workspace);
+        finish_terms::<E, MODE, 4, 2, 4>(&pass, &AsTheyAre::<4>, workspace);
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) unsafe fn leave_terms<E: Element, const MODE: u32>(
     let args = pass.args;
     // SAFETY: the caller's conditions.
     unsafe {
-        if has_two_sums(args) {
+        if pass.has_two_sums() {
             leave_of_block(0, [loss, weights].map(bits_of_sum), args.adders, workspace);
         } else {
             let sums = [loss, weights, squares, count];
@@ -108,20 +108,19 @@ pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
 
-/// Whether of the sums over rows only those of the losses and of the class weights are needed: of a small call, the sums are
-/// the most.
-#[inline(always)]
-fn has_two_sums(args: &CrossEntropyArgs) -> bool {
-    args.z_loss == 0.0 && args.totals == 0
-}
-
 /// Sums over the grid the `terms` of what a thread of each block's first warp has left, and writes the results of all: P
 /// numbers where two sums are needed, Q where four are.
 ///
 /// # Safety
 /// The kernels' conditions; all threads call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32, const P: usize, const Q: usize>(
+pub(crate) unsafe fn finish_terms<
+    E: Element,
+    const MODE: u32,
+    const WORDS: usize,
+    const P: usize,
+    const Q: usize,
+>(
     pass: &Pass<'_, E, MODE>,
     terms: &(impl Terms<P, 2> + Terms<Q, TERMS>),
     workspace: Workspace,
@@ -129,12 +128,12 @@ pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32, const P: usize, c
     let adders = pass.args.adders;
     // SAFETY: the caller's conditions; in the last block's first thread.
     unsafe {
-        if has_two_sums(pass.args) {
-            sums_over_blocks::<P, 2>(terms, adders, workspace, |[loss, weights]| {
+        if pass.has_two_sums() {
+            sums_over_blocks::<WORDS, P, 2>(terms, adders, workspace, |[loss, weights]| {
                 pass.finish([loss, weights, 0.0, 0.0], workspace);
             });
         } else {
-            sums_over_blocks::<Q, TERMS>(terms, adders, workspace, |sums| {
+            sums_over_blocks::<WORDS, Q, TERMS>(terms, adders, workspace, |sums| {
                 finish(pass, sums, workspace);
             });
         }
@@ -211,7 +210,7 @@ pub(crate) unsafe fn finish_threads<E: Element, const MODE: u32>(
     let terms = ThreadTerms::of_thread();
     // SAFETY: the caller's conditions; in the last block's first thread.
     unsafe {
-        if has_two_sums(args) {
+        if pass.has_two_sums() {
             grid_sums([terms[0], terms[1]], workspace, |[loss, weights]| {
                 pass.finish([loss, weights, 0.0, 0.0], workspace);
             });

@@ -126,7 +126,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 leave_of_block(0, sums, args.adders, workspace);
             }
             let asked = pass.ask_for_totals(ahead);
-            sums_over_blocks::<2, 2>(&AsTheyAre, args.adders, workspace, |sums| {
+            sums_over_blocks::<4, 2, 2>(&AsTheyAre::<4>, args.adders, workspace, |sums| {
                 pass.finish_with_totals(sums, asked, workspace);
             });
         }

@@ -11,7 +11,7 @@
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
 //! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of
-//!    `forward_backward_held` 16.
+//!    `forward_backward_held` 16, and so has one of `forward_held` that finishes a row late.
 
 use crate::element::Element;
 

@@ -218,13 +218,21 @@ cuda_std::shared_array! {
 /// A pass over the rows.
 pub(crate) struct Pass<'a, E: Element, const MODE: u32> {
     pub(crate) args: &'a CrossEntropyArgs,
+    /// Whether arguments that say how a row is finished are asked for only there.
+    late: bool,
     element: PhantomData<E>,
 }
 
 impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
     #[inline(always)]
     pub(crate) fn new(args: &'a CrossEntropyArgs) -> Self {
-        Pass { args, element: PhantomData }
+        Pass { args, late: false, element: PhantomData }
+    }
+
+    /// One of which the rows begin with what they need, and not all are finished: what says how would keep the others waiting.
+    #[inline(always)]
+    pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
+        Pass { args, late: true, element: PhantomData }
     }
 }
 
@@ -245,6 +253,20 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         let share = E::Real::from_f64(self.args.share);
         weight * self.keep().fma(t, share)
+    }
+
+    /// An argument that says how a row is finished.
+    #[inline(always)]
+    fn of_end(&self, value: u64) -> u64 {
+        if self.late { opaque(value) } else { value }
+    }
+
+    /// Whether of the sums over rows only those of the losses and of the class weights are needed: of a small call, the sums are
+    /// the most.
+    #[inline(always)]
+    pub(crate) fn has_two_sums(&self) -> bool {
+        f64::from_bits(self.of_end(self.args.z_loss.to_bits())) == 0.0
+            && self.of_end(self.args.totals) == 0
     }
 
     /// λ, made where it is needed: before the rows, it would take registers through all of them.
@@ -498,12 +520,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         workspace: Workspace,
     ) -> [f64; TERMS] {
         let args = self.args;
-        if label.fault && args.fault != 0 {
+        if label.fault && self.of_end(args.fault) != 0 {
             workspace.report_row(row);
         }
         let log_sum = stats.log_sum();
         let log_sum_exp = stats.max + log_sum;
-        if SAVES && args.saved != 0 {
+        if SAVES && self.of_end(args.saved) != 0 {
             // SAFETY: the caller's conditions.
             unsafe {
                 store(self.saved(row, saved::MAX), stats.max);
@@ -530,9 +552,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             }
         }
         let square = if label.counts { log_sum_exp * log_sum_exp } else { E::Real::ZERO };
-        if args.reduction == reduction::ROWS {
+        if self.of_end(args.reduction.into()) == reduction::ROWS.into() {
             let mut loss = term;
-            if args.z_loss != 0.0 {
+            if f64::from_bits(self.of_end(args.z_loss.to_bits())) != 0.0 {
                 loss = E::Real::from_f64(self.z_loss()).fma(square, loss);
             }
             // SAFETY: the caller's conditions.

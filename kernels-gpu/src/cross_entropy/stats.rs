@@ -117,15 +117,24 @@ impl<R: Real> Stats<R> {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
-    /// What is left of a row without a target for every class, no word of it zero: the largest logit, and what the others
-    /// come to, which is not negative, as if it were.
+    /// Words that a row without a target for every class is left in: of 32 bits, its two numbers are one.
+    pub(crate) const WORDS: usize = size_of::<R>() / 4;
+
+    /// What is left of such a row, no word of it zero: the largest logit, and what the others come to, which is not negative, as
+    /// if it were.
     #[inline(always)]
     pub(crate) fn to_words(self) -> [u64; 2] {
-        [not_zero(self.max), -self.others()].map(R::to_bits64)
+        let [max, others] = [not_zero(self.max), -self.others()].map(R::to_bits64);
+        if Self::WORDS == 1 { [max << 32 | others, 0] } else { [max, others] }
     }
 
     #[inline(always)]
-    pub(crate) fn from_words(words: [u64; 2]) -> Self {
+    pub(crate) fn from_words([first, second]: [u64; 2]) -> Self {
+        let words = if Self::WORDS == 1 {
+            [first >> 32, first & u64::from(u32::MAX)]
+        } else {
+            [first, second]
+        };
         let [max, others] = words.map(R::from_bits64);
         Self::of_parts([max, -others, R::ZERO, R::ZERO])
     }

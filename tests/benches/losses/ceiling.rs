@@ -24,7 +24,7 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     }
 }
 
-/// The three fastest launches over `bytes` of each array, with names, as graphs of `calls` calls that take turns on
+/// The three fastest launches over `bytes` of each array and what there is of rows, an address and its bytes, with names, as graphs of `calls` calls that take turns on
 /// the copies.
 pub(crate) fn best(
     stream: &Stream,
@@ -42,13 +42,23 @@ pub(crate) fn best(
                 let grid = grid.min(tiles) as u32;
                 let graph = Graph::capture(stream, calls, |call| {
                     let arrays = &copies[call % copies.len()];
+                    let (of_rows, of_rows_bytes) = pattern.of_rows;
+                    let of_rows_groups = of_rows_bytes / 16;
+                    let of_rows_share = of_rows_groups.div_ceil(tiles);
+                    assert!(
+                        of_rows_share <= block,
+                        "what is read of rows is too much for the tiles"
+                    );
                     let mut args = CeilingArgs {
                         arrays: [0; 4],
                         groups: (tiles * block * flight) as u64,
+                        of_rows,
+                        of_rows_groups: of_rows_groups as u64,
+                        of_rows_share: of_rows_share as u64,
                         sink: arrays[arrays.len() - 1],
                     };
                     args.arrays[..arrays.len()].copy_from_slice(arrays);
-                    // SAFETY: the arrays have `bytes` bytes each and are the caller's for the run;
+                    // SAFETY: the arrays have `bytes` bytes each, that of rows its own, and are the caller's for the run;
                     // the sink may be overwritten by 4 bytes.
                     unsafe { ceiling::launch(stream, kernel, grid, block as u32, &args) }
                 })?;

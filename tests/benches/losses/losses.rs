@@ -8,10 +8,10 @@ use tests::filled::{filled, total};
 use tests::number::Number;
 use tests::random::uniform;
 
-const READ: Pattern = Pattern { reads: 1, writes: 0 };
-const READ_WRITE: Pattern = Pattern { reads: 1, writes: 1 };
-const READ_TWO: Pattern = Pattern { reads: 2, writes: 0 };
-const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1 };
+const READ: Pattern = Pattern { reads: 1, writes: 0, of_rows: (0, 0) };
+const READ_WRITE: Pattern = Pattern { reads: 1, writes: 1, of_rows: (0, 0) };
+const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0) };
+const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0) };
 
 /// Bytes that calls in turn must read and write before they come back to the same: many times the cache.
 pub(crate) const ROTATION: usize = 512 << 20;
@@ -215,7 +215,9 @@ impl Bench {
         let arrays: Vec<_> =
             inputs.iter().zip(&gradients).map(|(x, g)| vec![x.as_raw(), g.as_raw()]).collect();
         drop(x);
-        self.row(format!("{name}, forward"), READ, &arrays, bytes, |call| {
+        let of_rows = (target.as_raw(), rows * size_of::<i64>());
+        let (read, read_write) = (Pattern { of_rows, ..READ }, Pattern { of_rows, ..READ_WRITE });
+        self.row(format!("{name}, forward"), read, &arrays, bytes, |call| {
             loss_of.forward_into(
                 &inputs[call % copies],
                 &target,
@@ -224,7 +226,7 @@ impl Bench {
                 &stream,
             )
         })?;
-        self.row(format!("{name}, forward+backward"), READ_WRITE, &arrays, bytes, |call| {
+        self.row(format!("{name}, forward+backward"), read_write, &arrays, bytes, |call| {
             let at = call % copies;
             loss_of.forward_backward_into(
                 &inputs[at],
@@ -235,7 +237,7 @@ impl Bench {
                 &stream,
             )
         })?;
-        self.row(format!("{name}, backward"), READ_WRITE, &arrays, bytes, |call| {
+        self.row(format!("{name}, backward"), read_write, &arrays, bytes, |call| {
             let at = call % copies;
             loss_of.backward_into(&inputs[at], &target, &saved, &one, &mut gradients[at], &stream)
         })

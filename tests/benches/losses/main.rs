@@ -34,6 +34,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 struct Pattern {
     reads: usize,
     writes: usize,
+    /// What is read besides once a row, an address and its bytes.
+    of_rows: (u64, usize),
 }
 
 /// One line of the table.
@@ -140,7 +142,7 @@ impl Bench {
             .map(|((launch, _), &time)| (launch.clone(), time / calls as f64))
             .min_by(|a, b| a.1.total_cmp(&b.1))
             .expect("there are candidates");
-        let bytes = ((pattern.reads + pattern.writes) * bytes) as f64;
+        let bytes = ((pattern.reads + pattern.writes) * bytes + pattern.of_rows.1) as f64;
         let row = Row { name, bytes, ours_ms: times[0] / calls as f64, ceiling_ms, ceiling };
         if self.rows.is_empty() {
             println!(

@@ -61,7 +61,8 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
                 BlockTerms::add(pass.finish_row::<true>(row, &label, stats, logit, workspace));
             }
         }
-        row += u64::from(team.teams);
+        // Asked for again, where it would take a register through the row.
+        row += u64::from(Team::of_block(args).teams);
         if row < args.rows {
             // The first warp has the row, of which the parts are to be replaced.
             sync_threads();

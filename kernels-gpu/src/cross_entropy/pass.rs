@@ -261,12 +261,17 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if self.late { opaque(value) } else { value }
     }
 
+    /// Whether λ is not 0; as a whole number, which takes no registers of float64.
+    #[inline(always)]
+    fn has_z_loss(&self) -> bool {
+        self.of_end(self.args.z_loss.to_bits()) << 1 != 0
+    }
+
     /// Whether of the sums over rows only those of the losses and of the class weights are needed: of a small call, the sums are
     /// the most.
     #[inline(always)]
     pub(crate) fn has_two_sums(&self) -> bool {
-        f64::from_bits(self.of_end(self.args.z_loss.to_bits())) == 0.0
-            && self.of_end(self.args.totals) == 0
+        !self.has_z_loss() && self.of_end(self.args.totals) == 0
     }
 
     /// λ, made where it is needed: before the rows, it would take registers through all of them.
@@ -554,7 +559,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let square = if label.counts { log_sum_exp * log_sum_exp } else { E::Real::ZERO };
         if self.of_end(args.reduction.into()) == reduction::ROWS.into() {
             let mut loss = term;
-            if f64::from_bits(self.of_end(args.z_loss.to_bits())) != 0.0 {
+            if self.has_z_loss() {
                 loss = E::Real::from_f64(self.z_loss()).fma(square, loss);
             }
             // SAFETY: the caller's conditions.

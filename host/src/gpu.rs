@@ -402,6 +402,45 @@ mod tests {
         assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
     }
 
+    /// The emulator runs one kernel behind another whatever is asked of it, so that it has to notice.
+    #[test]
+    fn a_kernel_that_would_not_wait_for_the_one_before_is_refused() {
+        use crate::driver::functions::cuLaunchKernelEx;
+        use crate::driver::{LaunchAttribute, LaunchConfig};
+        let gpu = gpu();
+        if !gpu.is_emulated() {
+            return;
+        }
+        assert!(gpu.overlaps());
+        let stream = gpu.stream().unwrap();
+        let _current = gpu.bind().unwrap();
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let text = ptx::find("mse_f32", 80).unwrap().text(false);
+        let none = std::ptr::null_mut::<c_void>();
+        let mut args = std::mem::MaybeUninit::<kernels_gpu::abi::PairwiseArgs>::zeroed();
+        let mut params = [args.as_mut_ptr().cast::<c_void>()];
+        let attribute = LaunchAttribute::OVERLAPS;
+        let config = LaunchConfig {
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            stream: stream.handle(),
+            attributes: &attribute,
+            count: 1,
+        };
+        // SAFETY: the text ends in a zero byte, and the pointers are to what is written; the launch is refused, the kernel does
+        // not run.
+        let result = unsafe {
+            let image = text.as_ptr().cast();
+            let load = sys::cuModuleLoadDataEx(&mut module, image, 0, none.cast(), none.cast());
+            check("cuModuleLoadDataEx", load).unwrap();
+            let get = sys::cuModuleGetFunction(&mut function, module, c"mse_forward_f32".as_ptr());
+            check("cuModuleGetFunction", get).unwrap();
+            cuLaunchKernelEx(&config, function, params.as_mut_ptr(), none.cast())
+        };
+        assert_eq!(result, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+
     #[test]
     fn the_context_of_the_thread_is_put_back() {
         let (gpu, other) = (gpu(), std::ptr::without_provenance_mut(0x101));

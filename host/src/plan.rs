@@ -120,7 +120,7 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
 pub(crate) struct SamplesLaunch {
     pub(crate) rows: RowsLaunch,
     pub(crate) form: Form,
-    /// Blocks at the end of the grid, none or one, that take no rows, but add up what the others leave.
+    /// Blocks at the end of the grid that take no rows, but add up what the others leave.
     pub(crate) adders: u32,
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn samples(
     // sooner by their blocks, each its own, than by those that add them up.
     let held_rows = match pass {
         Pass::Forward => few + 1..=(max_blocks(kernels.sums.max(3)) - ADDERS) as usize,
-        _ => 0..=(max_blocks(3) - MAX_TOTALS_BLOCKS - 1) as usize,
+        _ => 0..=(max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
     };
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
@@ -249,7 +249,7 @@ pub(crate) fn samples(
         (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
         // In the order of memory.
         (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
-        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - 1) as usize,
+        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
     };
     if splits == 1 {
         blocks = blocks.min(most);
@@ -259,6 +259,8 @@ pub(crate) fn samples(
         (Pass::Forward, Form::Long) if splits > 1 => 0,
         // One, where it asks at once for all that is left at the end: others would have to wait for it, and it for them.
         (Pass::Forward, _) if blocks.min(few) > threads * AT_ONCE => ADDERS,
+        // The gradients of the last rows are on their way meanwhile: one that has to ask twice is as soon done.
+        (Pass::ForwardBackward, _) if blocks.min(few) > threads * 2 * AT_ONCE => ADDERS,
         // In the kernels of elements of 16 bits there is no register for what a row's own block would make of it.
         (Pass::Forward, Form::Held) if element_bytes == 2 => ADDERS,
         _ => 1,
@@ -434,6 +436,7 @@ mod tests {
         assert_eq!(adders(Pass::Forward, 8, 262_144), 0);
         assert_eq!(adders(Pass::ForwardBackward, 128, 4096), 1);
         assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), 1);
+        assert_eq!(adders(Pass::ForwardBackward, 32768, 1000), ADDERS);
         assert_eq!(adders(Pass::ForwardBackward, 500, 50257), 1);
     }
 

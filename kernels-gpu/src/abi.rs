@@ -164,7 +164,7 @@ pub struct CeilingArgs {
     pub of_rows_groups: u64,
     /// ... of which so many beside each tile, no more than a block has threads.
     pub of_rows_share: u64,
-    /// Where a kernel that writes nothing could.
+    /// Where what was read could be written; hardly ever is.
     pub sink: u64,
 }
 

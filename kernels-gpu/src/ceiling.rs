@@ -28,12 +28,13 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` groups of 16 bytes of each in flight in a thread.
+/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` groups of 16 bytes of each in flight in a
+/// thread.
 ///
 /// # Safety
 /// 1. Each of `args.arrays` in use points to `groups` groups of 16 bytes in global memory, on their
 ///    boundary; reads first, then writes. So does `of_rows` to `of_rows_groups`.
-/// 2. `sink` points to 4 bytes.
+/// 2. `sink` points to 4 bytes that may be overwritten.
 /// 3. Nothing that is written overlaps anything else.
 #[inline(always)]
 pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL: usize>(

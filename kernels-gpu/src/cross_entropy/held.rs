@@ -22,7 +22,8 @@ cuda_std::shared_array! {
 }
 
 /// The loss. With `FINISHES` a block makes the loss of its row, which is soonest known so; without, whoever adds up does, and
-/// blocks make way sooner. Of targets for every class each block does.
+/// blocks make way sooner, but for those of the last rows, for which the end of the grid waits ([`leaves_sums`]). Of targets for
+/// every class each block does.
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A block for each row, one at least, and behind them `adders`; a team is the block, and

@@ -45,9 +45,8 @@ struct Inner {
     transfers: Mutex<Weak<StreamInner>>,
 }
 
-/// The compute capability from which on a kernel may begin while the one before it ends, and the driver that records such
-/// launches into graphs.
-const OVERLAPS_FROM: (u32, i32) = (90, 12_030);
+/// The oldest driver that records launches into graphs of which one begins while the one before it ends.
+const OVERLAPS_DRIVER: i32 = 12_030;
 
 /// A loaded module; never unloaded while its device is in use.
 struct Module(sys::CUmodule);
@@ -127,7 +126,7 @@ impl Gpu {
                 capability,
                 driver_version,
                 emulated,
-                overlaps: capability >= OVERLAPS_FROM.0 && driver_version >= OVERLAPS_FROM.1,
+                overlaps: capability >= ptx::OVERLAPS_FROM && driver_version >= OVERLAPS_DRIVER,
                 shared_bytes: shared_bytes as u32,
                 cache,
                 dynamic_shared: Mutex::default(),

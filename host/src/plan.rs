@@ -267,8 +267,8 @@ pub(crate) fn samples(
     };
     blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    // Whoever holds a row and writes its gradients, or finishes it late, keeps the group of its class.
-    let keeps_class = form == Form::Held && (pass == Pass::ForwardBackward || element_bytes > 2);
+    // Whoever holds a row and writes its gradients, or finishes it for one block that adds up, keeps the group of its class.
+    let keeps_class = form == Form::Held && (pass == Pass::ForwardBackward || adders == 1);
     let shared_bytes = if keeps_class { 16 } else { 0 };
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };

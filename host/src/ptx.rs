@@ -28,8 +28,8 @@ pub(crate) fn oldest() -> u32 {
 /// What a kernel begins with that is launched while the one before it ends: it waits until all that is before is done and seen, and
 /// then lets the one behind it begin as soon as all its own blocks have. In the other order, short kernels take a tenth longer.
 const OVERLAPS: &str = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;";
-/// The oldest target that has these instructions.
-const OVERLAPS_TARGET: &str = ".target sm_90";
+/// The oldest compute capability that has these instructions, ten times major plus minor.
+pub(crate) const OVERLAPS_FROM: u32 = 90;
 
 impl Ptx {
     pub(crate) const fn new(module: &'static str, capability: u32, text: &'static str) -> Self {
@@ -45,8 +45,7 @@ impl Ptx {
         let mut in_entry = false;
         for line in self.text.split_inclusive('\n') {
             if line.starts_with(".target ") {
-                text.push_str(OVERLAPS_TARGET);
-                text.push('\n');
+                text.push_str(&format!(".target sm_{OVERLAPS_FROM}\n"));
                 continue;
             }
             text.push_str(line);
@@ -98,7 +97,7 @@ mod tests {
                 let (_, body) = entry.split_once("\n{\n").expect("an entry has a body");
                 assert!(body.trim_start().starts_with(OVERLAPS), "{}", ptx.module);
             }
-            assert!(text.contains(OVERLAPS_TARGET) && text.ends_with('\0'), "{}", ptx.module);
+            assert!(text.contains("\n.target sm_90\n") && text.ends_with('\0'), "{}", ptx.module);
             let without = text.replace(&format!("\t{OVERLAPS}\n"), "");
             let lines = plain.lines().zip(without.lines());
             assert!(lines.filter(|(a, b)| a != b).all(|(a, _)| a.starts_with(".target ")));

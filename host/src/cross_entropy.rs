@@ -175,10 +175,10 @@ struct Kernels {
     /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
     held_beside: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
-    forward: [&'static Family<CrossEntropyArgs>; 4],
+    forward: [&'static Family<CrossEntropyArgs>; 5],
     forward_split: &'static Family<CrossEntropyArgs>,
-    /// Few rows as any.
-    forward_backward: [&'static Family<CrossEntropyArgs>; 4],
+    /// Few rows as any, and short ones however they lie.
+    forward_backward: [&'static Family<CrossEntropyArgs>; 5],
     totals: &'static Family<CrossEntropyArgs>,
     backward: &'static Family<CrossEntropyArgs>,
 }
@@ -190,12 +190,14 @@ macro_rules! kernels {
             held_beside: kernels_gpu::kernels::$loss::held_beside,
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD_SHORT_WHOLE,
                 &kernels_gpu::kernels::$loss::FORWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_FEW,
                 &kernels_gpu::kernels::$loss::FORWARD_LONG,
             ],
             forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
             forward_backward: [
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
@@ -660,9 +662,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
                 Pass::ForwardBackward => kernels.forward_backward,
-                Pass::Backward => [kernels.backward; 4],
+                Pass::Backward => [kernels.backward; 5],
             };
-            let [short, held, few, long] = forms.map(|family| {
+            let [short, short_whole, held, few, long] = forms.map(|family| {
                 let entry = family.entry(T::DTYPE);
                 (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
             });
@@ -674,7 +676,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 held_block: held.0,
                 few_block: few.0,
                 long_block: long.0,
-                resident: short.1,
+                resident: [short.1, short_whole.1],
                 sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);

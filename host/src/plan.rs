@@ -2,8 +2,8 @@
 //! are summed in the same order on every device.
 
 use kernels_gpu::abi::{
-    ADDERS, GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, max_blocks,
-    reduction,
+    ADDERS, CACHE_LINE, GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS,
+    finishes_late, max_blocks, numbers_of_row, reduction,
 };
 use std::num::NonZeroU32;
 
@@ -129,6 +129,8 @@ pub(crate) struct SamplesLaunch {
 pub(crate) enum Form {
     /// A team of a warp, which holds it in registers.
     Short,
+    /// The same of rows that are whole groups, of which the loss alone is wanted.
+    ShortWhole,
     /// A block, which holds it in registers.
     Held,
     /// The same of few rows, of which the loss alone is wanted: of as many threads as are soonest done.
@@ -144,23 +146,21 @@ pub(crate) struct SamplesKernels {
     pub(crate) held: usize,
     /// Whether all tensors lie alike to 16 bytes, as a warp that holds rows wants it.
     pub(crate) alike: bool,
-    /// Whether rows lie from one boundary of 16 bytes to another, as a block that holds them wants it.
+    /// Whether rows lie from one boundary of 16 bytes to another.
     pub(crate) whole: bool,
     /// The most threads of a block, by form.
     pub(crate) short_block: u32,
     pub(crate) held_block: u32,
     pub(crate) few_block: u32,
     pub(crate) long_block: u32,
-    /// Blocks of 256 threads of the kernels of short rows that a multiprocessor has room for.
-    pub(crate) resident: u32,
+    /// Blocks of 256 threads of the kernels of short rows that a multiprocessor has room for, however they lie and whole.
+    pub(crate) resident: [u32; 2],
     /// Sums of the forward pass.
     pub(crate) sums: u32,
 }
 
-/// Threads for which a device has room, of which larger blocks than 256 take no more than half, and the most of a block that
-/// takes one of few rows. Beyond, fewer threads are sooner done: with 1024 rows of 4096 f32 in half the time.
+/// Threads for which a device has room, of which larger blocks than 256 take no more than half.
 const ROOM: usize = 132 * 2048;
-const MOST_OF_FEW: usize = 512;
 
 /// Blocks of which a thread asks for what they leave at once, at the end of a grid.
 const AT_ONCE: usize = 4;
@@ -183,28 +183,30 @@ pub(crate) fn samples(
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
     // Blocks of which all that they leave is added up at the end of the grid.
     let few = (2 * LAG * GROUP) as usize;
-    // Those of which there is room for what blocks leave: of a row and its gradients, three numbers. Few rows are finished
-    // sooner by their blocks, each its own, than by those that add them up.
+    // Those of which there is room for what blocks leave. Few rows are finished sooner by their blocks, each its own, than by
+    // those that add them up.
+    let of_row = numbers_of_row(element_bytes);
     let held_rows = match pass {
-        Pass::Forward => few + 1..=(max_blocks(kernels.sums.max(3)) - ADDERS) as usize,
-        _ => 0..=(max_blocks(3) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
+        Pass::Forward => few + 1..=(max_blocks(kernels.sums) - ADDERS) as usize,
+        _ => 0..=(max_blocks(of_row) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
     };
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
+    let short_team = of_team.next_power_of_two().max(2);
+    // Of a thread's groups the last alone may be beyond the row.
+    let fills = |team: usize| kernels.whole && (kernels.held - 1) * team <= groups;
     let form = if of_team <= 32 && (backward || kernels.alike) {
-        Form::Short
+        if pass == Pass::Forward && fills(short_team) { Form::ShortWhole } else { Form::Short }
     } else if pass == Pass::Forward
         && kernels.whole
-        && of_few <= (kernels.few_block as usize).min(MOST_OF_FEW)
+        && of_few <= kernels.few_block as usize
         && (1..=few.min(room / of_few)).contains(&rows)
     {
         Form::Few
     } else if !backward
-        && kernels.whole
         && of_block <= kernels.held_block as usize
-        // Of a thread's groups the last alone may be beyond the row.
-        && (kernels.held - 1) * of_block <= groups
+        && fills(of_block)
         && held_rows.contains(&rows)
     {
         Form::Held
@@ -212,7 +214,7 @@ pub(crate) fn samples(
         Form::Long
     };
     let most = match form {
-        Form::Short => kernels.short_block,
+        Form::Short | Form::ShortWhole => kernels.short_block,
         Form::Held => kernels.held_block,
         Form::Few => kernels.few_block,
         Form::Long => kernels.long_block,
@@ -220,7 +222,7 @@ pub(crate) fn samples(
     let mut splits = 1;
     let (threads, team) = match form {
         // Two at least: one for each end of the row.
-        Form::Short => (most, of_team.next_power_of_two().max(2)),
+        Form::Short | Form::ShortWhole => (most, short_team),
         Form::Few => (of_few, of_few),
         Form::Long if pass == Pass::Forward => {
             // Warps that have all of a row's groups in flight at once.
@@ -246,7 +248,10 @@ pub(crate) fn samples(
     let most = match (pass, form) {
         (Pass::Backward, _) => i32::MAX as usize,
         // As many as find room: what begins and ends a block costs as much as some short rows.
-        (_, Form::Short) => 132 * kernels.resident as usize * 256 / threads,
+        (_, Form::Short | Form::ShortWhole) => {
+            let resident = kernels.resident[usize::from(form == Form::ShortWhole)];
+            132 * resident as usize * 256 / threads
+        }
         // In the order of memory.
         (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
         (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
@@ -255,14 +260,13 @@ pub(crate) fn samples(
         blocks = blocks.min(most);
     }
     let adders = match (pass, form) {
-        (Pass::Backward, _) | (_, Form::Short) => 0,
+        (Pass::Backward, _) | (_, Form::Short | Form::ShortWhole) => 0,
         (Pass::Forward, Form::Long) if splits > 1 => 0,
         // One, where it asks at once for all that is left at the end: others would have to wait for it, and it for them.
         (Pass::Forward, _) if blocks.min(few) > threads * AT_ONCE => ADDERS,
         // The gradients of the last rows are on their way meanwhile: one that has to ask twice is as soon done.
         (Pass::ForwardBackward, _) if blocks.min(few) > threads * 2 * AT_ONCE => ADDERS,
-        // In the kernels of elements of 16 bits there is no register for what a row's own block would make of it.
-        (Pass::Forward, Form::Held) if element_bytes == 2 => ADDERS,
+        (Pass::Forward, Form::Held) if !finishes_late(element_bytes) => ADDERS,
         _ => 1,
     };
     blocks += adders as usize;
@@ -310,22 +314,22 @@ pub(crate) fn ahead(
     element_bytes: usize,
     cache: Cache,
 ) -> Ahead {
-    /// Bytes of a row that are worth asking for: those of a line of the cache.
-    const LEAST: usize = 128;
     let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } = *plan;
     let none = Ahead { rows: 0, bytes: 0 };
-    if row_bytes < LEAST || splits.get() > 1 {
+    if row_bytes < CACHE_LINE as usize || splits.get() > 1 {
         return none;
     }
     // Rows that are in the cache before they are read: a sixth of it, on an H200 5 to 13 MB do as well.
     let whole_rows = Ahead { rows: (cache.bytes / 6 / row_bytes) as u32, bytes: row_bytes as u32 };
     match (pass, form) {
         (Pass::ForwardBackward, Form::Held) => whole_rows,
-        // A row for each multiprocessor, and while it writes its gradients the beginning of the next.
-        (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => Ahead {
-            rows: cache.multiprocessors as u32,
-            bytes: row_bytes.min(cache.bytes / 10 / cache.multiprocessors) as u32,
-        },
+        // A multiprocessor has one such row at a time: half of them have another before this one is wanted. Measured on an H200;
+        // nearer and farther is slower, and with elements of 16 bits more than half a row is.
+        (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => {
+            let rows = (cache.multiprocessors / 2).max(1);
+            let bytes = if element_bytes == 2 { row_bytes / 2 } else { row_bytes };
+            Ahead { rows: rows as u32, bytes: bytes.min(cache.bytes / 4 / rows) as u32 }
+        }
         // Rows of which a thread has all that it reads in flight at once, where that is little or few blocks have room.
         (Pass::Backward, Form::Short) => whole_rows,
         (Pass::Backward, _)
@@ -395,9 +399,9 @@ mod tests {
         whole: true,
         short_block: 256,
         held_block: 512,
-        few_block: 1024,
+        few_block: 512,
         long_block: 256,
-        resident: 4,
+        resident: [4, 5],
         sums: 2,
     };
 
@@ -410,7 +414,9 @@ mod tests {
     fn samples_get_as_many_warps_as_hold_them() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
         assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(launch(262_144, 128), (Form::Short, 528, 256, 8, 1));
+        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 660, 256, 8, 1));
+        assert_eq!(launch(262_144, 96), (Form::ShortWhole, 660, 256, 8, 1));
+        assert_eq!(launch(262_144, 92), (Form::Short, 528, 256, 8, 1));
         assert_eq!(launch(128, 1000), (Form::Few, 128, 256, 256, 1));
         assert_eq!(launch(1024, 1000), (Form::Few, 1024, 256, 256, 1));
         assert_eq!(launch(256, 2048), (Form::Few, 256, 512, 512, 1));
@@ -463,24 +469,38 @@ mod tests {
 
     #[test]
     fn what_blocks_that_hold_rows_leave_has_room() {
-        let plan = |rows| samples(Pass::ForwardBackward, rows, 4096, 4, KERNELS);
-        let most = (1..1 << 20).rfind(|&rows| plan(rows).form == Form::Held).expect("there is one");
-        assert!(plan(most).rows.launch.blocks + MAX_TOTALS_BLOCKS <= max_blocks(3));
-        assert!(most >= 1 << 15);
-        assert_eq!(plan(most + 1).form, Form::Long);
+        for (element_bytes, numbers, at_least) in [(2, 2, 50_000), (4, 2, 50_000), (8, 3, 1 << 15)]
+        {
+            let plan =
+                |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
+            for (pass, numbers) in [(Pass::Forward, 2), (Pass::ForwardBackward, numbers)] {
+                let held = |&rows: &usize| plan(pass, rows).form == Form::Held;
+                let most = (1..1 << 20).rfind(held).expect("there is one");
+                let blocks = plan(pass, most).rows.launch.blocks;
+                let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };
+                assert!(blocks + ahead <= max_blocks(numbers));
+                assert!(most >= at_least);
+                assert_eq!(plan(pass, most + 1).form, Form::Long);
+            }
+        }
     }
 
     #[test]
     fn rows_are_asked_for_ahead_where_memory_is_written() {
         let cache = Cache { bytes: 60 << 20, multiprocessors: 132 };
         let ahead = |pass, rows, cols, element_bytes| {
-            let plan = samples(pass, rows, cols, element_bytes, KERNELS);
+            let kernels = SamplesKernels { long_block: 1024, ..KERNELS };
+            let plan = samples(pass, rows, cols, element_bytes, kernels);
             let Ahead { rows, bytes } =
                 ahead(pass, &plan, cols * element_bytes, element_bytes, cache);
             (rows, bytes)
         };
         assert_eq!(ahead(Pass::ForwardBackward, 32768, 4096, 4), (640, 16384));
         assert_eq!(ahead(Pass::ForwardBackward, 32768, 4096, 2), (1280, 8192));
+        assert_eq!(ahead(Pass::ForwardBackward, 4096, 50257, 4), (66, 201_028));
+        assert_eq!(ahead(Pass::ForwardBackward, 8192, 128_256, 2), (66, 128_256));
+        assert_eq!(ahead(Pass::ForwardBackward, 8192, 1 << 20, 4), (66, 238_312));
+        assert_eq!(ahead(Pass::ForwardBackward, 8192, 16385, 4), (0, 0));
         assert_eq!(ahead(Pass::Backward, 32768, 4096, 2), (1280, 8192));
         assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (0, 0));
         assert_eq!(ahead(Pass::Backward, 262_144, 128, 4), (20480, 512));
@@ -508,7 +528,7 @@ mod tests {
                     match pass {
                         _ if splits.get() == 1 => {
                             let sums = match (pass, plan.form) {
-                                (Pass::Forward, Form::Short) => 4,
+                                (Pass::Forward, Form::Short | Form::ShortWhole) => 4,
                                 (Pass::Forward, _) => KERNELS.sums,
                                 (_, Form::Held) => 3,
                                 _ => 2,

@@ -37,6 +37,13 @@ pub const MAX_BLOCK: u32 = 1024;
 /// The most threads of a block of the kernels for rows, which need more registers.
 pub const ROWS_BLOCK: u32 = 256;
 
+/// The most threads of a block that takes one of few rows. Beyond, fewer are sooner done: with 1024 rows of 4096 f32 in half the
+/// time.
+pub const FEW_BLOCK: u32 = 512;
+
+/// Bytes of a line of the second-level cache.
+pub const CACHE_LINE: u32 = 128;
+
 /// Partial sums that there is room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 
@@ -59,6 +66,18 @@ pub const ADDERS: u32 = 2 * LAG + 2;
 /// the grid, the others leave sums, of which it has nothing to make.
 pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
+}
+
+/// Whether the blocks that are not [early](early_blocks) finish their rows in a forward pass that holds rows: in the kernels of
+/// elements of 16 bits there is no register for it.
+pub const fn finishes_late(element_bytes: usize) -> bool {
+    element_bytes > 2
+}
+
+/// Numbers that a block leaves of a row that it holds and overwrites: its sums, or the logit of its class and what the row comes to,
+/// in float64 two numbers.
+pub const fn numbers_of_row(element_bytes: usize) -> u32 {
+    if element_bytes == 8 { 3 } else { 2 }
 }
 
 /// The most [`CrossEntropyArgs::totals_blocks`].
@@ -251,7 +270,7 @@ pub struct CrossEntropyArgs {
     /// How many rows ahead of its own a block asks for a row, for whoever reads it to find it in the second-level cache; 0 for
     /// none. The results do not depend on it.
     pub ahead: u32,
-    /// How many bytes from the beginning of that row, no more than it has, nor than 128 for each thread of its team.
+    /// How many bytes from the beginning of that row, no more than it has.
     pub ahead_bytes: u32,
     /// Blocks of which others make the sums, the first: [`early_blocks`], or all that leave something, where `adders` share the end.
     pub early_blocks: u32,

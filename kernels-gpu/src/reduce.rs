@@ -277,6 +277,12 @@ pub(crate) trait Terms<const P: usize, const N: usize> {
     fn of_place(&self, place: u32, besides: Self::Besides, parts: [u64; P]) -> [f64; N];
 }
 
+/// [`Terms::USED`].
+#[inline(always)]
+fn numbers_of<T: Terms<P, N>, const P: usize, const N: usize>(_: &T) -> usize {
+    T::USED
+}
+
 /// The numbers themselves, of which WORDS are asked for at once.
 pub(crate) struct AsTheyAre<const WORDS: usize>;
 
@@ -511,7 +517,7 @@ pub(crate) unsafe fn leave_of_block<const N: usize>(
 /// asks for WORDS at once.
 ///
 /// # Safety
-/// The grid has at most `abi::max_blocks` of the larger of P and N blocks, and a thread of the first warp of each calls
+/// The grid has at most `abi::max_blocks` of the larger of [`Terms::USED`] and N blocks, and a thread of the first warp of each calls
 /// [`leave_of_block`] first; nothing else is left in the workspace.
 #[inline(always)]
 pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const N: usize>(
@@ -525,7 +531,7 @@ pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const 
     // Groups that blocks behind them add up, and all that some block adds up.
     let ahead = early_blocks(blocks) / group;
     let groups = if shared { blocks.div_ceil(group) } else { ahead };
-    let of_groups = P.max(N) as u32 * blocks;
+    let of_groups = numbers_of::<_, P, N>(terms).max(N) as u32 * blocks;
     let (has_group, index) = if block >= blocks {
         let index = ahead + (block - blocks);
         (index < groups, index)

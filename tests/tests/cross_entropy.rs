@@ -477,39 +477,52 @@ fn a_row_that_is_nearly_certain() {
 /// several others, or by the last, as rows are long: all count once, but for those to be ignored.
 #[test]
 fn many_rows_in_a_block_each() {
-    let stream = gpu().stream().unwrap();
     for (rows, cols) in [(1500, 600), (1300, 800), (1100, 3600)] {
-        let x = uniforms(7, rows * cols);
-        let class = |row: usize| if row % 5 == 4 { -100 } else { (row * 31 % cols) as i64 };
-        let classes: Vec<i64> = (0..rows).map(class).collect();
-        let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
-        let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
-        let of_row = |(row, &class): (&[f32], &i64)| match usize::try_from(class) {
-            Ok(class) => {
-                row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln() - f64::from(row[class])
-            }
-            Err(_) => 0.0,
-        };
-        let each: Vec<f64> = x.chunks(cols).zip(&classes).map(of_row).collect();
-        let expected: f64 = each.iter().sum();
-        let count = classes.iter().filter(|&&class| class >= 0).count() as f64;
-        for _ in 0..2 {
-            let (loss, _) =
-                CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
-            let mean = f64::from(loss.item().unwrap());
-            assert_relative_eq!(mean, expected / count, max_relative = 1e-6);
-            let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
-            assert_relative_eq!(f64::from(sum.item().unwrap()), expected, max_relative = 1e-6);
-        }
-        let losses = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
-        for (loss, &expected) in losses.values().to_vec().unwrap().into_iter().zip(&each) {
-            assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-5);
-        }
-        let halves: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
-        let input = Tensor::from_slice(gpu(), [rows, cols], &halves).unwrap();
-        let mean = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
-        assert_relative_eq!(f64::from(mean.item().unwrap()), expected / count, max_relative = 1e-3);
+        check_rows(rows, cols);
     }
+}
+
+/// Of lanes of a warp each: of whole groups of 16 bytes that fill the lanes or nearly do, and more than all blocks take at once; of
+/// others.
+#[test]
+fn many_short_rows() {
+    for (rows, cols) in [(22_000, 128), (1001, 100), (999, 24), (1001, 92), (1001, 45)] {
+        check_rows(rows, cols);
+    }
+}
+
+/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed.
+fn check_rows(rows: usize, cols: usize) {
+    let stream = gpu().stream().unwrap();
+    let x = uniforms(7, rows * cols);
+    let class = |row: usize| if row % 5 == 4 { -100 } else { (row * 31 % cols) as i64 };
+    let classes: Vec<i64> = (0..rows).map(class).collect();
+    let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let of_row = |(row, &class): (&[f32], &i64)| match usize::try_from(class) {
+        Ok(class) => {
+            row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln() - f64::from(row[class])
+        }
+        Err(_) => 0.0,
+    };
+    let each: Vec<f64> = x.chunks(cols).zip(&classes).map(of_row).collect();
+    let expected: f64 = each.iter().sum();
+    let count = classes.iter().filter(|&&class| class >= 0).count() as f64;
+    for _ in 0..2 {
+        let (loss, _) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        let mean = f64::from(loss.item().unwrap());
+        assert_relative_eq!(mean, expected / count, max_relative = 1e-6);
+        let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
+        assert_relative_eq!(f64::from(sum.item().unwrap()), expected, max_relative = 1e-6);
+    }
+    let losses = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
+    for (loss, &expected) in losses.values().to_vec().unwrap().into_iter().zip(&each) {
+        assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-5);
+    }
+    let halves: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
+    let input = Tensor::from_slice(gpu(), [rows, cols], &halves).unwrap();
+    let mean = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
+    assert_relative_eq!(f64::from(mean.item().unwrap()), expected / count, max_relative = 1e-3);
 }
 
 /// Logits of 1e30 differ by nothing that log Σ exp x could show: only from the largest.

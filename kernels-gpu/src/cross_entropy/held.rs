@@ -9,7 +9,7 @@ use super::lanes::{Lanes, lies};
 use super::pass::{Asked, Pass, Total, scales_of_row};
 use super::stats::{Relative, Stats, not_zero};
 use super::team::Team;
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, finishes_late};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{AsTheyAre, Terms, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
 use cuda_std::memory::wait_for_copies;
@@ -43,8 +43,7 @@ pub(crate) unsafe fn forward_held<
     let team = Team::of_block(args);
     let (row, first) = (team.first, thread_idx_x() == 0);
     let finishes_all = FINISHES || Pass::<E, MODE>::DENSE;
-    // Of elements of 16 bits there is no register for it: others share the end of the grid.
-    let finishes_late = E::LANES <= 4 && !finishes_all;
+    let finishes_late = finishes_late(size_of::<E>()) && !finishes_all;
     let sums;
     if row < args.rows {
         // SAFETY: the caller's conditions.

@@ -30,6 +30,8 @@ pub(crate) mod lies {
     /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the last of a thread's
     /// groups may be beyond the row.
     pub(crate) const HELD: u32 = 2;
+    /// The same, and each is held by lanes of a warp.
+    pub(crate) const SHORT: u32 = 3;
 }
 
 /// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it between two passes.
@@ -200,6 +202,11 @@ fn nothing<E: Element>() -> Vec16 {
 }
 
 impl<E: Element, const LIES: u32> Lanes<E, LIES> {
+    /// Whether rows lie from one boundary of 16 bytes to another, as one tile.
+    const WHOLE: bool = LIES == lies::HELD || LIES == lies::SHORT;
+    /// Whether lanes of a warp hold a row, which are a team.
+    const OF_LANES: bool = LIES == lies::ALIKE || LIES == lies::SHORT;
+
     #[inline(always)]
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
         let args = pass.args;
@@ -207,11 +214,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let probabilities = if MODE == mode::PROBABILITIES { args.target } else { 0 };
         let probabilities = Matrix { start: probabilities, row_stride: args.target_stride };
         Lanes {
-            cut: if LIES == lies::HELD {
-                Cut::whole(args.cols)
-            } else {
-                Cut::new(start, args.cols)
-            },
+            cut: if Self::WHOLE { Cut::whole(args.cols) } else { Cut::new(start, args.cols) },
             input: Row::at_cut(start),
             target: Self::other(probabilities, row, start),
             kept: KeptLogits::NONE,
@@ -314,7 +317,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     #[inline(always)]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
         let Span { first, count } = self.cut.group(tile.group(k));
-        let within = LIES == lies::HELD && k + 1 < N || tile.group(k) < self.cut.groups;
+        let within = Self::WHOLE && k + 1 < N || tile.group(k) < self.cut.groups;
         Span { first, count: if within { count } else { 0 } }
     }
 
@@ -329,8 +332,26 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         read: bool,
         team: Team,
     ) -> Tile<N> {
-        // SAFETY: the caller's condition.
-        unsafe { self.checked_tile(Tile::unread(first, team.threads), KeptLogits::NONE, read) }
+        let mut tile = Tile::unread(first, team.threads);
+        if !Self::WHOLE || !read {
+            // SAFETY: the caller's condition.
+            return unsafe { self.checked_tile(tile, KeptLogits::NONE, read) };
+        }
+        let from = self.cut.group(first);
+        unrolled!(for k in 0..N; {
+            (tile.x[k], tile.t[k]) = (nothing::<E>(), nothing::<E>());
+            if self.span(&tile, k).count > 0 {
+                let ahead = k as u32 * tile.stride;
+                // SAFETY: the caller's condition.
+                unsafe {
+                    tile.x[k] = self.input.load_group(from, ahead);
+                    if !self.target.is_null() {
+                        tile.t[k] = self.target.load_group(from, ahead);
+                    }
+                }
+            }
+        });
+        tile
     }
 
     /// The tile from group `first` whose groups are `lanes` apart, of a warp or of as many lanes of it; what is
@@ -455,9 +476,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             self.each_edge(read, team, |edge| stats.max = stats.max.max(edge.x.widen()));
         }
         stats.max = stats.max.max(E::greatest(tile.x));
-        let of_team = LIES == lies::ALIKE;
-        let lanes = if of_team { team.threads } else { WARP_SIZE };
-        stats.max = if of_team { team_max(stats.max, lanes) } else { warp_max(stats.max) };
+        let lanes = if Self::OF_LANES { team.threads } else { WARP_SIZE };
+        stats.max = if Self::OF_LANES { team_max(stats.max, lanes) } else { warp_max(stats.max) };
         // SAFETY: the caller's conditions.
         unsafe { self.absorb_target(pass, &mut stats, tile) };
         let mut relative_tile = *tile;

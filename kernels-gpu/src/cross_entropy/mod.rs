@@ -6,13 +6,14 @@
 //! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not null have `rows` rows
 //!    of `cols` elements in global memory, aligned for their type; results are of `E::Real`. `cols` is not 0.
 //! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid has at most
-//!    `abi::max_blocks` blocks of the numbers that each leaves: 3 where it holds its row, otherwise 2, but of a forward pass
-//!    no fewer than it has sums, 4 with a z-loss or with `totals`.
+//!    `abi::max_blocks` blocks of the numbers that each leaves: `abi::numbers_of_row` where it writes the gradients of a
+//!    row that it holds, otherwise 2, but of a forward pass no fewer than it has sums, 4 with a z-loss or with `totals`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
 //! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of
 //!    `forward_backward_held` 16, and so has one of `forward_held` that finishes a row late.
 
+use crate::abi::FEW_BLOCK;
 use crate::element::Element;
 
 mod backward;
@@ -31,6 +32,7 @@ pub(crate) use backward::backward;
 pub(crate) use forward::{forward_long, forward_split};
 pub(crate) use held::{forward_backward_held, forward_held};
 pub(crate) use label::add_up_totals;
+pub(crate) use lanes::lies;
 pub(crate) use long::forward_backward_long;
 pub(crate) use short::{forward_backward_short, forward_short};
 
@@ -53,7 +55,7 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
             add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_backward_short, forward_held, forward_long, forward_short, forward_split,
-            fewer, resident, resident_backward, resident_long, resident_short,
+            few_block, fewer, resident, resident_backward, resident_long, resident_short, lies,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -66,9 +68,10 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: forward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
+            FORWARD_SHORT = forward_short: forward_short::<E, MODE, $held, { lies::ALIKE }>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: forward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 6 barriers;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 5 barriers;
-            FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (block::<E>($block)) by 1, 5 barriers;
+            FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 5 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 6 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>(fewer($resident)), 3 barriers;
@@ -116,4 +119,10 @@ pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
         8 => threads / 2,
         _ => threads,
     }
+}
+
+/// The same of a block that takes one of few rows.
+pub(crate) const fn few_block<E: Element>(threads: u32) -> u32 {
+    let threads = block::<E>(threads);
+    if threads < FEW_BLOCK { threads } else { FEW_BLOCK }
 }

@@ -5,7 +5,7 @@ use super::label::{Label, class_weight, label, load_classes, totals_ahead};
 use super::mode;
 use super::stats::Stats;
 use super::team::Team;
-use crate::abi::{CrossEntropyArgs, reduction, saved};
+use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
 use crate::reduce::{TotalsAhead, Workspace, is_last_block};
@@ -313,23 +313,22 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { label::<E>(self.args, class) }
     }
 
-    /// Asks for the row that is `ahead` of this one, a line a thread: where blocks compute and write, what they have registers
+    /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have registers
     /// for is too little under way.
     ///
     /// # Safety
     /// The kernels' condition 1; all threads of the team call it.
     #[inline(always)]
     pub(crate) unsafe fn prefetch(&self, row: u64, team: Team) {
-        /// Bytes of a line of the cache.
-        const LINE: u32 = 128;
         let (args, row) = (self.args, row + u64::from(self.args.ahead));
         if args.ahead == 0 || row >= args.rows {
             return;
         }
-        let (start, at) = (Row::<E>::address(args.input, row), team.lane * LINE);
-        if at < args.ahead_bytes {
+        let (start, mut at) = (Row::<E>::address(args.input, row), team.lane * CACHE_LINE);
+        while at < args.ahead_bytes {
             // SAFETY: the caller's condition; the bytes are the row's.
             unsafe { prefetch((start + u64::from(at)) as *const u8) };
+            at += team.threads * CACHE_LINE;
         }
     }
 

@@ -56,9 +56,14 @@ impl RowOfThread {
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a row, in a block of at
-/// most 256; all tensors with rows lie alike to 16 bytes.
+/// most 256; rows lie as `LIES` says, [`lies::ALIKE`] or [`lies::SHORT`].
 #[inline(always)]
-pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn forward_short<
+    E: Element,
+    const MODE: u32,
+    const HELD: usize,
+    const LIES: u32,
+>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
@@ -68,10 +73,11 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
     let teams = u64::from(team.teams);
     ThreadTerms::clear();
     let mut first = team.first;
-    // SAFETY: the caller's conditions; a row that is none is not read.
+    // Of a row that is none the last once more, for nothing: cheaper than to ask of each group whether it is to be read.
+    // SAFETY: the caller's conditions.
     let read = |row: u64| unsafe {
-        let lanes = Lanes::<E, { lies::ALIKE }>::new(&pass, row);
-        (lanes.tile::<HELD>(team.lane, row < args.rows, team), lanes)
+        let lanes = Lanes::<E, LIES>::new(&pass, row.min(args.rows - 1));
+        (lanes.tile::<HELD>(team.lane, true, team), lanes)
     };
     while first < args.rows {
         // What the row says that this thread will finish is on its way while rows are read: its class during the first,
@@ -86,9 +92,8 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
             let row = team.piece(first);
             let (tile, lanes) = read(row);
             // SAFETY: the caller's conditions.
-            let (of_row, _) = unsafe {
-                lanes.stats_of_tile::<MODE, HELD, false>(&pass, &tile, row < args.rows, team)
-            };
+            let (of_row, _) =
+                unsafe { lanes.stats_of_tile::<MODE, HELD, false>(&pass, &tile, true, team) };
             if team.lane == kept {
                 stats = of_row;
             }
@@ -120,7 +125,7 @@ pub(crate) unsafe fn forward_short<E: Element, const MODE: u32, const HELD: usiz
 /// The loss and the gradients, of such rows.
 ///
 /// # Safety
-/// As [`forward_short`]; a launch before this has added up the totals, if `divisor` is 0.
+/// As [`forward_short`], of rows that lie [`lies::ALIKE`]; a launch before this has added up the totals, if `divisor` is 0.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,

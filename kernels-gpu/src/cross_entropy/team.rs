@@ -37,12 +37,12 @@ impl Team {
     /// Teams of a power of two of threads.
     #[inline(always)]
     pub(crate) fn of_threads(args: &CrossEntropyArgs) -> Self {
-        let threads = args.team.get();
-        let teams_of_block = block_dim_x() / args.team;
+        let (threads, shift) = (args.team.get(), args.team.trailing_zeros());
+        let teams_of_block = block_dim_x() >> shift;
         Team {
             threads,
             lane: thread_idx_x() & (threads - 1),
-            in_block: thread_idx_x() / args.team,
+            in_block: thread_idx_x() >> shift,
             first: u64::from(block(args)) * u64::from(teams_of_block),
             teams: blocks(args) * teams_of_block,
         }

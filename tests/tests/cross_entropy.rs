@@ -491,6 +491,15 @@ fn many_short_rows() {
     }
 }
 
+/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other.
+#[test]
+#[ignore = "takes half a minute on the emulator"]
+fn rows_for_more_blocks_than_may_leave_something() {
+    for rows in [51_000, 53_000] {
+        check_rows(rows, 768);
+    }
+}
+
 /// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed.
 fn check_rows(rows: usize, cols: usize) {
     let stream = gpu().stream().unwrap();

@@ -676,7 +676,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 held_block: held.0,
                 few_block: few.0,
                 long_block: long.0,
-                resident: [short.1, short_whole.1],
+                short_resident: short.1,
+                short_whole_resident: short_whole.1,
                 sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);

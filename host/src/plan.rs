@@ -153,8 +153,10 @@ pub(crate) struct SamplesKernels {
     pub(crate) held_block: u32,
     pub(crate) few_block: u32,
     pub(crate) long_block: u32,
-    /// Blocks of 256 threads of the kernels of short rows that a multiprocessor has room for, however they lie and whole.
-    pub(crate) resident: [u32; 2],
+    /// Blocks of 256 threads that a multiprocessor has room for, of the kernels of short rows, ...
+    pub(crate) short_resident: u32,
+    /// ... and of those of whole groups.
+    pub(crate) short_whole_resident: u32,
     /// Sums of the forward pass.
     pub(crate) sums: u32,
 }
@@ -185,14 +187,14 @@ pub(crate) fn samples(
     let few = (2 * LAG * GROUP) as usize;
     // Those of which there is room for what blocks leave. Few rows are finished sooner by their blocks, each its own, than by
     // those that add them up.
-    let of_row = numbers_of_row(element_bytes);
     let held_rows = match pass {
         Pass::Forward => few + 1..=(max_blocks(kernels.sums) - ADDERS) as usize,
-        _ => 0..=(max_blocks(of_row) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
+        _ => 0..=(max_blocks(numbers_of_row(element_bytes)) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
     };
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
+    // Two threads at least: one for each end of the row.
     let short_team = of_team.next_power_of_two().max(2);
     // Of a thread's groups the last alone may be beyond the row.
     let fills = |team: usize| kernels.whole && (kernels.held - 1) * team <= groups;
@@ -221,7 +223,6 @@ pub(crate) fn samples(
     } as usize;
     let mut splits = 1;
     let (threads, team) = match form {
-        // Two at least: one for each end of the row.
         Form::Short | Form::ShortWhole => (most, short_team),
         Form::Few => (of_few, of_few),
         Form::Long if pass == Pass::Forward => {
@@ -245,13 +246,12 @@ pub(crate) fn samples(
         }
     }
     let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
+    // As many as find room: what begins and ends a block costs as much as some short rows.
+    let finding_room = |resident: u32| 132 * resident as usize * 256 / threads;
     let most = match (pass, form) {
         (Pass::Backward, _) => i32::MAX as usize,
-        // As many as find room: what begins and ends a block costs as much as some short rows.
-        (_, Form::Short | Form::ShortWhole) => {
-            let resident = kernels.resident[usize::from(form == Form::ShortWhole)];
-            132 * resident as usize * 256 / threads
-        }
+        (_, Form::Short) => finding_room(kernels.short_resident),
+        (_, Form::ShortWhole) => finding_room(kernels.short_whole_resident),
         // In the order of memory.
         (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
         (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
@@ -323,8 +323,8 @@ pub(crate) fn ahead(
     let whole_rows = Ahead { rows: (cache.bytes / 6 / row_bytes) as u32, bytes: row_bytes as u32 };
     match (pass, form) {
         (Pass::ForwardBackward, Form::Held) => whole_rows,
-        // A multiprocessor has one such row at a time: half of them have another before this one is wanted. Measured on an H200;
-        // nearer and farther is slower, and with elements of 16 bits more than half a row is.
+        // A multiprocessor has one such row at a time, and this one is wanted when half of them have begun another. Nearer and
+        // farther is slower on an H200, and of elements of 16 bits whole rows are.
         (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => {
             let rows = (cache.multiprocessors / 2).max(1);
             let bytes = if element_bytes == 2 { row_bytes / 2 } else { row_bytes };
@@ -401,7 +401,8 @@ mod tests {
         held_block: 512,
         few_block: 512,
         long_block: 256,
-        resident: [4, 5],
+        short_resident: 4,
+        short_whole_resident: 5,
         sums: 2,
     };
 
@@ -530,7 +531,7 @@ mod tests {
                             let sums = match (pass, plan.form) {
                                 (Pass::Forward, Form::Short | Form::ShortWhole) => 4,
                                 (Pass::Forward, _) => KERNELS.sums,
-                                (_, Form::Held) => 3,
+                                (_, Form::Held) => numbers_of_row(8),
                                 _ => 2,
                             };
                             let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };

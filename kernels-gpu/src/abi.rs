@@ -37,10 +37,6 @@ pub const MAX_BLOCK: u32 = 1024;
 /// The most threads of a block of the kernels for rows, which need more registers.
 pub const ROWS_BLOCK: u32 = 256;
 
-/// The most threads of a block that takes one of few rows. Beyond, fewer are sooner done: with 1024 rows of 4096 f32 in half the
-/// time.
-pub const FEW_BLOCK: u32 = 512;
-
 /// Bytes of a line of the second-level cache.
 pub const CACHE_LINE: u32 = 128;
 

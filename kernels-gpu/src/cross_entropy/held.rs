@@ -9,7 +9,7 @@ use super::lanes::{Lanes, lies};
 use super::pass::{Asked, Pass, Total, scales_of_row};
 use super::stats::{Relative, Stats, not_zero};
 use super::team::Team;
-use crate::abi::{CrossEntropyArgs, finishes_late};
+use crate::abi::{CrossEntropyArgs, finishes_late, numbers_of_row};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{AsTheyAre, Terms, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
 use cuda_std::memory::wait_for_copies;
@@ -291,7 +291,8 @@ impl<E: Element, const MODE: u32, const FORWARD: bool, const N: usize> Terms<PAR
     for TermsOfRows<'_, E, MODE, FORWARD>
 {
     const AT_ONCE: usize = 2;
-    const USED: usize = Stats::<E::Real>::WORDS + if FORWARD { 0 } else { 1 };
+    const USED: usize =
+        if FORWARD { Stats::<E::Real>::WORDS } else { numbers_of_row(size_of::<E>()) as usize };
     type Besides = Option<(Label<E::Real>, E::Real)>;
 
     /// What the class of the row says, of a block that has one, and in a forward pass its logit: no row has to wait for it.

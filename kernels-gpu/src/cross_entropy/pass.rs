@@ -313,8 +313,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { label::<E>(self.args, class) }
     }
 
-    /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have registers
-    /// for is too little under way.
+    /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have registers for is too little
+    /// under way.
     ///
     /// # Safety
     /// The kernels' condition 1; all threads of the team call it.

@@ -24,8 +24,8 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     }
 }
 
-/// The three fastest launches over `bytes` of each array and what there is of rows, an address and its bytes, with names, as graphs of `calls` calls that take turns on
-/// the copies.
+/// The three fastest launches over `bytes` of each array and what there is of rows, with names, as graphs of `calls` calls that
+/// take turns on the copies.
 pub(crate) fn best(
     stream: &Stream,
     pattern: Pattern,

@@ -198,7 +198,7 @@ macro_rules! kernels {
             forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
             forward_backward: [
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_WHOLE,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
@@ -705,7 +705,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             if pass == Pass::ForwardBackward && args.divisor == 0.0 {
                 let blocks = plan::totals_blocks(rows, shape.threads);
                 let totals = CrossEntropyArgs { totals_blocks: blocks, ..args };
-                if plan.form == Form::Short {
+                if matches!(plan.form, Form::Short | Form::ShortWhole) {
                     // The blocks of short rows begin all at once, and would all wait.
                     let shape = Launch { blocks, ..shape };
                     // SAFETY: as below.

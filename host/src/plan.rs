@@ -48,14 +48,15 @@ pub(crate) struct Dense {
     pub(crate) heavy: bool,
 }
 
-/// The most threads of all blocks, by pass and whether it is heavy. Measured on an H200 (`cargo xtask bench`).
+/// The most threads of all blocks, by pass: of elements where memory takes longest and, where arithmetic takes about as long, of
+/// 32 bits and more and of 16. Measured on an H200 (`cargo xtask bench`).
 #[rustfmt::skip]
-const MOST: [(Pass, [usize; 2]); 3] = [
+const MOST: [(Pass, [usize; 3]); 3] = [
     // A sum wants blocks that live long enough to pay for their end, ...
-    (Pass::Forward,         [132 * 64 * 512,  132 * 64 * 512]),
+    (Pass::Forward,         [132 * 64 * 512,  132 * 64 * 512, 132 * 64 * 512]),
     // ... writes want blocks that begin in the order of memory, as the hardware starts them.
-    (Pass::ForwardBackward, [132 * 256 * 512, 132 * 64 * 512]),
-    (Pass::Backward,        [usize::MAX,      usize::MAX]),
+    (Pass::ForwardBackward, [132 * 256 * 512, 132 * 96 * 512, 132 * 64 * 512]),
+    (Pass::Backward,        [usize::MAX,      usize::MAX,     usize::MAX]),
 ];
 
 /// The launch of a dense kernel over `len` elements of `element_bytes` each. At least one block, even for nothing: it writes the loss.
@@ -75,7 +76,8 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     let tiles = groups.div_ceil(threads as usize * flight);
     let &(_, most) =
         MOST.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
-    let mut most = most[usize::from(heavy)] / threads as usize;
+    let column = if heavy { 1 + usize::from(element_bytes == 2) } else { 0 };
+    let mut most = most[column] / threads as usize;
     if pass != Pass::Backward {
         most = most.min(max_blocks(1) as usize);
     }
@@ -199,7 +201,7 @@ pub(crate) fn samples(
     // Of a thread's groups the last alone may be beyond the row.
     let fills = |team: usize| kernels.whole && (kernels.held - 1) * team <= groups;
     let form = if of_team <= 32 && (backward || kernels.alike) {
-        if pass == Pass::Forward && fills(short_team) { Form::ShortWhole } else { Form::Short }
+        if !backward && fills(short_team) { Form::ShortWhole } else { Form::Short }
     } else if pass == Pass::Forward
         && kernels.whole
         && of_few <= kernels.few_block as usize
@@ -246,12 +248,12 @@ pub(crate) fn samples(
         }
     }
     let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
-    // As many as find room: what begins and ends a block costs as much as some short rows.
+    // As many as find room, where nothing is written: what begins and ends a block costs as much as some short rows.
     let finding_room = |resident: u32| 132 * resident as usize * 256 / threads;
     let most = match (pass, form) {
         (Pass::Backward, _) => i32::MAX as usize,
-        (_, Form::Short) => finding_room(kernels.short_resident),
-        (_, Form::ShortWhole) => finding_room(kernels.short_whole_resident),
+        (Pass::Forward, Form::Short) => finding_room(kernels.short_resident),
+        (Pass::Forward, Form::ShortWhole) => finding_room(kernels.short_whole_resident),
         // In the order of memory.
         (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
         (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
@@ -260,7 +262,7 @@ pub(crate) fn samples(
         blocks = blocks.min(most);
     }
     let adders = match (pass, form) {
-        (Pass::Backward, _) | (_, Form::Short | Form::ShortWhole) => 0,
+        (Pass::Backward, _) | (Pass::Forward, Form::Short | Form::ShortWhole) => 0,
         (Pass::Forward, Form::Long) if splits > 1 => 0,
         // One, where it asks at once for all that is left at the end: others would have to wait for it, and it for them.
         (Pass::Forward, _) if blocks.min(few) > threads * AT_ONCE => ADDERS,
@@ -445,6 +447,7 @@ mod tests {
         assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), 1);
         assert_eq!(adders(Pass::ForwardBackward, 32768, 1000), ADDERS);
         assert_eq!(adders(Pass::ForwardBackward, 500, 50257), 1);
+        assert_eq!(adders(Pass::ForwardBackward, 262_144, 128), 1);
     }
 
     #[test]
@@ -454,6 +457,9 @@ mod tests {
         assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
         assert_eq!(launch(8192, 8193), (Form::Long, 8192, 192, 192, 1));
         assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+        // Or a block for as many short ones as it has teams.
+        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192, 256, 8, 1));
+        assert_eq!(launch(1000, 92), (Form::Short, 32, 256, 8, 1));
     }
 
     #[test]

@@ -74,6 +74,12 @@ impl<E: Element> Cut<E> {
         element.wrapping_sub(self.head) / E::LANES
     }
 
+    /// The place in its group of an element that is in one.
+    #[inline(always)]
+    pub(crate) fn place_of(self, element: u32) -> u32 {
+        element.wrapping_sub(self.head) % E::LANES
+    }
+
     /// A group of the row, one of `groups`.
     #[inline(always)]
     pub(crate) fn group(self, index: u32) -> Span {

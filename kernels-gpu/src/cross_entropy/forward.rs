@@ -2,13 +2,13 @@
 
 use super::label::store_totals;
 use super::lanes::{Lanes, lies};
-use super::pass::{BlockTerms, Pass, TERMS, ThreadTerms};
+use super::pass::{BlockTerms, Pass, TERMS};
 use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{
-    AsTheyAre, Terms, Workspace, bits_of_sum, block_sums, grid_sums, is_last_block, leave_of_block,
+    AsTheyAre, Terms, Workspace, bits_of_sum, block_sums, is_last_block, leave_of_block,
     sums_over_blocks,
 };
 use core::num::NonZeroU64;
@@ -192,32 +192,6 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
     if thread_idx_x() == 0 {
         // SAFETY: the last block's first thread.
         unsafe { finish(&pass, sums, workspace) };
-    }
-}
-
-/// Sums over the grid what rows add, of which each thread has [`ThreadTerms`], and writes the results of all.
-///
-/// # Safety
-/// The kernels' conditions; all threads call it, once a launch.
-#[inline(always)]
-pub(crate) unsafe fn finish_threads<E: Element, const MODE: u32>(
-    pass: &Pass<'_, E, MODE>,
-    workspace: Workspace,
-) {
-    let args = pass.args;
-    if !has_sums(args) {
-        return;
-    }
-    let terms = ThreadTerms::of_thread();
-    // SAFETY: the caller's conditions; in the last block's first thread.
-    unsafe {
-        if pass.has_two_sums() {
-            grid_sums([terms[0], terms[1]], workspace, |[loss, weights]| {
-                pass.finish([loss, weights, 0.0, 0.0], workspace);
-            });
-        } else {
-            grid_sums(terms, workspace, |sums| finish(pass, sums, workspace));
-        }
     }
 }
 

@@ -134,6 +134,25 @@ fn get<E: Element>(values: &[E::Real; MAX_LANES], at: u32) -> E::Real {
     value
 }
 
+/// Group `k` of N, a power of two: by the bits of k, with no jump.
+#[inline(always)]
+fn choose<const N: usize>(mut x: [Vec16; N], k: u32) -> Vec16 {
+    const { assert!(N.is_power_of_two() && N <= MAX_LANES) };
+    // As in `get`.
+    let k = opaque(k.into()) as u32;
+    unrolled!(for bit in 0..3; {
+        unrolled!(for pair in 0..4; {
+            if pair < N >> (bit + 1) {
+                unrolled!(for word in 0..4; {
+                    let [low, high] = [x[2 * pair].0[word], x[2 * pair + 1].0[word]];
+                    x[pair].0[word] = select_unpredictable(k >> bit & 1 == 1, high, low);
+                });
+            }
+        });
+    });
+    x[0]
+}
+
 /// The logits of a group.
 #[inline(always)]
 fn widened<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
@@ -904,6 +923,40 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             });
         }
         owned
+    }
+
+    /// The logit of the class of a row that a team of a warp holds, in the lane that has it: of one that is an edge in the first.
+    /// From memory it would arrive later than the row.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    pub(crate) unsafe fn logit_of_class<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        class: i64,
+        tile: &Tile<N>,
+        team: Team,
+    ) -> Option<E::Real> {
+        const { assert!(Self::OF_LANES) };
+        if MODE == mode::PROBABILITIES {
+            return None;
+        }
+        // Of what is no class, any: nobody asks for its logit.
+        let group = self.cut.group_of(class as u32);
+        if !Self::WHOLE && group >= self.cut.groups {
+            let is_edge = class.cast_unsigned() < u64::from(pass.args.cols);
+            // SAFETY: the caller's condition.
+            return (team.lane == 0 && is_edge)
+                .then(|| unsafe { self.input.load(class as u32).widen() });
+        }
+        let ahead = group.wrapping_sub(tile.first);
+        let k = ahead >> team.threads.trailing_zeros();
+        if ahead & (team.threads - 1) != 0 || k >= N as u32 {
+            return None;
+        }
+        let x = choose(tile.x, k);
+        Some(get::<E>(&widened::<E>(x), self.cut.place_of(class as u32)))
     }
 
     /// Writes the gradients of the thread's edges, and then does something with the logit `of_class`, if it is one of them.

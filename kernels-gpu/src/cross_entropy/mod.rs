@@ -33,7 +33,7 @@ pub(crate) use held::{forward_backward_held, forward_held};
 pub(crate) use label::add_up_totals;
 pub(crate) use lanes::lies;
 pub(crate) use long::forward_backward_long;
-pub(crate) use short::{forward_backward_short, forward_short};
+pub(crate) use short::short;
 
 /// What targets are: a class, a class that label smoothing leaves a part of what it was, probabilities of all
 /// classes. Each has kernels of its own: what the one needs costs the others registers.
@@ -53,8 +53,8 @@ macro_rules! kernels {
         use crate::abi::CrossEntropyArgs;
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_backward_short, forward_held, forward_long, forward_short, forward_split,
-            few_block, fewer, lies, resident, resident_backward, resident_long, resident_short,
+            add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
+            few_block, lies, resident, resident_backward, resident_long, resident_short, resident_short_exps,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -67,13 +67,14 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: forward_short::<E, MODE, $held, { lies::ALIKE }>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
-            FORWARD_SHORT_WHOLE = forward_short_whole: forward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 6 barriers;
+            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 6 barriers;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 5 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 5 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 6 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: forward_backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident_short::<E>(fewer($resident)), 3 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 4 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 4 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 7 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 9 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
@@ -93,9 +94,10 @@ pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) }
 }
 
-/// [`resident`] of those that hold the exponentials too.
-pub(crate) const fn fewer(blocks: u32) -> u32 {
-    if blocks > 3 { blocks - 2 } else { blocks.div_ceil(2) }
+/// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as many.
+pub(crate) const fn resident_short_exps<E: Element>(blocks: u32) -> u32 {
+    let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
+    if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 }
 }
 
 /// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has four, one more.

@@ -8,36 +8,36 @@ use super::team::Team;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
-use crate::reduce::{TotalsAhead, Workspace, is_last_block};
+use crate::reduce::{TotalsAhead, Workspace, is_last_block, warp_sums};
 use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
-use cuda_std::thread::thread_idx_x;
+use cuda_std::warp::{WARP_SIZE, lane_id};
 
 /// What a row adds to the sums: its loss, its class's weight, its squared log-sum-exp, one.
 pub(crate) const TERMS: usize = 4;
 
 cuda_std::shared_array! {
-    /// [`TERMS`] sums for each thread of a block of at most 256.
-    fn thread_terms() -> [f64; 1024];
+    /// [`TERMS`] sums for each lane of a warp.
+    fn lane_terms() -> [f64; 128];
 }
 
-/// The sums over the rows that each thread has finished: in shared memory, not to cost registers while rows are
-/// read.
-pub(crate) struct ThreadTerms;
+/// The sums over the rows that each lane of a block's first warp has finished: in shared memory, not to cost registers while
+/// rows are read.
+pub(crate) struct LaneTerms;
 
-impl ThreadTerms {
+impl LaneTerms {
     #[inline(always)]
     fn at(term: usize) -> u32 {
-        term as u32 * 256 + thread_idx_x()
+        term as u32 * WARP_SIZE + lane_id()
     }
 
     #[inline(always)]
     pub(crate) fn clear() {
         unrolled!(for term in 0..TERMS; {
-            // SAFETY: at most 256 threads, each its own.
-            unsafe { thread_terms().set(Self::at(term), 0.0) };
+            // SAFETY: one warp, each lane its own.
+            unsafe { lane_terms().set(Self::at(term), 0.0) };
         });
     }
 
@@ -45,22 +45,20 @@ impl ThreadTerms {
     #[inline(always)]
     pub(crate) fn add(terms: [f64; TERMS]) {
         unrolled!(for term in 0..TERMS; {
-            // SAFETY: as in `clear`, by the same thread.
-            unsafe {
-                thread_terms().set(Self::at(term), thread_terms().get(Self::at(term)) + terms[term]);
-            }
+            // SAFETY: as in `clear`, by the same lane.
+            unsafe { lane_terms().set(Self::at(term), lane_terms().get(Self::at(term)) + terms[term]) };
         });
     }
 
-    /// This thread's part of the sums of the block.
+    /// The sums of the block, in each lane.
     #[inline(always)]
-    pub(crate) fn of_thread() -> [f64; TERMS] {
+    pub(crate) fn of_block() -> [f64; TERMS] {
         let mut terms = [0.0; TERMS];
         unrolled!(for term in 0..TERMS; {
             // SAFETY: as in `add`.
-            terms[term] = unsafe { thread_terms().get(Self::at(term)) };
+            terms[term] = unsafe { lane_terms().get(Self::at(term)) };
         });
-        terms
+        warp_sums(terms, WARP_SIZE)
     }
 }
 
@@ -166,6 +164,17 @@ impl Totals for TotalsAhead {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
         self.wait(which as u32)
+    }
+}
+
+/// Those that a launch before this has added up.
+#[derive(Clone, Copy)]
+pub(crate) struct Known(pub(crate) TotalsAhead);
+
+impl Totals for Known {
+    #[inline(always)]
+    fn total(self, which: Total) -> f64 {
+        self.0.known(which as u32)
     }
 }
 

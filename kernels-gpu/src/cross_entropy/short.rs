@@ -1,133 +1,109 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
-use super::forward::finish_threads;
-use super::label::totals_ahead;
-use super::lanes::{Lanes, lies};
-use super::mode;
-use super::pass::{Pass, ThreadTerms, Total};
+use super::forward::{finish_terms, has_sums, leave_terms};
+use super::label::{Label, totals_ahead};
+use super::lanes::Lanes;
+use super::pass::{Known, LaneTerms, Pass, Total};
 use super::stats::{Relative, Stats};
 use super::team::Team;
-use crate::abi::{CrossEntropyArgs, reduction};
+use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{Workspace, grid_sums};
-use cuda_std::thread::thread_idx_x;
+use crate::reduce::{
+    AsTheyAre, Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks,
+};
+use cuda_std::hint::opaque;
+use cuda_std::thread::sync_threads;
+use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+
+/// Rows of a block at once, at most: one a team, of 2 threads or more.
+const MOST_ROWS: usize = 128;
 
 cuda_std::shared_array! {
-    /// Five numbers for each thread of a block of at most 256.
-    fn rows_of_threads() -> [u64; 1280];
+    /// Six numbers for each of [`MOST_ROWS`].
+    fn rows_of_block() -> [u64; 768];
 }
 
-/// What each thread has of the row that it will finish: in shared memory, not to cost registers while others are read.
-struct RowOfThread;
+/// What the first warp of a block finishes the rows of its teams from: all at once, where each warp would take as long for its
+/// few.
+struct RowsOfBlock;
 
-impl RowOfThread {
+impl RowsOfBlock {
+    const CLASS: usize = 4;
+    const LOGIT: usize = 5;
+
     #[inline(always)]
-    fn at(part: usize) -> u32 {
-        part as u32 * 256 + thread_idx_x()
+    fn at(part: usize, row: u32) -> u32 {
+        part as u32 * MOST_ROWS as u32 + row
     }
 
+    /// Keeps what row `row` of the block's comes to, and its class; see [`Stats::used`].
+    ///
+    /// # Safety
+    /// One thread keeps each row, and a barrier stands before anybody asks for it and between that and the next.
     #[inline(always)]
-    fn keep<R: Real>(stats: Stats<R>, logit: R) {
-        let [max, others, dot, weight] = stats.parts();
-        let parts = [max, others, dot, weight, logit];
-        unrolled!(for part in 0..5; {
-            // SAFETY: at most 256 threads, each its own.
-            unsafe { rows_of_threads().set(Self::at(part), parts[part].to_bits64()) };
+    unsafe fn keep<R: Real>(row: u32, stats: Stats<R>, class: i64, dense: bool) {
+        let parts = stats.parts();
+        unrolled!(for part in 0..4; {
+            if part < Stats::<R>::used(dense) {
+                // SAFETY: the caller's conditions.
+                unsafe { rows_of_block().set(Self::at(part, row), parts[part].to_bits64()) };
+            }
         });
+        // SAFETY: as above.
+        unsafe { rows_of_block().set(Self::at(Self::CLASS, row), class.cast_unsigned()) };
+    }
+
+    /// Keeps the logit of its class.
+    ///
+    /// # Safety
+    /// As [`keep`](Self::keep).
+    #[inline(always)]
+    unsafe fn keep_logit<R: Real>(row: u32, logit: R) {
+        // SAFETY: the caller's conditions.
+        unsafe { rows_of_block().set(Self::at(Self::LOGIT, row), logit.to_bits64()) };
     }
 
     /// # Safety
-    /// This thread has kept one.
+    /// They have been kept, and a barrier stands between.
     #[inline(always)]
-    unsafe fn kept<R: Real>() -> (Stats<R>, R) {
-        let mut parts = [R::ZERO; 5];
-        unrolled!(for part in 0..5; {
-            // SAFETY: the caller's condition.
-            parts[part] = R::from_bits64(unsafe { rows_of_threads().get(Self::at(part)) });
+    unsafe fn kept<R: Real>(row: u32, dense: bool) -> (Stats<R>, i64) {
+        let mut parts = [R::ZERO; 4];
+        unrolled!(for part in 0..4; {
+            if part < Stats::<R>::used(dense) {
+                // SAFETY: the caller's condition.
+                parts[part] = R::from_bits64(unsafe { rows_of_block().get(Self::at(part, row)) });
+            }
         });
-        let [max, others, dot, weight, logit] = parts;
-        (Stats::of_parts([max, others, dot, weight]), logit)
+        // SAFETY: as above.
+        let class = unsafe { rows_of_block().get(Self::at(Self::CLASS, row)) };
+        (Stats::of_parts(parts), class.cast_signed())
+    }
+
+    /// # Safety
+    /// As [`kept`](Self::kept).
+    #[inline(always)]
+    unsafe fn kept_logit<R: Real>(row: u32) -> R {
+        // SAFETY: the caller's condition.
+        R::from_bits64(unsafe { rows_of_block().get(Self::at(Self::LOGIT, row)) })
     }
 }
 
-/// The loss, of rows of at most `HELD` groups of 16 bytes a thread of a team.
+/// The loss, and with `GRADS` the gradients, of rows of at most `HELD` groups of 16 bytes a thread of a team.
 ///
-/// A team reads as many rows as it has threads, and then each thread finishes one.
+/// Each team takes a row, and then the first warp of the block finishes them all.
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a row, in a block of at
-/// most 256; rows lie as `LIES` says, [`lies::ALIKE`] or [`lies::SHORT`].
+/// most 256; rows lie as `LIES` says, [`ALIKE`](super::lies::ALIKE) or [`SHORT`](super::lies::SHORT). The last `adders` blocks
+/// take no rows. With gradients, a launch before this has added up the totals, if `divisor` is 0.
 #[inline(always)]
-pub(crate) unsafe fn forward_short<
+pub(crate) unsafe fn short<
     E: Element,
     const MODE: u32,
     const HELD: usize,
     const LIES: u32,
+    const GRADS: bool,
 >(
-    args: &CrossEntropyArgs,
-) {
-    let pass = Pass::<E, MODE>::new(args);
-    // SAFETY: condition 2.
-    let workspace = unsafe { Workspace::new(args.workspace) };
-    let team = Team::of_threads(args);
-    let teams = u64::from(team.teams);
-    ThreadTerms::clear();
-    let mut first = team.first;
-    // Of a row that is none the last once more, for nothing: cheaper than to ask of each group whether it is to be read.
-    // SAFETY: the caller's conditions.
-    let read = |row: u64| unsafe {
-        let lanes = Lanes::<E, LIES>::new(&pass, row.min(args.rows - 1));
-        (lanes.tile::<HELD>(team.lane, true, team), lanes)
-    };
-    while first < args.rows {
-        // What the row says that this thread will finish is on its way while rows are read: its class during the first,
-        // the class's logit during the others.
-        let mine = team.piece(first) + u64::from(team.lane) * teams;
-        // SAFETY: condition 1.
-        let class = unsafe { pass.class(mine) };
-        let mut logit = E::Real::ZERO;
-        let mut stats = Stats::NONE;
-        let mut kept = 0;
-        while kept < team.threads && first < args.rows {
-            let row = team.piece(first);
-            let (tile, lanes) = read(row);
-            // SAFETY: the caller's conditions.
-            let (of_row, _) =
-                unsafe { lanes.stats_of_tile::<MODE, HELD, false>(&pass, &tile, true, team) };
-            if team.lane == kept {
-                stats = of_row;
-            }
-            if kept == 0 && mine < args.rows {
-                // SAFETY: condition 1.
-                logit = unsafe { pass.logit(mine, class) };
-            }
-            kept += 1;
-            first += teams;
-        }
-        if team.lane < kept && mine < args.rows {
-            // SAFETY: the caller's conditions; each row is finished once.
-            unsafe {
-                let label = pass.label(class);
-                ThreadTerms::add(pass.finish_row::<true>(
-                    mine,
-                    &label,
-                    stats.of_row(),
-                    logit,
-                    workspace,
-                ));
-            }
-        }
-    }
-    // SAFETY: conditions 1 and 2.
-    unsafe { finish_threads(&pass, workspace) };
-}
-
-/// The loss and the gradients, of such rows.
-///
-/// # Safety
-/// As [`forward_short`], of rows that lie [`lies::ALIKE`]; a launch before this has added up the totals, if `divisor` is 0.
-#[inline(always)]
-pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
@@ -136,85 +112,114 @@ pub(crate) unsafe fn forward_backward_short<E: Element, const MODE: u32, const H
     // SAFETY: as above.
     let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_threads(args);
-    ThreadTerms::clear();
-    let mut first = team.first;
-    // What this thread will finish: a team takes as many rows as it has threads, and then each finishes one.
-    let mut kept = 0;
-    // SAFETY: condition 1.
-    let mut next = unsafe { pass.class(team.piece(first)) };
-    let mut scale = E::Real::ZERO;
-    if args.upstream_stride == 0 {
-        // SAFETY: condition 1; all rows have one upstream gradient.
-        scale = unsafe { pass.scale(0, ahead, Total::Weights) };
+    let finishes = warp_id() == 0;
+    if finishes {
+        LaneTerms::clear();
     }
+    let takes_rows = team.first < u64::from(team.teams);
+    let mut first = if takes_rows { team.first } else { args.rows };
     while first < args.rows {
         let row = team.piece(first);
-        let active = row < args.rows;
-        let class = next;
-        // SAFETY: the caller's conditions; a row that is not active is not touched.
+        // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing: cheaper than to ask of
+        // each group whether it is to be read.
         unsafe {
-            let lanes = Lanes::<E, { lies::ALIKE }>::new(&pass, row);
-            // The next row's class is on its way while this row is read.
-            next = pass.class(row + u64::from(team.teams));
-            let label = pass.label(class);
-            let read = active && label.counts;
-            let held = lanes.tile::<HELD>(team.lane, read, team);
+            let lanes = Lanes::<E, LIES>::new(&pass, row.min(args.rows - 1));
+            // A row that does not count is read for nothing: its class takes as long to arrive.
+            let class = pass.class(row);
+            let mut held = lanes.tile::<HELD>(team.lane, true, team);
+            let scale_of = |which| pass.scale(row, Known(ahead), which);
+            let mut scale = E::Real::ZERO;
+            if GRADS && row < args.rows {
+                scale = scale_of(Total::Weights);
+            }
+            // All of it asked for first: a wait for the class would be moved to between.
+            sync_warp();
             // Before it is overwritten: the team meets for its sums before it writes.
-            let logit = if read { pass.logit(row, class) } else { E::Real::ZERO };
-            let (stats, exps) = lanes.stats_of_tile::<MODE, HELD, true>(&pass, &held, read, team);
+            let logit = lanes.logit_of_class(&pass, class, &held, team);
+            if let Some(logit) = logit {
+                RowsOfBlock::keep_logit(team.in_block, logit);
+            }
+            let label = if GRADS { pass.label(class) } else { Label::NONE };
+            if GRADS && !label.counts {
+                held.forget::<E>();
+            }
+            let read = !GRADS || label.counts;
+            let (stats, exps) = lanes.stats_of_tile::<MODE, HELD, GRADS>(&pass, &held, read, team);
             let stats = stats.of_row();
-            if active {
-                if args.upstream_stride != 0 {
-                    scale = pass.scale(row, ahead, Total::Weights);
-                }
-                let factors =
-                    pass.factors(&label, stats, scale, || pass.scale(row, ahead, Total::Rows));
+            if team.lane == 0 {
+                RowsOfBlock::keep(team.in_block, stats, class, Pass::<E, MODE>::DENSE);
+            }
+            if GRADS && row < args.rows {
+                let factors = pass.factors(&label, stats, scale, || scale_of(Total::Rows));
+                let to = lanes.to(&pass, row);
                 // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
                 // what memory moves.
-                let class = (MODE != mode::PROBABILITIES)
-                    .then(|| (label.class, pass.at_class(&label, &factors, logit)));
-                let to = lanes.to(&pass, row);
+                let at_class = logit.map(|logit| pass.at_class(&label, &factors, logit));
                 if Pass::<E, MODE>::DENSE {
+                    let class = at_class.map(|at_class| (label.class, at_class));
                     let held = held.anew();
                     lanes.gradients_of_tile::<MODE, HELD>(&pass, class, &factors, to, &held);
                 } else {
                     let unit = Relative::<_, MODE>::to(factors.center).unit();
-                    let class = class.unwrap_or((u32::MAX, E::Real::ZERO));
-                    let class = (class.0, |_| class.1);
+                    let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
                     lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &held);
                 }
                 let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
                 lanes.gradients_of_edges(&pass, &label, &factors, to, of_class, team);
             }
-            if team.lane == kept {
-                RowOfThread::keep(stats, logit);
-            }
         }
-        kept += 1;
-        first += u64::from(team.teams);
-        if kept == team.threads || first >= args.rows {
-            let row =
-                team.piece(first) - u64::from(kept - team.lane.min(kept)) * u64::from(team.teams);
-            if team.lane < kept && row < args.rows {
-                // SAFETY: the caller's conditions; each row is finished once.
-                unsafe {
-                    let label = pass.label(pass.class(row));
-                    let (stats, logit) = RowOfThread::kept();
-                    ThreadTerms::add(
-                        pass.finish_row::<false>(row, &label, stats, logit, workspace),
-                    );
+        sync_threads();
+        let rows = (args.rows - first).min(team.teams_of_block().into()) as u32;
+        let mut index = lane_id();
+        while finishes && index < rows {
+            // SAFETY: the caller's conditions; the teams have kept what their rows come to, each row is finished once.
+            unsafe {
+                let (stats, class) = RowsOfBlock::kept(index, Pass::<E, MODE>::DENSE);
+                let label = pass.label(class);
+                let mut logit = E::Real::ZERO;
+                if label.has_class(args.cols) {
+                    logit = RowsOfBlock::kept_logit(index);
                 }
+                // Otherwise where its results go is made before the rows are read, by all warps.
+                let row = opaque(first + u64::from(index));
+                LaneTerms::add(if GRADS {
+                    pass.finish_row::<false>(row, &label, stats, logit, workspace)
+                } else {
+                    pass.finish_row::<true>(row, &label, stats, logit, workspace)
+                });
             }
-            kept = 0;
+            index += WARP_SIZE;
+        }
+        first += u64::from(team.teams);
+        if first < args.rows {
+            // What is kept of these rows is to be replaced.
+            sync_threads();
         }
     }
-    if args.reduction == reduction::SCALAR || args.fault != 0 {
-        let terms = ThreadTerms::of_thread();
-        // SAFETY: conditions 1 and 2.
-        unsafe {
-            grid_sums([terms[0], terms[2]], workspace, |sums| {
-                pass.finish_with_totals(sums, pass.ask_for_totals(ahead), workspace);
+    if !(finishes || is_last_block()) || !has_sums(args) {
+        return;
+    }
+    // SAFETY: conditions 1 and 2; in the last block's first thread.
+    unsafe {
+        let mut terms = [0.0; 4];
+        if finishes {
+            terms = LaneTerms::of_block();
+        }
+        let first = finishes && lane_id() == 0;
+        if GRADS {
+            if first {
+                let sums = [terms[0], terms[2]].map(bits_of_sum);
+                leave_of_block(0, sums, args.adders, workspace);
+            }
+            let asked = pass.ask_for_totals(ahead);
+            sums_over_blocks::<4, 2, 2>(&AsTheyAre::<4>, args.adders, workspace, |sums| {
+                pass.finish_with_totals(sums, asked, workspace);
             });
+        } else {
+            if first {
+                leave_terms(&pass, terms, workspace);
+            }
+            finish_terms::<E, MODE, 4, 2, 4>(&pass, &AsTheyAre::<4>, workspace);
         }
     }
 }

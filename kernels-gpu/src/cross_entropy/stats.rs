@@ -106,6 +106,11 @@ impl<R: Real> Stats<R> {
         if self.max == R::NEG_INFINITY { Stats { rest: R::NAN, ..self } } else { self }
     }
 
+    /// How many of the [`parts`](Self::parts) there are to a target: with a share for every class all.
+    pub(crate) const fn used(dense: bool) -> usize {
+        if dense { PARTS } else { SPARSE_PARTS }
+    }
+
     #[inline(always)]
     pub(crate) fn parts(self) -> [R; PARTS] {
         [self.max, self.others(), self.dot, self.weight]
@@ -143,7 +148,7 @@ impl<R: Real> Stats<R> {
     /// `ALL`, in the first warp only.
     #[inline(always)]
     pub(crate) fn of_block<const DENSE: bool, const ALL: bool>(self) -> Self {
-        let used = if DENSE { PARTS } else { SPARSE_PARTS };
+        let used = Self::used(DENSE);
         let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
         if lane_id() == 0 {
             let parts = self.parts();

@@ -60,6 +60,12 @@ impl Team {
         }
     }
 
+    /// The teams of this block, of a power of two of threads.
+    #[inline(always)]
+    pub(crate) fn teams_of_block(self) -> u32 {
+        block_dim_x() >> self.threads.trailing_zeros()
+    }
+
     /// The team's piece of those that the block's teams take from `first` on.
     #[inline(always)]
     pub(crate) fn piece(self, first: u64) -> u64 {

@@ -177,7 +177,7 @@ struct Kernels {
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 5],
     forward_split: &'static Family<CrossEntropyArgs>,
-    /// Few rows as any, and short ones however they lie.
+    /// Likewise, but few rows as any.
     forward_backward: [&'static Family<CrossEntropyArgs>; 5],
     totals: &'static Family<CrossEntropyArgs>,
     backward: &'static Family<CrossEntropyArgs>,
@@ -706,7 +706,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 let blocks = plan::totals_blocks(rows, shape.threads);
                 let totals = CrossEntropyArgs { totals_blocks: blocks, ..args };
                 if matches!(plan.form, Form::Short | Form::ShortWhole) {
-                    // The blocks of short rows begin all at once, and would all wait.
+                    // The blocks of short rows that begin at once have little else to do, and would all wait.
                     let shape = Launch { blocks, ..shape };
                     // SAFETY: as below.
                     unsafe {

@@ -131,7 +131,7 @@ pub(crate) struct SamplesLaunch {
 pub(crate) enum Form {
     /// A team of a warp, which holds it in registers.
     Short,
-    /// The same of rows that are whole groups, of which the loss alone is wanted.
+    /// The same of rows that are whole groups.
     ShortWhole,
     /// A block, which holds it in registers.
     Held,

@@ -491,12 +491,13 @@ fn many_short_rows() {
     }
 }
 
-/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other.
+/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other: a row a block, and
+/// eight with gradients.
 #[test]
-#[ignore = "takes half a minute on the emulator"]
+#[ignore = "takes a minute and a half on the emulator"]
 fn rows_for_more_blocks_than_may_leave_something() {
-    for rows in [51_000, 53_000] {
-        check_rows(rows, 768);
+    for (rows, cols) in [(51_000, 768), (53_000, 768), (420_000, 260)] {
+        check_rows(rows, cols);
     }
 }
 

@@ -8,59 +8,14 @@ use super::team::Team;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
-use crate::reduce::{TotalsAhead, Workspace, is_last_block, warp_sums};
+use crate::reduce::{TotalsAhead, Workspace, is_last_block};
 use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
-use cuda_std::warp::{WARP_SIZE, lane_id};
 
 /// What a row adds to the sums: its loss, its class's weight, its squared log-sum-exp, one.
 pub(crate) const TERMS: usize = 4;
-
-cuda_std::shared_array! {
-    /// [`TERMS`] sums for each lane of a warp.
-    fn lane_terms() -> [f64; 128];
-}
-
-/// The sums over the rows that each lane of a block's first warp has finished: in shared memory, not to cost registers while
-/// rows are read.
-pub(crate) struct LaneTerms;
-
-impl LaneTerms {
-    #[inline(always)]
-    fn at(term: usize) -> u32 {
-        term as u32 * WARP_SIZE + lane_id()
-    }
-
-    #[inline(always)]
-    pub(crate) fn clear() {
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: one warp, each lane its own.
-            unsafe { lane_terms().set(Self::at(term), 0.0) };
-        });
-    }
-
-    /// Adds what a row adds.
-    #[inline(always)]
-    pub(crate) fn add(terms: [f64; TERMS]) {
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: as in `clear`, by the same lane.
-            unsafe { lane_terms().set(Self::at(term), lane_terms().get(Self::at(term)) + terms[term]) };
-        });
-    }
-
-    /// The sums of the block, in each lane.
-    #[inline(always)]
-    pub(crate) fn of_block() -> [f64; TERMS] {
-        let mut terms = [0.0; TERMS];
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: as in `add`.
-            terms[term] = unsafe { lane_terms().get(Self::at(term)) };
-        });
-        warp_sums(terms, WARP_SIZE)
-    }
-}
 
 cuda_std::shared_array! {
     /// [`TERMS`] sums over the rows that a block has finished.

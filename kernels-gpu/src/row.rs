@@ -1,7 +1,7 @@
 //! Rows in memory, cut into groups of 16 bytes: what lies on 16-byte boundaries moves in one access, the ends of a
 //! row, its edges, element by element. Nothing outside the row is touched.
 
-use crate::abi::Matrix;
+use crate::abi::{CACHE_LINE, Matrix};
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
@@ -13,10 +13,15 @@ pub(crate) struct Cut<E> {
     head: u32,
     /// Elements behind the last group.
     tail: u32,
-    /// Groups between.
-    pub(crate) groups: u32,
+    /// The index of the first group: 0 or, of a row that is cut at lines of the cache, the group's place in its line.
+    first: u32,
+    /// The index behind the last group's.
+    pub(crate) end: u32,
     element: PhantomData<E>,
 }
+
+/// Groups of a line of the cache.
+const LINE: u32 = CACHE_LINE / 16;
 
 /// A part of a row that one thread holds in 16 bytes: elements from `first`, `count` of them.
 #[derive(Clone, Copy)]
@@ -46,14 +51,21 @@ impl<E: Element> Cut<E> {
     pub(crate) fn new(start: u64, cols: u32) -> Self {
         let to_boundary = start.wrapping_neg() as u32 % 16 / size_of::<E>() as u32;
         let head = to_boundary.min(cols);
-        let (groups, tail) = ((cols - head) / E::LANES, (cols - head) % E::LANES);
-        Cut { head, tail, groups, element: PhantomData }
+        let (end, tail) = ((cols - head) / E::LANES, (cols - head) % E::LANES);
+        Cut { head, tail, first: 0, end, element: PhantomData }
+    }
+
+    /// The same, cut at lines of the cache: one of which two warps read or write a part costs the cache an access more.
+    #[inline(always)]
+    pub(crate) fn at_lines(start: u64, cols: u32) -> Self {
+        let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE);
+        Cut { first, end: first + cut.end, ..cut }
     }
 
     /// A row of `cols` elements that is all groups.
     #[inline(always)]
     pub(crate) fn whole(cols: u32) -> Self {
-        Cut { head: 0, tail: 0, groups: cols / E::LANES, element: PhantomData }
+        Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
     /// Elements of the row that are in no group, fewer than two groups have: its edges.
@@ -65,13 +77,13 @@ impl<E: Element> Cut<E> {
     /// Where in the row one of them is.
     #[inline(always)]
     pub(crate) fn edge(self, index: u32) -> u32 {
-        if index < self.head { index } else { index + self.groups * E::LANES }
+        if index < self.head { index } else { index + (self.end - self.first) * E::LANES }
     }
 
-    /// The group that an element is in; of an edge none of `groups`.
+    /// The group that an element is in; of an edge none that it [has](Self::has).
     #[inline(always)]
     pub(crate) fn group_of(self, element: u32) -> u32 {
-        element.wrapping_sub(self.head) / E::LANES
+        element.wrapping_sub(self.origin()) / E::LANES
     }
 
     /// The place in its group of an element that is in one.
@@ -80,10 +92,28 @@ impl<E: Element> Cut<E> {
         element.wrapping_sub(self.head) % E::LANES
     }
 
-    /// A group of the row, one of `groups`.
+    /// Whether there is a group with this index.
+    #[inline(always)]
+    pub(crate) fn has(self, index: u32) -> bool {
+        index.wrapping_sub(self.first) < self.end - self.first
+    }
+
+    /// Whether there are groups with all indices of these, of a line at least.
+    #[inline(always)]
+    pub(crate) fn has_all(self, from: u32, to: u32) -> bool {
+        from >= self.first && to <= self.end
+    }
+
+    /// Where group 0 begins, or would, as far before the row as groups are missing.
+    #[inline(always)]
+    fn origin(self) -> u32 {
+        self.head.wrapping_sub(self.first * E::LANES)
+    }
+
+    /// Where a group of the row begins, or would.
     #[inline(always)]
     pub(crate) fn group(self, index: u32) -> Span {
-        Span { first: self.head + index * E::LANES, count: E::LANES }
+        Span { first: self.origin().wrapping_add(index * E::LANES), count: E::LANES }
     }
 }
 
@@ -136,7 +166,9 @@ impl<E: Element> Row<E> {
 
     #[inline(always)]
     fn at(self, index: u32) -> *mut E {
-        (self.start + u64::from(index) * size_of::<E>() as u64) as *mut E
+        // Rows have fewer than 2³¹ elements; what begins before one is where a group would.
+        let bytes = i64::from(index.cast_signed()) * size_of::<E>() as i64;
+        self.start.wrapping_add_signed(bytes) as *mut E
     }
 
     /// Loads an element.
@@ -176,7 +208,8 @@ impl<E: Element> Row<E> {
             if self.alike {
                 load_streaming(self.group(group).wrapping_add(ahead as usize))
             } else {
-                self.load_span(Span { first: group.first + ahead * E::LANES, ..group })
+                let first = group.first.wrapping_add(ahead * E::LANES);
+                self.load_span(Span { first, ..group })
             }
         }
     }
@@ -220,13 +253,77 @@ impl<E: Element> Row<E> {
         } else {
             unrolled!(for k in 0..N; {
                 if has(k) {
+                    // The first may be one that begins before the row, and is not stored.
+                    let of_group = first.first.wrapping_add(ahead(k) * E::LANES);
                     unrolled!(for lane in 0..E::LANES as usize; {
-                        let at = self.at(first.first + ahead(k) * E::LANES + lane as u32);
+                        let index = of_group + lane as u32;
                         // SAFETY: the caller's conditions.
-                        unsafe { store(at, E::extract(groups[k], lane as u32)) };
+                        unsafe { store(self.at(index), E::extract(groups[k], lane as u32)) };
                     });
                 }
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::Bf16;
+
+    /// Rows that begin everywhere in a line, of as many elements as two lines have and less.
+    fn each_row<E: Element>(mut check: impl FnMut(u64, u32)) {
+        let bytes = size_of::<E>() as u64;
+        for start in (0..u64::from(CACHE_LINE)).step_by(bytes as usize) {
+            for cols in 0..=2 * CACHE_LINE / bytes as u32 {
+                check((1 << 40) + start, cols);
+            }
+        }
+    }
+
+    /// Every element is in one group or an edge, and what lies on 16 bytes is in groups.
+    fn check_elements<E: Element>(cut: Cut<E>, start: u64, cols: u32) {
+        let mut times = vec![0; cols as usize];
+        for group in cut.first..cut.end {
+            let Span { first, count } = cut.group(group);
+            assert!((start + u64::from(first) * size_of::<E>() as u64).is_multiple_of(16));
+            for (place, element) in (first..first + count).enumerate() {
+                times[element as usize] += 1;
+                assert_eq!((cut.group_of(element), cut.place_of(element)), (group, place as u32));
+            }
+        }
+        assert!(cut.edges() < 2 * E::LANES);
+        for index in 0..cut.edges() {
+            let element = cut.edge(index);
+            times[element as usize] += 1;
+            assert!(!cut.has(cut.group_of(element)), "{element} of {cols} from {start}");
+        }
+        assert!(times.iter().all(|&times| times == 1), "{cols} elements from {start}: {times:?}");
+        assert!((cut.first..cut.end).all(|group| cut.has(group)));
+        assert!(!cut.has(cut.first.wrapping_sub(1)) && !cut.has(cut.end));
+    }
+
+    #[test]
+    fn every_element_is_in_one_group_or_an_edge() {
+        fn check<E: Element>() {
+            each_row::<E>(|start, cols| {
+                check_elements::<E>(Cut::new(start, cols), start, cols);
+                check_elements::<E>(Cut::at_lines(start, cols), start, cols);
+            });
+        }
+        check::<f32>();
+        check::<f64>();
+        check::<Bf16>();
+    }
+
+    #[test]
+    fn groups_have_their_place_in_a_line_for_an_index() {
+        each_row::<f32>(|start, cols| {
+            let cut = Cut::<f32>::at_lines(start, cols);
+            for group in cut.first..cut.end {
+                let at = start + u64::from(cut.group(group).first) * 4;
+                assert_eq!(at / 16 % u64::from(LINE), u64::from(group % LINE));
+            }
+        });
     }
 }

@@ -449,6 +449,78 @@ fn rows_that_a_block_keeps_in_shared_memory() {
     check::<bf16>(128_255);
 }
 
+/// Rows that are read by lines of the cache, and begin everywhere in one, with every number of elements before the first 16 bytes
+/// and behind the last: with gradients, of each kind of targets. Classes are the first, the last, and others.
+#[test]
+fn rows_that_begin_everywhere_in_a_line() {
+    fn check<T: Number>(rows: usize, cols: usize)
+    where
+        T::Loss: Number,
+    {
+        let stream = gpu().stream().unwrap();
+        let x = draw::<T>(1, rows * cols, 6.0);
+        let t: Vec<T> = draw::<T>(2, rows * cols, 1.0)
+            .iter()
+            .map(|t| T::round(t.wide().abs() / cols as f64))
+            .collect();
+        let class_of = |row: usize| [0, cols - 1, row * 97 % cols][row % 3];
+        let classes: Vec<i64> = (0..rows).map(|row| class_of(row) as i64).collect();
+        let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+        let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        let probabilities = Tensor::from_slice(gpu(), [rows, cols], &t).unwrap();
+        let ones = vec![1.0; cols];
+        for (label_smoothing, dense) in [(0.0, false), (0.1, false), (0.0, true)] {
+            let loss_of = CrossEntropy { label_smoothing, ..CrossEntropy::sum() };
+            let mut loss = Loss::zeros(gpu(), []).unwrap();
+            let mut by_input = Tensor::<T>::zeros(gpu(), [rows, cols]).unwrap();
+            let mut by_target = Tensor::<T>::zeros(gpu(), [rows, cols]).unwrap();
+            let targets: Targets<'_, T> =
+                if dense { (&probabilities).into() } else { (&classes).into() };
+            let grads = if dense {
+                Grads::both(&mut by_input, &mut by_target)
+            } else {
+                Grads::input(&mut by_input)
+            };
+            let mut workspace = Workspace::new(gpu()).unwrap();
+            loss_of
+                .forward_backward_into(&input, targets, &mut loss, grads, &mut workspace, &stream)
+                .unwrap();
+            let (by_input, by_target) = (by_input.to_vec().unwrap(), by_target.to_vec().unwrap());
+            let mut expected_loss = Total::default();
+            for index in 0..rows {
+                let of_row = index * cols..(index + 1) * cols;
+                let t = wide(&t[of_row.clone()]);
+                let target =
+                    if dense { Target::Probabilities(&t) } else { Target::Class(class_of(index)) };
+                let options = Options { weight: &ones, label_smoothing, z_loss: 0.0 };
+                let expected = row(&wide(&x[of_row.clone()]), target, options);
+                expected_loss.add(expected.loss);
+                let largest = |of: &[f64]| of.iter().fold(expected.terms, |a, b| a.max(b.abs()));
+                let mut pairs = vec![(&by_input, &expected.by_input)];
+                if dense {
+                    pairs.push((&by_target, &expected.by_target));
+                }
+                for (got, expected) in pairs {
+                    let largest = largest(expected);
+                    for (col, (got, &expected)) in
+                        got[of_row.clone()].iter().zip(expected).enumerate()
+                    {
+                        let off = (got.wide() - expected).abs();
+                        let what = format!("smoothing {label_smoothing}, row {index}, {col}");
+                        let allowed = T::allowed(expected, largest, largest);
+                        assert!(off <= allowed, "{what}: expected {expected}, got {got:?}");
+                    }
+                }
+            }
+            let (got, expected) = (loss.item().unwrap().wide(), expected_loss.value());
+            assert_relative_eq!(got, expected, max_relative = T::Loss::LOSS);
+        }
+    }
+    check::<f32>(33, 4_099);
+    check::<f64>(17, 2_051);
+    check::<bf16>(65, 8_195);
+}
+
 /// A loss of one in a million is as accurate as one of ten: what the others' probabilities add up to is not lost
 /// beside 1, and neither is the gradient.
 #[test]
@@ -501,7 +573,8 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
-/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed.
+/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed; and
+/// the gradients.
 fn check_rows(rows: usize, cols: usize) {
     let stream = gpu().stream().unwrap();
     let x = uniforms(7, rows * cols);
@@ -509,19 +582,35 @@ fn check_rows(rows: usize, cols: usize) {
     let classes: Vec<i64> = (0..rows).map(class).collect();
     let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
     let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
-    let of_row = |(row, &class): (&[f32], &i64)| match usize::try_from(class) {
-        Ok(class) => {
-            row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln() - f64::from(row[class])
-        }
+    let of_row = |row: &[f32]| row.iter().map(|&x| f64::from(x).exp()).sum::<f64>();
+    let sums: Vec<f64> = x.chunks(cols).map(of_row).collect();
+    let loss = |row: usize| match usize::try_from(classes[row]) {
+        Ok(class) => sums[row].ln() - f64::from(x[row * cols + class]),
         Err(_) => 0.0,
     };
-    let each: Vec<f64> = x.chunks(cols).zip(&classes).map(of_row).collect();
+    let each: Vec<f64> = (0..rows).map(loss).collect();
     let expected: f64 = each.iter().sum();
     let count = classes.iter().filter(|&&class| class >= 0).count() as f64;
     for _ in 0..2 {
-        let (loss, _) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        let (loss, gradient) =
+            CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
         let mean = f64::from(loss.item().unwrap());
         assert_relative_eq!(mean, expected / count, max_relative = 1e-6);
+        for (index, by) in gradient.to_vec().unwrap().into_iter().enumerate() {
+            let (row, col) = (index / cols, index % cols);
+            let expected = match classes[row] {
+                -100 => 0.0,
+                class => {
+                    let p = f64::from(x[index]).exp() / sums[row];
+                    (p - if class == col as i64 { 1.0 } else { 0.0 }) / count
+                }
+            };
+            let off = (f64::from(by) - expected).abs();
+            assert!(
+                off <= 3e-6 * expected.abs(),
+                "row {row}, {col}: expected {expected}, got {by}"
+            );
+        }
         let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
         assert_relative_eq!(f64::from(sum.item().unwrap()), expected, max_relative = 1e-6);
     }

@@ -10,8 +10,8 @@
 /// One declaration is one array, however often the function is called. Access goes through
 /// [`SharedArray`], so that the emulator sees it.
 ///
-/// An array of [`Vec16`] without a length is as long as the launch has dynamic shared memory for. A kernel
-/// has one such array at most.
+/// An array of [`Vec16`] without a length is as long as the launch has dynamic shared memory for, and begins on a boundary of 128
+/// bytes. A kernel has one such array at most.
 #[macro_export]
 macro_rules! shared_array {
     ($(#[$meta:meta])* $vis:vis fn $name:ident() -> [Vec16];) => {
@@ -28,7 +28,7 @@ macro_rules! shared_array {
             }
         }
         #[cfg(target_arch = "nvptx64")]
-        core::arch::global_asm!(concat!(".extern .shared .align 16 .b8 ", stringify!($name), "[];"));
+        core::arch::global_asm!(concat!(".extern .shared .align 128 .b8 ", stringify!($name), "[];"));
     };
     ($(#[$meta:meta])* $vis:vis fn $name:ident() -> [$word:ty; $len:literal];) => {
         $(#[$meta])*

@@ -4,9 +4,43 @@ use crate::abi::CrossEntropyArgs;
 use cuda_std::memory::Vec16;
 
 cuda_std::shared_array! {
-    /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank. Of a row that is held
-    /// in registers, that of the class.
+    /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank, and lines of the cache are
+    /// lines here: of one that is copied to parts of two, the second-level cache is asked twice. Of a row that is held in registers,
+    /// that of the class.
     fn kept_logits() -> [Vec16];
+}
+
+cuda_std::shared_array! {
+    /// Two numbers for each of a row's edges, which are fewer than two groups have elements.
+    fn kept_edges() -> [u64; 32];
+}
+
+/// The edges of a row that are kept: each is a thread's own.
+pub(crate) struct KeptEdges;
+
+impl KeptEdges {
+    /// Keeps an edge's logit and what the target says of it.
+    ///
+    /// # Safety
+    /// `index` is below 16, and this thread's alone.
+    #[inline(always)]
+    pub(crate) unsafe fn keep(index: u32, [x, t]: [u64; 2]) {
+        // SAFETY: the caller's condition.
+        unsafe {
+            kept_edges().set(2 * index, x);
+            kept_edges().set(2 * index + 1, t);
+        }
+    }
+
+    /// What is kept.
+    ///
+    /// # Safety
+    /// This thread has kept it.
+    #[inline(always)]
+    pub(crate) unsafe fn get(index: u32) -> [u64; 2] {
+        // SAFETY: the caller's condition.
+        unsafe { [kept_edges().get(2 * index), kept_edges().get(2 * index + 1)] }
+    }
 }
 
 /// The groups of a row that are kept: a number of them, behind those that are held in registers. Each is a thread's own,
@@ -21,7 +55,7 @@ impl KeptLogits {
     /// None of them.
     pub(crate) const NONE: Self = KeptLogits { first: 0, groups: 0 };
 
-    /// Those from group `first` on.
+    /// Those from group `first` on: a multiple of the groups of a line, so that lines are kept in lines of a row that is cut at them.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
         KeptLogits { first, groups: args.kept_groups }

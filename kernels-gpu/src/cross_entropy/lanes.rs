@@ -1,12 +1,12 @@
 //! A row as a team of threads reads and writes it.
 
-use super::kept::KeptLogits;
+use super::kept::{KeptEdges, KeptLogits};
 use super::label::{Label, class_weight};
 use super::mode;
 use super::pass::{Factors, Pass};
 use super::stats::{Relative, Stats};
 use super::team::Team;
-use crate::abi::Matrix;
+use crate::abi::{CrossEntropyArgs, Matrix};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{team_max, warp_max, warp_sums};
 use crate::row::{Cut, Row, Span};
@@ -25,13 +25,15 @@ const WIDTH: u32 = FLIGHT as u32 * WARP_SIZE;
 pub(crate) mod lies {
     /// Each as it may.
     pub(crate) const ANYHOW: u32 = 0;
+    /// The same, and cut at lines of the cache.
+    pub(crate) const AT_LINES: u32 = 1;
     /// Alike to 16 bytes.
-    pub(crate) const ALIKE: u32 = 1;
+    pub(crate) const ALIKE: u32 = 2;
     /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the last of a thread's
     /// groups may be beyond the row.
-    pub(crate) const HELD: u32 = 2;
+    pub(crate) const HELD: u32 = 3;
     /// The same, and each is held by lanes of a warp.
-    pub(crate) const SHORT: u32 = 3;
+    pub(crate) const SHORT: u32 = 4;
 }
 
 /// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it between two passes.
@@ -233,23 +235,28 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let probabilities = if MODE == mode::PROBABILITIES { args.target } else { 0 };
         let probabilities = Matrix { start: probabilities, row_stride: args.target_stride };
         Lanes {
-            cut: if Self::WHOLE { Cut::whole(args.cols) } else { Cut::new(start, args.cols) },
+            cut: match LIES {
+                lies::AT_LINES => Cut::at_lines(start, args.cols),
+                lies::HELD | lies::SHORT => Cut::whole(args.cols),
+                _ => Cut::new(start, args.cols),
+            },
             input: Row::at_cut(start),
             target: Self::other(probabilities, row, start),
             kept: KeptLogits::NONE,
         }
     }
 
-    /// The same row, of which logits are kept from [`keep`](Self::keep) to [`gradients_behind`](Self::gradients_behind).
+    /// The same row, of which the groups from `first` on that find room are kept from [`keep`](Self::keep) to
+    /// [`gradients_behind`](Self::gradients_behind).
     #[inline(always)]
-    pub(crate) fn keeping(self, kept: KeptLogits) -> Self {
-        Lanes { kept, ..self }
+    pub(crate) fn keeping(self, args: &CrossEntropyArgs, first: u32) -> Self {
+        Lanes { kept: KeptLogits::new(args, first), ..self }
     }
 
     /// The first group behind those of the row that are kept.
     #[inline(always)]
     fn kept_end(&self) -> u32 {
-        self.kept.end().min(self.cut.groups)
+        self.kept.end().min(self.cut.end)
     }
 
     /// Has the thread's logits that are kept on their way to where they are: in as many batches as it returns, one for each
@@ -322,7 +329,10 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// The row of another tensor.
     #[inline(always)]
     fn other(tensor: Matrix, row: u64, start: u64) -> Row<E> {
-        if LIES == lies::ANYHOW { Row::new(tensor, row, start) } else { Row::alike(tensor, row) }
+        match LIES {
+            lies::ANYHOW | lies::AT_LINES => Row::new(tensor, row, start),
+            _ => Row::alike(tensor, row),
+        }
     }
 
     /// Where the gradients of a row go: the input's, the target's.
@@ -336,7 +346,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     #[inline(always)]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
         let Span { first, count } = self.cut.group(tile.group(k));
-        let within = Self::WHOLE && k + 1 < N || tile.group(k) < self.cut.groups;
+        let within = Self::WHOLE && k + 1 < N || self.cut.has(tile.group(k));
         Span { first, count: if within { count } else { 0 } }
     }
 
@@ -394,7 +404,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 unrolled!(for k in 0..N; {
                     tile.x[k] = self.kept.get(tile.first, k as u32 * lanes);
                 });
-            } else if read && end <= self.cut.groups && first >= self.kept.end() {
+            } else if read && self.cut.has_all(first, end) && first >= self.kept.end() {
                 unrolled!(for k in 0..N; {
                     tile.x[k] = self.input.load_group(from, k as u32 * lanes);
                 });
@@ -457,6 +467,43 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             let x = self.input.load(at);
             Some(Edge { at, x, t: if self.target.is_null() { x } else { self.target.load(at) } })
         }
+    }
+
+    /// The thread's edge, if it has one: of a team of a warp or more it has no other.
+    ///
+    /// # Safety
+    /// As [`tile`](Self::tile).
+    #[inline(always)]
+    pub(crate) unsafe fn edge_of_thread(&self, team: Team) -> Option<Edge<E>> {
+        // SAFETY: the caller's condition.
+        unsafe { self.edge(team.lane) }
+    }
+
+    /// Keeps the thread's edge from the sums to the gradients.
+    #[inline(always)]
+    pub(crate) fn keep_edge(edge: Option<Edge<E>>, team: Team) {
+        if let Some(Edge { x, t, .. }) = edge {
+            // SAFETY: the row has no more edges than there is room for.
+            unsafe { KeptEdges::keep(team.lane, [x, t].map(|x| x.widen().to_bits64())) };
+        }
+    }
+
+    /// Whether the thread has an edge.
+    #[inline(always)]
+    fn has_edge(&self, team: Team) -> bool {
+        team.lane < self.cut.edges()
+    }
+
+    /// The thread's edge, which it has [kept](Self::keep_edge).
+    ///
+    /// # Safety
+    /// It has one, and has kept that of this row.
+    #[inline(always)]
+    unsafe fn kept_edge(&self, team: Team) -> Edge<E> {
+        // SAFETY: the caller's condition.
+        let [x, t] = unsafe { KeptEdges::get(team.lane) };
+        let of = |bits| E::narrow(E::Real::from_bits64(bits));
+        Edge { at: self.cut.edge(team.lane), x: of(x), t: of(t) }
     }
 
     /// Does something `with` each of the thread's edges, if they are to be `read`. Most rows have none.
@@ -551,7 +598,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     }
 
     /// What the warp has of the row, of which it has the [first tile](Self::tile_of_warp): of all tiles of its team or, with
-    /// `SPLIT`, of tiles `split`, `split + splits`, ..., and with the first of its edges.
+    /// `SPLIT`, of tiles `split`, `split + splits`, ...; and of its `edge`, if it is to count.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -560,19 +607,20 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         &self,
         pass: &Pass<'_, E, MODE>,
         mut tile: Tile<FLIGHT>,
+        edge: Option<Edge<E>>,
         split: u32,
         read: bool,
         team: Team,
     ) -> Stats<E::Real> {
         let step = team.warps() * WIDTH * if SPLIT { pass.args.splits.get() } else { 1 };
         // SAFETY: the caller's conditions.
-        let mut stats = unsafe { self.stats_of_edge(pass, read && split == 0, team) };
+        let mut stats = unsafe { Self::stats_of_edge(pass, edge) };
         let mut first = (split * team.warps() + team.warp()) * WIDTH;
         loop {
             // SAFETY: the caller's conditions.
             unsafe { self.absorb_tile(pass, &mut stats, &tile) };
             first += step;
-            if !read || first >= self.cut.groups {
+            if !read || first >= self.cut.end {
                 break;
             }
             // SAFETY: as above.
@@ -585,7 +633,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// What the thread has of a row of which it holds a tile, and of its edges.
+    /// What the thread has of a row of which it holds a tile, and of its edge, which it has kept, if it `counts`.
     ///
     /// # Safety
     /// The kernels' condition 1.
@@ -594,12 +642,13 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         &self,
         pass: &Pass<'_, E, MODE>,
         held: &Tile<N>,
-        read: bool,
+        counts: bool,
         team: Team,
     ) -> Stats<E::Real> {
         // SAFETY: the caller's condition.
         unsafe {
-            let mut stats = self.stats_of_edge(pass, read, team);
+            let edge = (counts && self.has_edge(team)).then(|| self.kept_edge(team));
+            let mut stats = Self::stats_of_edge(pass, edge);
             self.absorb_tile(pass, &mut stats, held);
             stats
         }
@@ -621,7 +670,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         team: Team,
     ) -> Stats<E::Real> {
         let mut first = from + team.warp() * WIDTH;
-        while read && first < self.cut.groups {
+        while read && first < self.cut.end {
             batches = batches.saturating_sub(1);
             Self::wait_for_all_but(batches);
             // SAFETY: the caller's conditions; what is kept of the tile has been waited for.
@@ -704,20 +753,16 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         });
     }
 
-    /// What the thread has of a row of which it has its edge, if it is to be `read`.
+    /// What the thread has of a row of which it has its `edge`, if there is one.
     ///
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
     unsafe fn stats_of_edge<const MODE: u32>(
-        &self,
         pass: &Pass<'_, E, MODE>,
-        read: bool,
-        team: Team,
+        edge: Option<Edge<E>>,
     ) -> Stats<E::Real> {
         let mut stats = Stats::<E::Real>::NONE;
-        // SAFETY: the caller's condition.
-        let edge = if read { unsafe { self.edge(team.lane) } } else { None };
         if any(edge.is_some()) {
             let x = edge.map_or(E::Real::NEG_INFINITY, |edge| edge.x.widen());
             stats = stats.relative_to(warp_max(stats.max.max(x)));
@@ -761,7 +806,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let (lanes, part, parts) = team.parts();
         let width = lanes * FLIGHT as u32;
         let mut first = (split * parts + part) * width;
-        while first < self.cut.groups {
+        while first < self.cut.end {
             // Written with its group: by itself, it would be a store more, of a part of what memory moves.
             let class = self.class_in_tile::<MODE, FLIGHT>(label, &tile);
             let class = class.map(|logit| (label.class, pass.at_class(label, factors, logit)));
@@ -769,7 +814,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             unsafe {
                 self.gradients_of_tile(pass, class, factors, to, &tile);
                 first += parts * width * pass.args.splits.get();
-                if first < self.cut.groups {
+                if first < self.cut.end {
                     tile = self.tile_of_lanes(first, lanes, label.counts, team);
                 }
             }
@@ -788,7 +833,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// they go.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients). If the row counts, this thread has waited for what it keeps of it.
+    /// As [`gradients`](Self::gradients). This thread has kept its edge and, if the row counts, has waited for what it keeps of it.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_behind<const MODE: u32>(
@@ -803,12 +848,16 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let mut first = from + team.warp() * WIDTH;
         // SAFETY: the caller's conditions. A row that does not count is not read.
         unsafe {
-            while first < self.cut.groups {
+            while first < self.cut.end {
                 let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, label.counts, team);
                 self.gradients_of_tile(pass, None, factors, to, &tile);
                 first += team.warps() * WIDTH;
             }
-            self.gradients_of_edges(pass, label, factors, to, |_| (), team);
+            // Where it is is not kept.
+            let team = team.anew();
+            if self.has_edge(team) {
+                Self::gradient_of_edge(pass, label, factors, to, self.kept_edge(team), |_| ());
+            }
         }
     }
 
@@ -944,7 +993,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
         // Of what is no class, any: nobody asks for its logit.
         let group = self.cut.group_of(class as u32);
-        if !Self::WHOLE && group >= self.cut.groups {
+        if !Self::WHOLE && !self.cut.has(group) {
             let is_edge = class.cast_unsigned() < u64::from(pass.args.cols);
             // SAFETY: the caller's condition.
             return (team.lane == 0 && is_edge)
@@ -970,31 +1019,51 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
-        [to_input, to_target]: [Row<E>; 2],
+        to: [Row<E>; 2],
         mut of_class: impl FnMut(E::Real),
         team: Team,
     ) {
-        // SAFETY: the caller's conditions. Of a row that does not count, all gradients are 0.
+        // SAFETY: the caller's conditions.
         unsafe {
-            self.each_edge(true, team, |Edge { at, x, t }| {
-                let (x, t) = (x.widen(), t.widen());
-                let mut by_input = E::Real::ZERO;
-                if label.counts {
-                    by_input = (x - factors.center).exp_below() * factors.factor;
-                }
-                if Pass::<E, MODE>::DENSE {
-                    by_input = by_input - pass.gradient_of_share(factors, at, t);
-                }
-                if MODE != mode::PROBABILITIES || !to_input.is_null() {
-                    to_input.store(at, E::narrow(by_input));
-                }
-                if MODE != mode::PROBABILITIES && at == label.class {
-                    of_class(x);
-                }
-                if MODE == mode::PROBABILITIES && !to_target.is_null() {
-                    to_target.store(at, E::narrow(pass.gradient_of_target(factors, at, x)));
-                }
+            self.each_edge(true, team, |edge| {
+                Self::gradient_of_edge(pass, label, factors, to, edge, &mut of_class);
             });
+        }
+    }
+
+    /// Writes the gradients of an edge, and then does something with the logit `of_class`, if it is.
+    ///
+    /// # Safety
+    /// As [`gradients`](Self::gradients).
+    #[inline(always)]
+    unsafe fn gradient_of_edge<const MODE: u32>(
+        pass: &Pass<'_, E, MODE>,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        [to_input, to_target]: [Row<E>; 2],
+        Edge { at, x, t }: Edge<E>,
+        mut of_class: impl FnMut(E::Real),
+    ) {
+        let (x, t) = (x.widen(), t.widen());
+        let mut by_input = E::Real::ZERO;
+        // Of a row that does not count, all gradients are 0.
+        if label.counts {
+            by_input = (x - factors.center).exp_below() * factors.factor;
+        }
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if Pass::<E, MODE>::DENSE {
+                by_input = by_input - pass.gradient_of_share(factors, at, t);
+            }
+            if MODE != mode::PROBABILITIES || !to_input.is_null() {
+                to_input.store(at, E::narrow(by_input));
+            }
+            if MODE != mode::PROBABILITIES && at == label.class {
+                of_class(x);
+            }
+            if MODE == mode::PROBABILITIES && !to_target.is_null() {
+                to_target.store(at, E::narrow(pass.gradient_of_target(factors, at, x)));
+            }
         }
     }
 }

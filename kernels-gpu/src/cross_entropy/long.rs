@@ -3,7 +3,6 @@
 //! Blocks that end with their row and begin in the order of memory are what reads and writes want that take turns:
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
-use super::kept::KeptLogits;
 use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
 use super::pass::{BlockTerms, Pass, TERMS, Total, scales_of_row};
@@ -48,10 +47,10 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             // The last warp has no more to do than any other.
             let finishes = team.lane + WARP_SIZE == team.threads;
             let behind = HELD as u32 * team.threads;
-            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row)
-                .keeping(KeptLogits::new(args, behind));
+            let lanes = Lanes::<E, { lies::AT_LINES }>::new(&pass, row).keeping(args, behind);
             // Before the class is known: it takes as long to arrive. Of a row that does not count, no more is read.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
+            let edge = lanes.edge_of_thread(team);
             let class = pass.class(row);
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
@@ -72,6 +71,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             let batches = if label.counts { lanes.keep(behind, team) } else { 0 };
             // Before it is overwritten: a barrier stands before that.
             let logit = if finishes { pass.logit(row, class) } else { E::Real::ZERO };
+            Lanes::<E, { lies::AT_LINES }>::keep_edge(edge, team);
             let of_thread = lanes.stats_of_held(&pass, &held, label.counts, team);
             if finishes {
                 logit_of_row().set(0, logit.to_bits64());
@@ -107,7 +107,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 to[0].store(label.class, E::narrow(at_class));
             }
         }
-        row += u64::from(Team::of_block(args).teams);
+        row += u64::from(Team::blocks_of_grid(args));
         if row < args.rows {
             // The row is finished, of which what is kept is to be replaced.
             sync_threads();

@@ -60,6 +60,13 @@ impl Team {
         }
     }
 
+    /// The teams of the grid, one of all threads of a block each. Asked for where they are needed: kept, they would take a register
+    /// through a row.
+    #[inline(always)]
+    pub(crate) fn blocks_of_grid(args: &CrossEntropyArgs) -> u32 {
+        grid_dim_x() - opaque(args.totals_blocks.into()) as u32 - args.adders
+    }
+
     /// The teams of this block, of a power of two of threads.
     #[inline(always)]
     pub(crate) fn teams_of_block(self) -> u32 {

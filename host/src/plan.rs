@@ -2,8 +2,8 @@
 //! are summed in the same order on every device.
 
 use kernels_gpu::abi::{
-    ADDERS, CACHE_LINE, GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS,
-    finishes_late, max_blocks, numbers_of_row, reduction,
+    ADDERS, CACHE_LINE, GROUP, LAG, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK,
+    STATS_PARTS, finishes_late, max_blocks, numbers_of_row, reduction,
 };
 use std::num::NonZeroU32;
 
@@ -290,7 +290,7 @@ const KEPT: usize = 12;
 /// How much a device has does not change in what order a row is summed: whoever keeps a group reads it at the same turn.
 pub(crate) fn kept_groups(cols: usize, element_bytes: usize, held: u32, shared_bytes: u32) -> u32 {
     // A row has no more groups, however it lies; the first may lie in a line that begins before it.
-    let groups = cols / (16 / element_bytes) + CACHE_LINE as usize / 16 - 1;
+    let groups = cols / (16 / element_bytes) + LINE_GROUPS as usize - 1;
     let groups = groups.saturating_sub(held as usize);
     groups.min(shared_bytes as usize / 16) as u32
 }

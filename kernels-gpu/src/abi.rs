@@ -40,6 +40,9 @@ pub const ROWS_BLOCK: u32 = 256;
 /// Bytes of a line of the second-level cache.
 pub const CACHE_LINE: u32 = 128;
 
+/// Groups of 16 bytes of a line.
+pub const LINE_GROUPS: u32 = CACHE_LINE / 16;
+
 /// Partial sums that there is room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 

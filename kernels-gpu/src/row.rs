@@ -1,7 +1,7 @@
 //! Rows in memory, cut into groups of 16 bytes: what lies on 16-byte boundaries moves in one access, the ends of a
 //! row, its edges, element by element. Nothing outside the row is touched.
 
-use crate::abi::{CACHE_LINE, Matrix};
+use crate::abi::{LINE_GROUPS, Matrix};
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
@@ -19,9 +19,6 @@ pub(crate) struct Cut<E> {
     pub(crate) end: u32,
     element: PhantomData<E>,
 }
-
-/// Groups of a line of the cache.
-const LINE: u32 = CACHE_LINE / 16;
 
 /// A part of a row that one thread holds in 16 bytes: elements from `first`, `count` of them.
 #[derive(Clone, Copy)]
@@ -58,7 +55,7 @@ impl<E: Element> Cut<E> {
     /// The same, cut at lines of the cache: one of which two warps read or write a part costs the cache an access more.
     #[inline(always)]
     pub(crate) fn at_lines(start: u64, cols: u32) -> Self {
-        let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE);
+        let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE_GROUPS);
         Cut { first, end: first + cut.end, ..cut }
     }
 
@@ -269,6 +266,7 @@ impl<E: Element> Row<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::CACHE_LINE;
     use crate::element::Bf16;
 
     /// Rows that begin everywhere in a line, of as many elements as two lines have and less.
@@ -322,7 +320,7 @@ mod tests {
             let cut = Cut::<f32>::at_lines(start, cols);
             for group in cut.first..cut.end {
                 let at = start + u64::from(cut.group(group).first) * 4;
-                assert_eq!(at / 16 % u64::from(LINE), u64::from(group % LINE));
+                assert_eq!(at / 16 % u64::from(LINE_GROUPS), u64::from(group % LINE_GROUPS));
             }
         });
     }

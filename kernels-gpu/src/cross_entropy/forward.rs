@@ -51,8 +51,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             if warp_id() == 0 {
                 logit = pass.logit(row, class);
             }
-            let edge = if read { lanes.edge_of_thread(team) } else { None };
-            let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, edge, 0, read, team);
+            let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, team);
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true, false>()
             } else {
@@ -162,8 +161,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
             let read = pass.label(pass.class(row)).counts || args.saved != 0;
             let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
             let tile = lanes.tile_of_warp(split, read, team);
-            let edge = if read && split == 0 { lanes.edge_of_thread(team) } else { None };
-            let stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, edge, split, read, team);
+            let stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
             if lane_id() == 0 {
                 stats.leave(workspace, piece as u32 * warps + warp_id());
             }

@@ -598,7 +598,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     }
 
     /// What the warp has of the row, of which it has the [first tile](Self::tile_of_warp): of all tiles of its team or, with
-    /// `SPLIT`, of tiles `split`, `split + splits`, ...; and of its `edge`, if it is to count.
+    /// `SPLIT`, of tiles `split`, `split + splits`, ..., and with the first of its edges.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -607,13 +607,14 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         &self,
         pass: &Pass<'_, E, MODE>,
         mut tile: Tile<FLIGHT>,
-        edge: Option<Edge<E>>,
         split: u32,
         read: bool,
         team: Team,
     ) -> Stats<E::Real> {
         let step = team.warps() * WIDTH * if SPLIT { pass.args.splits.get() } else { 1 };
         // SAFETY: the caller's conditions.
+        let edge = if read && split == 0 { unsafe { self.edge_of_thread(team) } } else { None };
+        // SAFETY: as above.
         let mut stats = unsafe { Self::stats_of_edge(pass, edge) };
         let mut first = (split * team.warps() + team.warp()) * WIDTH;
         loop {
@@ -633,10 +634,10 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// What the thread has of a row of which it holds a tile, and of its edge, which it has kept, if it `counts`.
+    /// What the thread has of a row of which it holds a tile, and of its edge, which it has kept, if the row `counts`.
     ///
     /// # Safety
-    /// The kernels' condition 1.
+    /// The kernels' condition 1; this thread has [kept](Self::keep_edge) its edge.
     #[inline(always)]
     pub(crate) unsafe fn stats_of_held<const MODE: u32, const N: usize>(
         &self,
@@ -853,7 +854,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 self.gradients_of_tile(pass, None, factors, to, &tile);
                 first += team.warps() * WIDTH;
             }
-            // Where it is is not kept.
+            // Asked anew where it is: from the sums on, that would take a register.
             let team = team.anew();
             if self.has_edge(team) {
                 Self::gradient_of_edge(pass, label, factors, to, self.kept_edge(team), |_| ());

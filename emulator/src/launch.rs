@@ -25,16 +25,21 @@ impl Launch {
     /// Runs to the end, or to the first fault.
     pub(crate) fn run(&self) -> Result<(), Fault> {
         static WORKERS: OnceLock<rayon::ThreadPool> = OnceLock::new();
+        // One at a time: of two, each could have the workers that blocks of the other wait for.
+        static RUNS: Mutex<()> = Mutex::new(());
+        let _one = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
         let workers = WORKERS.get_or_init(|| {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             rayon::ThreadPoolBuilder::new()
-                .num_threads(cores.min(MAX_WORKERS))
+                // Two at least: one may be kept by a block that waits for those behind it.
+                .num_threads(cores.clamp(2, MAX_WORKERS))
                 .thread_name(|index| format!("emulator {index}"))
                 .build()
                 .expect("no threads for the emulator")
         });
         let (next, failed, first) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(None));
-        // A block may wait for blocks before it: they were taken before, and run.
+        // A block may wait for blocks before it: they were taken before, and run. One may for those behind it: another worker has
+        // them run.
         workers.broadcast(|_| {
             while !failed.load(Ordering::Relaxed) {
                 let index = next.fetch_add(1, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use crate::tensor::{Loss, Tensor};
 use crate::view::{Float, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{
-    CrossEntropyArgs, Matrix, ROWS_BLOCK, early_blocks, reduction, saved, workspace as layout,
+    CrossEntropyArgs, Matrix, ROWS_BLOCK, reduction, saved, workspace as layout,
 };
 use std::fmt;
 use std::marker::PhantomData;
@@ -534,7 +534,6 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             kept_groups: 0,
             ahead: 0,
             ahead_bytes: 0,
-            early_blocks: 0,
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -717,8 +716,6 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                     shape.blocks += blocks;
                 }
             }
-            let leave = shape.blocks - args.adders;
-            args.early_blocks = if args.adders > 1 { leave } else { early_blocks(leave) };
             // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
             // what is written overlaps nothing else but, in place, the input that it is the gradient of; the plan
             // has no more partial sums than the workspace has room for, a team holds what it is to hold, and a

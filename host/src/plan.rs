@@ -3,7 +3,7 @@
 
 use kernels_gpu::abi::{
     ADDERS, CACHE_LINE, GROUP, LAG, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK,
-    STATS_PARTS, finishes_late, max_blocks, numbers_of_row, reduction,
+    STATS_PARTS, blocks_of_rows, max_blocks, max_rows, reduction, words_of_row,
 };
 use std::num::NonZeroU32;
 
@@ -188,12 +188,9 @@ pub(crate) fn samples(
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
     // Blocks of which all that they leave is added up at the end of the grid.
     let few = (2 * LAG * GROUP) as usize;
-    // Those of which there is room for what blocks leave. Few rows are finished sooner by their blocks, each its own, than by
-    // those that add them up.
-    let held_rows = match pass {
-        Pass::Forward => few + 1..=(max_blocks(kernels.sums) - ADDERS) as usize,
-        _ => 0..=(max_blocks(numbers_of_row(element_bytes)) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
-    };
+    // Those of which there is room for what blocks leave.
+    let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
+    let held_rows = least..=max_rows(words_of_row(sums, element_bytes)) as usize;
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
@@ -252,7 +249,8 @@ pub(crate) fn samples(
     // As many as find room, where nothing is written: what begins and ends a block costs as much as some short rows.
     let finding_room = |resident: u32| 132 * resident as usize * 256 / threads;
     let most = match (pass, form) {
-        (Pass::Backward, _) => i32::MAX as usize,
+        // Each row has a block of its own.
+        (Pass::Backward, _) | (_, Form::Held | Form::Few) => i32::MAX as usize,
         (Pass::Forward, Form::Short) => finding_room(kernels.short_resident),
         (Pass::Forward, Form::ShortWhole) => finding_room(kernels.short_whole_resident),
         // In the order of memory.
@@ -264,19 +262,18 @@ pub(crate) fn samples(
     }
     let adders = match (pass, form) {
         (Pass::Backward, _) | (Pass::Forward, Form::Short | Form::ShortWhole) => 0,
+        (_, Form::Held | Form::Few) => blocks_of_rows(rows as u32) - rows as u32,
         (Pass::Forward, Form::Long) if splits > 1 => 0,
         // One, where it asks at once for all that is left at the end: others would have to wait for it, and it for them.
         (Pass::Forward, _) if blocks.min(few) > threads * AT_ONCE => ADDERS,
         // The gradients of the last rows are on their way meanwhile: one that has to ask twice is as soon done.
         (Pass::ForwardBackward, _) if blocks.min(few) > threads * 2 * AT_ONCE => ADDERS,
-        (Pass::Forward, Form::Held) if !finishes_late(element_bytes) => ADDERS,
         _ => 1,
     };
     blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    // Whoever holds a row and writes its gradients, or finishes it for one block that adds up, keeps the group of its class.
-    let keeps_class = form == Form::Held && (pass == Pass::ForwardBackward || adders == 1);
-    let shared_bytes = if keeps_class { 16 } else { 0 };
+    // Who holds a row keeps the group of its class.
+    let shared_bytes = if form == Form::Held { 16 } else { 0 };
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
     SamplesLaunch { rows, form, adders }
@@ -354,6 +351,7 @@ pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels_gpu::abi::STRETCH;
 
     const DENSE: Dense = Dense { threads: 512, heavy: false };
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];
@@ -439,15 +437,15 @@ mod tests {
     fn as_many_blocks_add_up_the_end_as_it_takes() {
         let adders = |pass, rows, cols| samples(pass, rows, cols, 4, KERNELS).adders;
         assert_eq!(adders(Pass::Forward, 128, 1000), 1);
-        assert_eq!(adders(Pass::Forward, 32768, 1000), ADDERS);
-        assert_eq!(adders(Pass::Forward, 32768, 4096), 1);
-        assert_eq!(samples(Pass::Forward, 32768, 8192, 2, KERNELS).adders, ADDERS);
+        assert_eq!(adders(Pass::Forward, 1023, 1000), 1);
+        assert_eq!(adders(Pass::Forward, 1024, 1000), 1);
+        assert_eq!(adders(Pass::Forward, 2047, 1000), 2);
+        assert_eq!(adders(Pass::Forward, 32768, 4096), 32);
         assert_eq!(adders(Pass::Forward, 4096, 50257), 1);
         assert_eq!(adders(Pass::Forward, 262_144, 128), 0);
         assert_eq!(adders(Pass::Forward, 8, 262_144), 0);
         assert_eq!(adders(Pass::ForwardBackward, 128, 4096), 1);
-        assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), 1);
-        assert_eq!(adders(Pass::ForwardBackward, 32768, 1000), ADDERS);
+        assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), 32);
         assert_eq!(adders(Pass::ForwardBackward, 500, 50257), 1);
         assert_eq!(adders(Pass::ForwardBackward, 262_144, 128), 1);
     }
@@ -477,18 +475,30 @@ mod tests {
     }
 
     #[test]
+    fn every_row_has_a_block() {
+        for rows in [0, 1, 1022, 1023, 1024, 1025, 2046, 2047, 10_000] {
+            let blocks = blocks_of_rows(rows);
+            let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(STRETCH));
+            let taken = taken.map(|block| block - block / STRETCH).filter(|&row| row < rows);
+            assert!(taken.eq(0..rows), "{rows} rows");
+            assert!(rows >= STRETCH || blocks == rows + 1);
+        }
+    }
+
+    #[test]
     fn what_blocks_that_hold_rows_leave_has_room() {
-        for (element_bytes, numbers, at_least) in [(2, 2, 50_000), (4, 2, 50_000), (8, 3, 1 << 15)]
-        {
+        for (element_bytes, at_least) in [(2, 100_000), (4, 100_000), (8, 50_000)] {
             let plan =
                 |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
-            for (pass, numbers) in [(Pass::Forward, 2), (Pass::ForwardBackward, numbers)] {
+            for pass in [Pass::Forward, Pass::ForwardBackward] {
                 let held = |&rows: &usize| plan(pass, rows).form == Form::Held;
                 let most = (1..1 << 20).rfind(held).expect("there is one");
-                let blocks = plan(pass, most).rows.launch.blocks;
-                let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };
-                assert!(blocks + ahead <= max_blocks(numbers));
                 assert!(most >= at_least);
+                let blocks = plan(pass, most).rows.launch.blocks;
+                assert_eq!(blocks, blocks_of_rows(most as u32));
+                let words = words_of_row(2, element_bytes) as usize;
+                let stretches = most.div_ceil(STRETCH as usize - 1);
+                assert!(words * most + 2 * stretches <= MAX_PARTIALS as usize);
                 assert_eq!(plan(pass, most + 1).form, Form::Long);
             }
         }
@@ -539,7 +549,6 @@ mod tests {
                             let sums = match (pass, plan.form) {
                                 (Pass::Forward, Form::Short | Form::ShortWhole) => 4,
                                 (Pass::Forward, _) => KERNELS.sums,
-                                (_, Form::Held) => numbers_of_row(8),
                                 _ => 2,
                             };
                             let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };

@@ -57,26 +57,32 @@ pub const GROUP: u32 = 64;
 /// the grid ends with its last rows, and to add up others then would take as long again.
 pub const LAG: u32 = 8;
 
+/// Of a grid of blocks that take a row each, every so manyth takes none, but adds up what others leave.
+pub const STRETCH: u32 = 1024;
+
+/// The blocks of such a grid.
+pub const fn blocks_of_rows(rows: u32) -> u32 {
+    // Of less than a stretch, one behind them adds up.
+    if rows < STRETCH { rows + 1 } else { rows + (rows - 1) / (STRETCH - 1) }
+}
+
+/// Words that a block of such a grid leaves of its row, for each sum one: two of 32 bits are one word.
+pub const fn words_of_row(sums: u32, element_bytes: usize) -> u32 {
+    if element_bytes == 8 { sums } else { sums / 2 }
+}
+
+/// The most rows of such a grid, for each of which so many words are left, and for each stretch at most two sums for each of them.
+pub const fn max_rows(words: u32) -> u32 {
+    MAX_PARTIALS / words / (STRETCH + 1) * (STRETCH - 1)
+}
+
 /// Blocks that leave no sums, behind those that do, where more than one shares the end: one adds up each group that no block
 /// behind it does, the last perhaps not a whole one, and one the groups' sums.
 pub const ADDERS: u32 = 2 * LAG + 2;
 
-/// Of `blocks` that leave something, those of the groups that are added up on the way: the first. Where one block adds up the end of
-/// the grid, the others leave sums, of which it has nothing to make.
+/// Of `blocks` that leave something, those of the groups that are added up on the way: the first.
 pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
-}
-
-/// Whether the blocks that are not [early](early_blocks) finish their rows in a forward pass that holds rows: in the kernels of
-/// elements of 16 bits there is no register for it.
-pub const fn finishes_late(element_bytes: usize) -> bool {
-    element_bytes > 2
-}
-
-/// Numbers that a block leaves of a row that it holds and overwrites: its sums, or the logit of its class and what the row comes to,
-/// in float64 two numbers.
-pub const fn numbers_of_row(element_bytes: usize) -> u32 {
-    if element_bytes == 8 { 3 } else { 2 }
 }
 
 /// The most [`CrossEntropyArgs::totals_blocks`].
@@ -221,7 +227,8 @@ pub struct CrossEntropyArgs {
     /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
     /// and where a launch of their own has done it.
     pub totals_blocks: u32,
-    /// Blocks, the last of the grid, that take no rows, but add up what the others leave: 0, 1 or [`ADDERS`].
+    /// Blocks, the last of the grid, that take no rows, but add up what the others leave: 0, 1 or [`ADDERS`]; of a grid of
+    /// [`blocks_of_rows`], those that take none.
     pub adders: u32,
     /// The class of rows that do not count.
     pub ignore_index: i64,
@@ -271,8 +278,6 @@ pub struct CrossEntropyArgs {
     pub ahead: u32,
     /// How many bytes from the beginning of that row, no more than it has.
     pub ahead_bytes: u32,
-    /// Blocks of which others make the sums, the first: [`early_blocks`], or all that leave something, where `adders` share the end.
-    pub early_blocks: u32,
 }
 
 impl CrossEntropyArgs {

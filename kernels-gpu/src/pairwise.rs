@@ -202,10 +202,11 @@ unsafe fn run<
             let share = unsafe {
                 // Few: there is room for what they leave.
                 let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
-                workspace.share(
-                    &AsTheyAre::<4>,
-                    |part, _| first + part,
-                    (lane_id(), count, WARP_SIZE),
+                workspace.share::<AsTheyAre, 1, 4>(
+                    [0.0],
+                    [first, 0],
+                    (0, count),
+                    (lane_id(), WARP_SIZE),
                 )
             };
             let [sum] = team_sums(share, WARP_SIZE);

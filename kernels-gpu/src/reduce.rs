@@ -1,18 +1,19 @@
 //! The reduction that every loss uses: stage one sums a thread's, a warp's and a block's values,
-//! stage two sums the blocks' in the last block, which waits for those before it.
+//! stage two sums the blocks' in one block, which waits for all others.
 //!
 //! Threads add up in the loss's own arithmetic; from the warp on everything is float64. The order
 //! of the additions depends on the launch shape alone, never on which block is done when: a sum
 //! has the same bits on every run.
 
-use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, early_blocks, workspace};
+use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, STRETCH, early_blocks, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
+use core::marker::PhantomData;
 use cuda_std::atomic::{fence, fetch_add, fetch_max};
 use cuda_std::hint::{opaque, spin};
 use cuda_std::memory::{load_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{
-    WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sum_of_warp, sync_warp, warp_id,
+    WARP_SIZE, WarpShuffleValue, any, lane_id, max_of_warp, sum_of_warp, sync_warp, warp_id,
 };
 
 /// Values that are summed side by side, at most.
@@ -171,87 +172,91 @@ impl Workspace {
         unsafe { store_shared_by_grid(self.partial(index), bits) };
     }
 
-    /// Takes N numbers of `place`, those that are somewhere, when they have been left; 0 for others.
+    /// Takes N words when they have been left, of which the first is at number `first` and word `k` so many bytes behind it; two may
+    /// be the same. A thread that has `none` gets zeros.
+    ///
+    /// The lanes of a warp wait for each other's: where each goes on as soon as it has its own, they do not meet again, and a sum
+    /// over them takes seven times as long.
     ///
     /// # Safety
-    /// One thread takes each. They are left by blocks of a lower index, or by this one: before a barrier, or by its first
-    /// warp.
+    /// One thread takes each; all lanes of a warp call this. They are left by blocks of a lower index, or by this one: before a
+    /// barrier, or by its first warp. Of one block of a grid, others may be behind it ([`Place`]).
     #[inline(always)]
     pub(crate) unsafe fn take<const N: usize>(
         self,
-        place: u32,
-        at: impl Fn(u32, usize) -> Option<u32>,
+        none: bool,
+        first: u32,
+        behind: impl Fn(usize) -> u32,
     ) -> [u64; N] {
-        const { assert!(N <= MAX_LANES) };
         let mut found = [0; N];
+        // Where they are is made anew each time: as many addresses as words are registers that are not there.
+        let at = |first: u64, word: usize| (opaque(first) + u64::from(behind(word))) as *mut u64;
+        let first = self.partial(first) as u64;
         loop {
-            // Where they are is made anew each time: as many addresses as numbers are registers that are not there.
-            let place = opaque(place.into()) as u32;
-            // All are asked for before the first is looked at.
-            unrolled!(for index in 0..N; {
-                if found[index] == 0 && let Some(at) = at(place, index) {
-                    // SAFETY: the caller's conditions.
-                    found[index] = unsafe { load_shared_by_grid(self.partial(at)) };
-                }
-            });
             let mut missing = false;
-            unrolled!(for index in 0..N; {
-                missing = missing || (found[index] == 0 && at(place, index).is_some());
-            });
-            if !missing {
+            if !none {
+                // All are asked for before the first is looked at.
+                unrolled!(for word in 0..N; {
+                    // SAFETY: the caller's conditions.
+                    found[word] = unsafe { load_shared_by_grid(at(first, word)) };
+                });
+                unrolled!(for word in 0..N; { missing = missing || found[word] == 0; });
+            }
+            if !any(missing) {
                 break;
             }
             spin();
         }
-        let place = opaque(place.into()) as u32;
-        unrolled!(for index in 0..N; {
-            if let Some(at) = at(place, index) {
+        if !none {
+            unrolled!(for word in 0..N; {
                 // SAFETY: within the workspace; its block has left it, and nothing else accesses it any more.
-                unsafe { store(self.partial(at), 0) };
-            }
-        });
+                unsafe { store(at(first, word), 0) };
+            });
+        }
         found
     }
 
-    /// N sums over places `from`, `from + step`, ... up to `to`, in order: of P numbers each, which are where `at` says.
+    /// To N `sums` of each thread adds what T makes of the words of places `from` and its index in `threads`, and `threads` farther
+    /// each, up to `to`, in order: of each, the first is at `start` and as many behind it as the place is, and each other `width`
+    /// behind the one before. ASKS words are asked for at once: each takes as long as all.
     ///
     /// # Safety
     /// As [`take`](Self::take).
     #[inline(always)]
-    pub(crate) unsafe fn share<T: Terms<P, N>, const P: usize, const N: usize>(
+    pub(crate) unsafe fn share<T: Terms<N>, const N: usize, const ASKS: usize>(
         self,
-        terms: &T,
-        at: impl Fn(u32, u32) -> u32,
-        (from, to, step): (u32, u32, u32),
+        mut sums: [f64; N],
+        [start, width]: [u32; 2],
+        (mut from, to): (u32, u32),
+        (thread, threads): (u32, u32),
     ) -> [f64; N] {
-        const { assert!(T::AT_ONCE * P <= MAX_LANES) };
-        let mut sums = [0.0; N];
-        let mut place = from;
-        while place < to {
-            let mut besides = [const { None }; MAX_LANES];
-            unrolled!(for ahead in 0..MAX_LANES; {
-                let place = place + ahead as u32 * step;
-                if ahead < T::AT_ONCE && place < to {
-                    besides[ahead] = Some(terms.besides(place));
-                }
-            });
-            let wanted = |place: u32, index: usize| {
-                let (part, ahead) = (index % P, index / P);
-                let place = place + ahead as u32 * step;
-                (ahead < T::AT_ONCE && part < T::USED && place < to).then(|| at(place, part as u32))
+        const { assert!(ASKS <= MAX_LANES && T::WORDS <= MAX_SUMS && ASKS.is_multiple_of(T::WORDS)) };
+        while from < to {
+            let has = |from: u32, ahead: usize| from + thread + ahead as u32 * threads < to;
+            let behind = |index: usize| {
+                let (ahead, word) = (index / T::WORDS, (index % T::WORDS) as u32);
+                // Beyond the last place, the first once more.
+                let ahead = if has(from, ahead) { ahead as u32 * threads } else { 0 };
+                (ahead + word * width) * 8
             };
             // SAFETY: the caller's conditions.
-            let parts: [u64; MAX_LANES] = unsafe { self.take(place, wanted) };
-            unrolled!(for ahead in 0..MAX_LANES; {
-                if ahead < T::AT_ONCE && let Some(besides) = besides[ahead].take() {
-                    let mut of_place = [0; P];
-                    unrolled!(for part in 0..P; { of_place[part] = parts[ahead * P + part]; });
-                    let place = place + ahead as u32 * step;
-                    let terms = terms.of_place(place, besides, of_place);
+            let found: [u64; ASKS] =
+                unsafe { self.take(!has(from, 0), start + from + thread, behind) };
+            // Asked anew, in no registers while words are waited for.
+            from = opaque(from.into()) as u32;
+            unrolled!(for ahead in 0..ASKS; {
+                if ahead < ASKS / T::WORDS && has(from, ahead) {
+                    let mut words = [0; MAX_LANES];
+                    unrolled!(for word in 0..MAX_LANES; {
+                        if word < T::WORDS {
+                            words[word] = found[(ahead * T::WORDS + word) % ASKS];
+                        }
+                    });
+                    let terms = T::of_words(words);
                     unrolled!(for sum in 0..N; { sums[sum] += terms[sum]; });
                 }
             });
-            place += T::AT_ONCE as u32 * step;
+            from += (ASKS / T::WORDS) as u32 * threads;
         }
         let mut nan = false;
         unrolled!(for sum in 0..N; { nan = nan || sums[sum].is_nan(); });
@@ -263,39 +268,23 @@ impl Workspace {
     }
 }
 
-/// What P numbers of a place add to N sums.
-pub(crate) trait Terms<const P: usize, const N: usize> {
-    /// How many places are asked for at once: each takes as long as all.
-    const AT_ONCE: usize;
-    /// How many of the numbers there are.
-    const USED: usize = P;
-    /// What else is needed.
-    type Besides;
-    /// Asks for it, before the numbers are waited for.
-    fn besides(&self, place: u32) -> Self::Besides;
-    /// From the bits of the numbers.
-    fn of_place(&self, place: u32, besides: Self::Besides, parts: [u64; P]) -> [f64; N];
+/// What the words of a place add to N sums.
+pub(crate) trait Terms<const N: usize> {
+    /// How many words there are.
+    const WORDS: usize;
+    fn of_words(words: [u64; MAX_LANES]) -> [f64; N];
 }
 
-/// [`Terms::USED`].
-#[inline(always)]
-fn numbers_of<T: Terms<P, N>, const P: usize, const N: usize>(_: &T) -> usize {
-    T::USED
-}
+/// The terms themselves.
+pub(crate) struct AsTheyAre;
 
-/// The numbers themselves, of which WORDS are asked for at once.
-pub(crate) struct AsTheyAre<const WORDS: usize>;
-
-impl<const WORDS: usize, const N: usize> Terms<N, N> for AsTheyAre<WORDS> {
-    const AT_ONCE: usize = WORDS / N;
-    type Besides = ();
+impl<const N: usize> Terms<N> for AsTheyAre {
+    const WORDS: usize = N;
     #[inline(always)]
-    fn besides(&self, _: u32) {}
-    #[inline(always)]
-    fn of_place(&self, _: u32, (): (), parts: [u64; N]) -> [f64; N] {
-        let mut sums = [0.0; N];
-        unrolled!(for sum in 0..N; { sums[sum] = f64::from_bits(parts[sum]); });
-        sums
+    fn of_words(words: [u64; MAX_LANES]) -> [f64; N] {
+        let mut terms = [0.0; N];
+        unrolled!(for term in 0..N; { terms[term] = f64::from_bits(words[term]); });
+        terms
     }
 }
 
@@ -400,9 +389,15 @@ impl TotalsAhead {
         // Between the sums of the block and these; and this block's are left.
         sync_threads();
         let (thread, step) = (thread_idx_x(), block_dim_x());
-        let at = |block: u32, part: u32| Self::PARTS + part * blocks + block;
         // SAFETY: the blocks before this have left them or will, this one has.
-        let shares = unsafe { self.workspace.share(&AsTheyAre::<4>, at, (thread, blocks, step)) };
+        let shares = unsafe {
+            self.workspace.share::<AsTheyAre, 2, 4>(
+                [0.0; 2],
+                [Self::PARTS, blocks],
+                (0, blocks),
+                (thread, step),
+            )
+        };
         let totals = block_sums::<f64, false, 2>(shares);
         if thread == 0 {
             unrolled!(for index in 0..2; {
@@ -482,7 +477,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
         unsafe { leave_of_block::<N>(0, of_block.map(bits_of_sum), 0, workspace) };
     }
     // SAFETY: the caller's conditions.
-    unsafe { sums_over_blocks::<4, N, N>(&AsTheyAre::<4>, 0, workspace, finish) };
+    unsafe { sums_over_blocks::<4, N>(0, workspace, finish) };
 }
 
 /// The blocks of the grid that leave something: all but the last `adders`.
@@ -518,17 +513,15 @@ pub(crate) unsafe fn leave_of_block<const N: usize>(
     }
 }
 
-/// Sums over the grid the `terms` of what each block leaves, as [`grid_sums`] does: P numbers, or N sums of one that is at the end
-/// of the grid, behind the [`early_blocks`]. The last `adders` blocks leave nothing: where there is none or one, the last of all
-/// adds up what is left at the end, and where there are `abi::ADDERS` they share it, and every block leaves P numbers. The last
-/// asks for WORDS at once.
+/// Sums over the grid N sums of each block, as [`grid_sums`] does. The last `adders` blocks leave nothing: where there is none or
+/// one, the last of all adds up what is left at the end, and where there are `abi::ADDERS` they share it. The last asks for ASKS
+/// words at once.
 ///
 /// # Safety
-/// The grid has at most `abi::max_blocks` of the larger of [`Terms::USED`] and N blocks, and a thread of the first warp of each calls
-/// [`leave_of_block`] first; nothing else is left in the workspace.
+/// The grid has at most `abi::max_blocks(N)` blocks, and a thread of the first warp of each calls [`leave_of_block`] first; nothing
+/// else is left in the workspace.
 #[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const N: usize>(
-    terms: &impl Terms<P, N>,
+pub(crate) unsafe fn sums_over_blocks<const ASKS: usize, const N: usize>(
     adders: u32,
     workspace: Workspace,
     finish: impl FnOnce([f64; N]),
@@ -538,7 +531,7 @@ pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const 
     // Groups that blocks behind them add up, and all that some block adds up.
     let ahead = early_blocks(blocks) / group;
     let groups = if shared { blocks.div_ceil(group) } else { ahead };
-    let of_groups = numbers_of::<_, P, N>(terms).max(N) as u32 * blocks;
+    let of_groups = N as u32 * blocks;
     let (has_group, index) = if block >= blocks {
         let index = ahead + (block - blocks);
         (index < groups, index)
@@ -546,12 +539,14 @@ pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const 
         let index = (block / group).wrapping_sub(lag);
         ((block + 1).is_multiple_of(group) && index < ahead, index)
     };
+    let of_block = [0, blocks];
     if has_group && warp_id() == 0 {
         let (lane, step) = (lane_id(), WARP_SIZE);
-        let at = |block: u32, part: u32| part * blocks + block;
-        let (from, to) = (index * group + lane, blocks.min((index + 1) * group));
+        let of_index = (index * group, blocks.min((index + 1) * group));
         // SAFETY: the blocks of the group leave them; they are of a lower index.
-        let shares = unsafe { workspace.share(terms, at, (from, to, step)) };
+        let shares = unsafe {
+            workspace.share::<AsTheyAre, N, ASKS>([0.0; N], of_block, of_index, (lane, step))
+        };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
             unrolled!(for sum in 0..N; {
@@ -565,22 +560,209 @@ pub(crate) unsafe fn sums_over_blocks<const WORDS: usize, const P: usize, const 
         return;
     }
     let (thread, step) = (thread_idx_x(), block_dim_x());
-    let at = |group: u32, sum: u32| of_groups + sum * groups + group;
+    let at = [of_groups, groups];
     // SAFETY: every group leaves its own.
-    let mut shares: [f64; N] =
-        unsafe { workspace.share(&AsTheyAre::<WORDS>, at, (thread, groups, step)) };
+    let mut shares =
+        unsafe { workspace.share::<AsTheyAre, N, ASKS>([0.0; N], at, (0, groups), (thread, step)) };
     if !shared {
-        let at = |block: u32, sum: u32| sum * blocks + block;
+        let rest = (groups * group, blocks);
         // SAFETY: every block leaves its own.
-        let of_blocks: [f64; N] = unsafe {
-            workspace.share(&AsTheyAre::<WORDS>, at, (groups * group + thread, blocks, step))
+        shares = unsafe {
+            workspace.share::<AsTheyAre, N, ASKS>(shares, of_block, rest, (thread, step))
         };
-        unrolled!(for sum in 0..N; { shares[sum] += of_blocks[sum]; });
     }
     // Between the sums of the block and these.
     sync_threads();
     let of_grid = block_sums::<f64, false, N>(shares);
     if thread == 0 {
         finish(of_grid);
+    }
+}
+
+/// A block's place in a grid of `abi::blocks_of_rows`, behind others in `front` of it.
+///
+/// The last block of every stretch takes no row. It adds up what the rows of the stretch before its own have left, of which
+/// there is hardly one that it has to wait for. One of the last, however, adds up all that is left, and so the grid: it has
+/// begun, and fetched its instructions, long before the last row, and all that it waits for then is what the last rows leave.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    block: u32,
+    front: u32,
+}
+
+impl Place {
+    /// Rows of a stretch.
+    const ROWS: u32 = STRETCH - 1;
+    /// Stretches before the end of the grid that the block begins which adds it up: of rows of 8 KB, on an H200, 8 µs.
+    const EARLY: u32 = 4;
+
+    #[inline(always)]
+    pub(crate) fn of_block(front: u32) -> Self {
+        Place { block: block_idx_x().wrapping_sub(front), front }
+    }
+
+    /// The row that the block takes, if there is such a row, and the block does not [take none](Self::takes_none).
+    #[inline(always)]
+    pub(crate) fn row(self) -> u32 {
+        self.block - self.block / STRETCH
+    }
+
+    /// Whether the block is the last of a stretch.
+    #[inline(always)]
+    pub(crate) fn takes_none(self) -> bool {
+        (self.block + 1).is_multiple_of(STRETCH)
+    }
+
+    /// The block that adds up the grid. It alone waits for blocks behind it, of which there is one on its way as long as a device
+    /// has room for two.
+    #[inline(always)]
+    fn last_adder(self) -> u32 {
+        let blocks = grid_dim_x() - self.front;
+        if blocks <= STRETCH {
+            return blocks - 1;
+        }
+        (1 + (blocks / STRETCH).saturating_sub(Self::EARLY)) * STRETCH - 1
+    }
+
+    /// Whether the block adds up the grid.
+    #[inline(always)]
+    pub(crate) fn adds_up_grid(self) -> bool {
+        self.block == self.last_adder()
+    }
+
+    /// Leaves pair `pair` of the terms of a row.
+    ///
+    /// # Safety
+    /// The row is one of `rows`, of whose pairs all words have room; one thread leaves each, once a launch.
+    #[inline(always)]
+    pub(crate) unsafe fn leave<R: Real>(
+        row: u32,
+        pair: u32,
+        terms: [R; 2],
+        rows: u32,
+        workspace: Workspace,
+    ) {
+        let words = Pairs::to_words(terms);
+        unrolled!(for word in 0..2; {
+            if word < Pairs::<R>::WORDS {
+                let at = (pair * Pairs::<R>::WORDS as u32 + word as u32) * rows + row;
+                // SAFETY: the caller's conditions.
+                unsafe { workspace.leave_bits(at, words[word]) };
+            }
+        });
+    }
+
+    /// The sums over all `rows` of `pairs` of terms that they have left, one or two, for `finish`, in one thread of the block that
+    /// [adds up the grid](Self::adds_up_grid).
+    ///
+    /// # Safety
+    /// All threads of the blocks that take no row call this. Every row's block [leaves](Self::leave) its words; for them and the
+    /// sums of each stretch there is room.
+    #[inline(always)]
+    pub(crate) unsafe fn sums<R: Real>(
+        self,
+        pairs: u32,
+        rows: u32,
+        workspace: Workspace,
+        finish: impl FnOnce([f64; 4]),
+    ) {
+        let (index, of_grid) = (self.block / STRETCH, self.adds_up_grid());
+        // Stretches that other blocks add up.
+        let stretches = (self.last_adder() / STRETCH).saturating_sub(1);
+        let range = if of_grid {
+            (stretches * Self::ROWS, rows)
+        } else if (1..=stretches).contains(&index) {
+            ((index - 1) * Self::ROWS, index * Self::ROWS)
+        } else {
+            return;
+        };
+        let of_threads = (thread_idx_x(), block_dim_x());
+        let words = Pairs::<R>::WORDS as u32;
+        let mut pair = 0;
+        while pair < pairs {
+            if pair > 0 {
+                // The sums of the warps are to be replaced.
+                sync_threads();
+            }
+            // Behind the words of all rows.
+            let of_stretches = words * rows * pairs + 2 * pair * stretches;
+            let mut sums = [0.0; 2];
+            // SAFETY: every stretch's sums are left, by a block of a lower index, and the words of every row.
+            unsafe {
+                if of_grid {
+                    let (at, all) = ([of_stretches, stretches], (0, stretches));
+                    sums = workspace.share::<AsTheyAre, 2, 4>(sums, at, all, of_threads);
+                }
+                let at = [pair * words * rows, rows];
+                sums = workspace.share::<Pairs<R>, 2, 8>(sums, at, range, of_threads);
+            }
+            let sums = block_sums::<f64, false, 2>(sums);
+            if thread_idx_x() == 0 {
+                unrolled!(for sum in 0..2; {
+                    // SAFETY: one thread's; the caller's conditions.
+                    unsafe {
+                        if of_grid {
+                            sums_of_places().set(2 * pair + sum as u32, sums[sum]);
+                        } else {
+                            let at = of_stretches + sum as u32 * stretches + index - 1;
+                            workspace.leave(at, sums[sum]);
+                        }
+                    }
+                });
+            }
+            pair += 1;
+        }
+        if of_grid && thread_idx_x() == 0 {
+            let mut all = [0.0; 4];
+            unrolled!(for sum in 0..4; {
+                if (sum as u32) < 2 * pairs {
+                    // SAFETY: one thread's.
+                    all[sum] = unsafe { sums_of_places().get(sum as u32) };
+                }
+            });
+            finish(all);
+        }
+    }
+}
+
+cuda_std::shared_array! {
+    /// The sums that a block makes of places.
+    fn sums_of_places() -> [f64; 4];
+}
+
+/// Terms of type R, by pairs: two of 32 bits are one word.
+struct Pairs<R>(PhantomData<R>);
+
+impl<R: Real> Pairs<R> {
+    /// Words of a pair.
+    const WORDS: usize = size_of::<R>() / 4;
+
+    /// Its words, no word zero.
+    #[inline(always)]
+    fn to_words([a, b]: [R; 2]) -> [u64; 2] {
+        let not_zero = |x: R| if x == R::ZERO { -R::ZERO } else { x };
+        if Self::WORDS == 1 {
+            [not_zero(a).to_bits64() << 32 | b.to_bits64(), 0]
+        } else {
+            [a, b].map(|x| not_zero(x).to_bits64())
+        }
+    }
+}
+
+impl<R: Real, const N: usize> Terms<N> for Pairs<R> {
+    const WORDS: usize = N / 2 * Self::WORDS;
+    #[inline(always)]
+    fn of_words(words: [u64; MAX_LANES]) -> [f64; N] {
+        let mut terms = [0.0; N];
+        unrolled!(for term in 0..N; {
+            let bits = if Self::WORDS == 1 {
+                let pair = words[term / 2];
+                if term.is_multiple_of(2) { pair >> 32 } else { pair & u64::from(u32::MAX) }
+            } else {
+                words[term]
+            };
+            terms[term] = R::from_bits64(bits).to_f64();
+        });
+        terms
     }
 }

@@ -545,11 +545,11 @@ fn a_row_that_is_nearly_certain() {
     }
 }
 
-/// Of more blocks than one adds up, groups of blocks are: here one block a row. The last rows are finished by their blocks, or by
-/// several others, or by the last, as rows are long: all count once, but for those to be ignored.
+/// Of more blocks than one adds up, groups of blocks are, or stretches: here one block a row, one row more than a stretch, and seven
+/// stretches, of which several blocks add up some. All count once, but for those to be ignored.
 #[test]
 fn many_rows_in_a_block_each() {
-    for (rows, cols) in [(1500, 600), (1300, 800), (1100, 3600)] {
+    for (rows, cols) in [(1500, 600), (1025, 768), (7170, 768), (1100, 3600)] {
         check_rows(rows, cols);
     }
 }
@@ -566,9 +566,9 @@ fn many_short_rows() {
 /// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other: a row a block, and
 /// eight with gradients.
 #[test]
-#[ignore = "takes a minute and a half on the emulator"]
+#[ignore = "takes three minutes on the emulator"]
 fn rows_for_more_blocks_than_may_leave_something() {
-    for (rows, cols) in [(51_000, 768), (53_000, 768), (420_000, 260)] {
+    for (rows, cols) in [(105_000, 768), (106_000, 768), (420_000, 260)] {
         check_rows(rows, cols);
     }
 }

@@ -16,8 +16,9 @@ pub fn opaque_vec16(value: Vec16) -> Vec16 {
     side::opaque_vec16(value)
 }
 
-/// Says that this thread waits for what another block writes. Only a block of a lower index may be waited for: such
-/// a one runs already, or is done.
+/// Says that this thread waits for what another block writes. Whoever does may wait for a block of a lower index, which
+/// runs already, or is done; one block of a grid may for those behind it, too, which run while it waits, where a device
+/// has room for two.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn spin() {

@@ -8,8 +8,7 @@ use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{
-    AsTheyAre, Terms, Workspace, bits_of_sum, block_sums, is_last_block, leave_of_block,
-    sums_over_blocks,
+    Workspace, bits_of_sum, block_sums, is_last_block, leave_of_block, sums_over_blocks,
 };
 use core::num::NonZeroU64;
 use cuda_std::hint::opaque;
@@ -76,7 +75,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
         if first {
             leave_terms(&pass, BlockTerms::get(), workspace);
         }
-        finish_terms::<E, MODE, 4, 2, 4>(&pass, &AsTheyAre::<4>, workspace);
+        finish_terms(&pass, workspace);
     }
 }
 
@@ -109,32 +108,24 @@ pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
 
-/// Sums over the grid the `terms` of what a thread of each block's first warp has left, and writes the results of all: P
-/// numbers where two sums are needed, Q where four are.
+/// Sums over the grid what a thread of each block's first warp has left, and writes the results of all.
 ///
 /// # Safety
 /// The kernels' conditions; all threads call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn finish_terms<
-    E: Element,
-    const MODE: u32,
-    const WORDS: usize,
-    const P: usize,
-    const Q: usize,
->(
+pub(crate) unsafe fn finish_terms<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
-    terms: &(impl Terms<P, 2> + Terms<Q, TERMS>),
     workspace: Workspace,
 ) {
     let adders = pass.args.adders;
     // SAFETY: the caller's conditions; in the last block's first thread.
     unsafe {
         if pass.has_two_sums() {
-            sums_over_blocks::<WORDS, P, 2>(terms, adders, workspace, |[loss, weights]| {
+            sums_over_blocks::<4, 2>(adders, workspace, |[loss, weights]| {
                 pass.finish([loss, weights, 0.0, 0.0], workspace);
             });
         } else {
-            sums_over_blocks::<WORDS, Q, TERMS>(terms, adders, workspace, |sums| {
+            sums_over_blocks::<4, TERMS>(adders, workspace, |sums| {
                 finish(pass, sums, workspace);
             });
         }
@@ -200,7 +191,7 @@ pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntr
 /// # Safety
 /// As `Pass::finish`.
 #[inline(always)]
-unsafe fn finish<E: Element, const MODE: u32>(
+pub(crate) unsafe fn finish<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     sums: [f64; TERMS],
     workspace: Workspace,

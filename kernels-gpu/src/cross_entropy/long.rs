@@ -9,7 +9,7 @@ use super::pass::{BlockTerms, Pass, TERMS, Total, scales_of_row};
 use super::team::Team;
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
-use crate::reduce::{AsTheyAre, Workspace, bits_of_sum, leave_of_block, sums_over_blocks};
+use crate::reduce::{Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, sync_warp};
 
@@ -125,8 +125,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 let sums = [terms, squares].map(bits_of_sum);
                 leave_of_block(0, sums, args.adders, workspace);
             }
-            let asked = pass.ask_for_totals(ahead);
-            sums_over_blocks::<4, 2, 2>(&AsTheyAre::<4>, args.adders, workspace, |sums| {
+            let asked = pass.ask_for_totals(ahead, is_last_block());
+            sums_over_blocks::<4, 2>(args.adders, workspace, |sums| {
                 pass.finish_with_totals(sums, asked, workspace);
             });
         }

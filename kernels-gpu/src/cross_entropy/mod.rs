@@ -6,12 +6,12 @@
 //! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not null have `rows` rows
 //!    of `cols` elements in global memory, aligned for their type; results are of `E::Real`. `cols` is not 0.
 //! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid has at most
-//!    `abi::max_blocks` blocks of the numbers that each leaves: `abi::numbers_of_row` where it writes the gradients of a
-//!    row that it holds, otherwise 2, but of a forward pass no fewer than it has sums, 4 with a z-loss or with `totals`.
+//!    `abi::max_blocks` blocks of the numbers that each leaves: 2, but of a forward pass no fewer than it has sums, 4 with a z-loss
+//!    or with `totals`. Of one of `abi::blocks_of_rows`, the rows are at most `abi::max_rows` of `abi::words_of_row`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
-//! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of
-//!    `forward_backward_held` 16, and so has one of `forward_held` that finishes a row late.
+//! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of `forward` and of
+//!    `forward_backward` 16.
 
 use crate::element::Element;
 
@@ -69,13 +69,13 @@ macro_rules! kernels {
             $loss, [f32, f64, f16, bf16],
             FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
             FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 6 barriers;
-            FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 5 barriers;
-            FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 5 barriers;
+            FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 6 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 4 barriers;
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 4 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 7 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 9 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), 256 by resident_backward::<E>($resident), 0 barriers;

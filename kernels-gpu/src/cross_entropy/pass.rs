@@ -8,7 +8,7 @@ use super::team::Team;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
 use crate::math::exp_m1_below;
-use crate::reduce::{TotalsAhead, Workspace, is_last_block};
+use crate::reduce::{TotalsAhead, Workspace};
 use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
@@ -535,7 +535,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Writes the results of all rows from their sums.
     ///
     /// # Safety
-    /// The kernels' conditions; this is one thread of the last block, which has taken what all blocks have left.
+    /// The kernels' conditions; this is one thread of the grid, which has taken what all blocks have left.
     #[inline(always)]
     pub(crate) unsafe fn finish(
         &self,
@@ -557,10 +557,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { self.finish_fault(terms, workspace) };
     }
 
-    /// Asks for the totals, in the last block: before the sums, not behind them.
+    /// Asks for the totals, in the block that adds up: before the sums, not behind them.
     #[inline(always)]
-    pub(crate) fn ask_for_totals(&self, ahead: TotalsAhead) -> [u64; 2] {
-        if is_last_block() && self.args.divisor == 0.0 { ahead.ask_for_both() } else { [0; 2] }
+    pub(crate) fn ask_for_totals(&self, ahead: TotalsAhead, adds_up: bool) -> [u64; 2] {
+        if adds_up && self.args.divisor == 0.0 { ahead.ask_for_both() } else { [0; 2] }
     }
 
     /// As [`finish`](Self::finish), where the totals were known before, and [asked](Self::ask_for_totals) for: from the sums

@@ -9,7 +9,7 @@ use super::team::Team;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{
-    AsTheyAre, Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks, warp_sums,
+    Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks, warp_sums,
 };
 use cuda_std::hint::opaque;
 use cuda_std::thread::sync_threads;
@@ -255,15 +255,15 @@ pub(crate) unsafe fn short<
                 let sums = [terms[0], terms[2]].map(bits_of_sum);
                 leave_of_block(0, sums, args.adders, workspace);
             }
-            let asked = pass.ask_for_totals(ahead);
-            sums_over_blocks::<4, 2, 2>(&AsTheyAre::<4>, args.adders, workspace, |sums| {
+            let asked = pass.ask_for_totals(ahead, is_last_block());
+            sums_over_blocks::<4, 2>(args.adders, workspace, |sums| {
                 pass.finish_with_totals(sums, asked, workspace);
             });
         } else {
             if leaves {
                 leave_terms(&pass, terms, workspace);
             }
-            finish_terms::<E, MODE, 4, 2, 4>(&pass, &AsTheyAre::<4>, workspace);
+            finish_terms(&pass, workspace);
         }
     }
 }

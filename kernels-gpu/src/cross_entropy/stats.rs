@@ -122,28 +122,6 @@ impl<R: Real> Stats<R> {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
-    /// Words that a row without a target for every class is left in: of 32 bits, its two numbers are one.
-    pub(crate) const WORDS: usize = size_of::<R>() / 4;
-
-    /// What is left of such a row, no word of it zero: the largest logit, and what the others come to, which is not negative, as
-    /// if it were.
-    #[inline(always)]
-    pub(crate) fn to_words(self) -> [u64; 2] {
-        let [max, others] = [not_zero(self.max), -self.others()].map(R::to_bits64);
-        if Self::WORDS == 1 { [max << 32 | others, 0] } else { [max, others] }
-    }
-
-    #[inline(always)]
-    pub(crate) fn from_words([first, second]: [u64; 2]) -> Self {
-        let words = if Self::WORDS == 1 {
-            [first >> 32, first & u64::from(u32::MAX)]
-        } else {
-            [first, second]
-        };
-        let [max, others] = words.map(R::from_bits64);
-        Self::of_parts([max, -others, R::ZERO, R::ZERO])
-    }
-
     /// A row's, of which each warp of the block has a part: one barrier, and before the next call another. Unless it is for
     /// `ALL`, in the first warp only.
     #[inline(always)]
@@ -214,17 +192,21 @@ impl<R: Real> Stats<R> {
     #[inline(always)]
     pub(crate) unsafe fn take(workspace: Workspace, first: u32, count: u32) -> Self {
         let mut sum = Self::NONE;
-        let mut piece = lane_id();
-        while piece < count {
-            let at = |piece: u32, part: usize| Some((first + piece) * PARTS as u32 + part as u32);
+        let mut begin = 0;
+        while begin < count {
+            let piece = begin + lane_id();
+            let of_piece = (first + piece) * PARTS as u32;
             // SAFETY: the caller's condition.
-            let parts: [u64; PARTS] = unsafe { workspace.take(piece, at) };
+            let parts: [u64; PARTS] =
+                unsafe { workspace.take(piece >= count, of_piece, |part| part as u32 * 8) };
             let mut of_piece = [R::ZERO; PARTS];
             unrolled!(for part in 0..PARTS; {
                 of_piece[part] = R::from_f64(f64::from_bits(parts[part]));
             });
-            sum = sum.with(Self::of_parts(of_piece));
-            piece += WARP_SIZE;
+            if piece < count {
+                sum = sum.with(Self::of_parts(of_piece));
+            }
+            begin += WARP_SIZE;
         }
         let max = warp_max(sum.max);
         sum.relative_to(max).of_team::<true>(WARP_SIZE)
@@ -287,12 +269,6 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     pub(crate) fn unit(self) -> R {
         if Self::SHIFTS { R::unshift(self.center, self.shift) } else { R::ONE }
     }
-}
-
-/// The same number, of which not all bits are zero.
-#[inline(always)]
-pub(crate) fn not_zero<R: Real>(x: R) -> R {
-    if x == R::ZERO { -R::ZERO } else { x }
 }
 
 /// Numbers that a [`Stats`] is kept as, and those that a target without a share for every class needs.

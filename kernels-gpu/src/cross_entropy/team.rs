@@ -60,6 +60,12 @@ impl Team {
         }
     }
 
+    /// One team of all threads of a block, for one row.
+    #[inline(always)]
+    pub(crate) fn of_row(row: u64) -> Self {
+        Team { threads: block_dim_x(), lane: thread_idx_x(), in_block: 0, first: row, teams: 1 }
+    }
+
     /// The teams of the grid, one of all threads of a block each. Asked for where they are needed: kept, they would take a register
     /// through a row.
     #[inline(always)]

@@ -573,8 +573,8 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
-/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed; and
-/// the gradients.
+/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed, and of
+/// one that saves; and the gradients.
 fn check_rows(rows: usize, cols: usize) {
     let stream = gpu().stream().unwrap();
     let x = uniforms(7, rows * cols);
@@ -614,6 +614,10 @@ fn check_rows(rows: usize, cols: usize) {
         let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
         assert_relative_eq!(f64::from(sum.item().unwrap()), expected, max_relative = 1e-6);
     }
+    // Of four sums, where the others are of two.
+    let (saving, _) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
+    let mean = f64::from(saving.item().unwrap());
+    assert_relative_eq!(mean, expected / count, max_relative = 1e-6);
     let losses = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
     for (loss, &expected) in losses.values().to_vec().unwrap().into_iter().zip(&each) {
         assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-5);

@@ -593,7 +593,8 @@ pub(crate) struct Place {
 impl Place {
     /// Rows of a stretch.
     const ROWS: u32 = STRETCH - 1;
-    /// Stretches before the end of the grid that the block begins which adds it up: of rows of 8 KB, on an H200, 8 µs.
+    /// How many stretches before the end of the grid the block begins that adds it up: longer than its first sums take, for which it
+    /// fetches instructions.
     const EARLY: u32 = 4;
 
     #[inline(always)]

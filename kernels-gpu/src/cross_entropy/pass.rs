@@ -193,7 +193,7 @@ impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
         Pass { args, late: false, element: PhantomData }
     }
 
-    /// One of which the rows begin with what they need, and not all are finished: what says how would keep the others waiting.
+    /// One of which the rows begin with what they need: what says how they are finished is asked for only then.
     #[inline(always)]
     pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
         Pass { args, late: true, element: PhantomData }

@@ -1,10 +1,16 @@
 //! Launches the kernels that do nothing but read and write, for the benchmarks.
 
 use crate::error::{Error, Result};
+use crate::gpu::Gpu;
 use crate::launch::launch_entry;
-use crate::plan::Launch;
+use crate::plan::{self, Launch};
 use crate::stream::Stream;
 use kernels_gpu::abi::CeilingArgs;
+
+/// [`CeilingArgs::early_bytes`] as the losses ask for them: 0 where launches do not overlap.
+pub fn early_bytes(gpu: &Gpu) -> u64 {
+    if gpu.overlaps() { plan::early_bytes(gpu.cache()) as u64 } else { 0 }
+}
 
 /// Queues the kernel called `name`, e.g. `ceiling_read2_by4_f32`.
 ///

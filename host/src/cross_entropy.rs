@@ -505,7 +505,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             cols: cols as u32,
             class_bytes: target.class_bytes,
             totals_blocks: 0,
-            adders: 0,
+            rows_of_block: NonZeroU32::MIN,
             ignore_index: self.ignore_index,
             weight: 0,
             saved: 0,
@@ -534,6 +534,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             kept_groups: 0,
             ahead: 0,
             ahead_bytes: 0,
+            early_blocks: 0,
+            early_bytes: 0,
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -663,20 +665,16 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 Pass::ForwardBackward => kernels.forward_backward,
                 Pass::Backward => [kernels.backward; 5],
             };
-            let [short, short_whole, held, few, long] = forms.map(|family| {
-                let entry = family.entry(T::DTYPE);
-                (entry.map_or(32, |entry| entry.block), entry.map_or(1, |entry| entry.resident))
-            });
+            let [short, _, held, few, long] =
+                forms.map(|family| family.entry(T::DTYPE).map_or(32, |entry| entry.block));
             let can = SamplesKernels {
                 held: kernels.held,
                 alike,
                 whole,
-                short_block: short.0.min(ROWS_BLOCK),
-                held_block: held.0,
-                few_block: few.0,
-                long_block: long.0,
-                short_resident: short.1,
-                short_whole_resident: short_whole.1,
+                short_block: short.min(ROWS_BLOCK),
+                held_block: held,
+                few_block: few,
+                long_block: long,
                 sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
@@ -689,8 +687,13 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let row_bytes = cols * size_of::<T>();
             let Ahead { rows: ahead, bytes: ahead_bytes } =
                 plan::ahead(pass, &plan, row_bytes, size_of::<T>(), stream.gpu().cache());
+            let rows_of_block = plan.rows_of_block;
             let mut args =
-                CrossEntropyArgs { team, splits, adders: plan.adders, ahead, ahead_bytes, ..*args };
+                CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
+            if stream.gpu().overlaps() && pass == Pass::Forward {
+                let early = plan::early(&plan, row_bytes, stream.gpu().cache());
+                (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
+            }
             if (pass, plan.form) == (Pass::ForwardBackward, Form::Long)
                 && let Some(entry) = family.entry(T::DTYPE)
             {

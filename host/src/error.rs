@@ -44,6 +44,15 @@ pub enum Error {
         got: String,
     },
 
+    /// The device has one multiprocessor: it may have no room for the block that adds up what others leave, and for one of them.
+    #[error("{device}: expected 2 multiprocessors at least, got {got}")]
+    SmallDevice {
+        /// The device's name.
+        device: String,
+        /// Its multiprocessors.
+        got: usize,
+    },
+
     /// The driver cannot compile the kernels.
     #[error(
         "kernels {module}: the driver (CUDA {driver}) refuses their PTX ({ptx}); {advice}\n{log}"

@@ -66,7 +66,7 @@ impl Gpu {
     /// The GPU with this number, by the machine's NVIDIA driver.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`]; [`Error::OtherDriver`] after
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`], [`Error::SmallDevice`]; [`Error::OtherDriver`] after
     /// [`Gpu::emulated`].
     pub fn new(ordinal: u32) -> Result<Self> {
         driver::choose(Source::Library)?;
@@ -96,12 +96,8 @@ impl Gpu {
         let capability = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
             + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
         let capability = capability as u32;
-        let oldest = ptx::oldest();
-        if capability < oldest {
-            let version = |capability| format!("{}.{}", capability / 10, capability % 10);
-            let (expected, got) = (version(oldest), version(capability));
-            return Err(Error::UnsupportedDevice { device: name, expected, got });
-        }
+        let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)? as usize;
+        check_device(&name, capability, multiprocessors)?;
         let mut shared_bytes = 0;
         // One that cust does not name.
         let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -109,10 +105,8 @@ impl Gpu {
         check("cuDeviceGetAttribute", unsafe {
             sys::cuDeviceGetAttribute(&mut shared_bytes, most, device.as_raw())
         })?;
-        let cache = Cache {
-            bytes: attribute(DeviceAttribute::L2CacheSize)? as usize,
-            multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as usize,
-        };
+        let cache =
+            Cache { bytes: attribute(DeviceAttribute::L2CacheSize)? as usize, multiprocessors };
         let mut driver_version = 0;
         // SAFETY: writes the version to the pointer it is given.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
@@ -307,6 +301,20 @@ impl Gpu {
     }
 }
 
+/// Refuses a device that the kernels are not compiled for, or that may have room for one block only: one waits for others.
+fn check_device(name: &str, capability: u32, multiprocessors: usize) -> Result<()> {
+    let (oldest, device) = (ptx::oldest(), name.to_owned());
+    if capability < oldest {
+        let version = |capability| format!("{}.{}", capability / 10, capability % 10);
+        let (expected, got) = (version(oldest), version(capability));
+        return Err(Error::UnsupportedDevice { device, expected, got });
+    }
+    if multiprocessors < 2 {
+        return Err(Error::SmallDevice { device, got: multiprocessors });
+    }
+    Ok(())
+}
+
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.inner.name, self.inner.ordinal)
@@ -399,6 +407,18 @@ mod tests {
         let result = unsafe { crate::launch::launch_entry(&stream, entry, shape, &args) };
         let error = result.err().unwrap().to_string();
         assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+    }
+
+    #[test]
+    fn a_device_is_refused_by_what_it_lacks() {
+        let (old, small) = (check_device("A", 75, 72), check_device("B", 80, 1));
+        assert_eq!(
+            old.unwrap_err().to_string(),
+            "A: expected compute capability 8.0 or later, got 7.5"
+        );
+        let expected = "B: expected 2 multiprocessors at least, got 1";
+        assert_eq!(small.unwrap_err().to_string(), expected);
+        assert!(check_device("C", 80, 2).is_ok());
     }
 
     /// The emulator runs one kernel behind another whatever is asked of it, so that it has to notice.

@@ -2,8 +2,8 @@
 //! are summed in the same order on every device.
 
 use kernels_gpu::abi::{
-    ADDERS, CACHE_LINE, GROUP, LAG, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK,
-    STATS_PARTS, blocks_of_rows, max_blocks, max_rows, reduction, words_of_row,
+    CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
+    blocks_of_pieces, max_blocks, max_pieces, reduction, words_of_piece,
 };
 use std::num::NonZeroU32;
 
@@ -123,8 +123,8 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
 pub(crate) struct SamplesLaunch {
     pub(crate) rows: RowsLaunch,
     pub(crate) form: Form,
-    /// Blocks at the end of the grid that take no rows, but add up what the others leave.
-    pub(crate) adders: u32,
+    /// Rows that a block of the passes that sum takes, of grids of `abi::blocks_of_pieces`.
+    pub(crate) rows_of_block: NonZeroU32,
 }
 
 /// Who takes a row.
@@ -156,19 +156,12 @@ pub(crate) struct SamplesKernels {
     pub(crate) held_block: u32,
     pub(crate) few_block: u32,
     pub(crate) long_block: u32,
-    /// Blocks of 256 threads that a multiprocessor has room for, of the kernels of short rows, ...
-    pub(crate) short_resident: u32,
-    /// ... and of those of whole groups.
-    pub(crate) short_whole_resident: u32,
     /// Sums of the forward pass.
     pub(crate) sums: u32,
 }
 
 /// Threads for which a device has room, of which larger blocks than 256 take no more than half.
 const ROOM: usize = 132 * 2048;
-
-/// Blocks of which a thread asks for what they leave at once, at the end of a grid.
-const AT_ONCE: usize = 4;
 
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
@@ -186,11 +179,11 @@ pub(crate) fn samples(
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
-    // Blocks of which all that they leave is added up at the end of the grid.
-    let few = (2 * LAG * GROUP) as usize;
-    // Those of which there is room for what blocks leave.
+    let few = STRETCH as usize;
+    // Those of which there is room for what blocks leave: of a row in the loss's own arithmetic, of several in float64.
     let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
-    let held_rows = least..=max_rows(words_of_row(sums, element_bytes)) as usize;
+    let most_pieces = |term_bytes| max_pieces(words_of_piece(sums, term_bytes)) as usize;
+    let held_rows = least..=most_pieces(element_bytes);
     let of_block = of_team.next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
@@ -245,38 +238,22 @@ pub(crate) fn samples(
             splits = splits.min(warps / (threads / 32)).max(1);
         }
     }
-    let mut blocks = (rows * splits).div_ceil(threads / team).max(1);
-    // As many as find room, where nothing is written: what begins and ends a block costs as much as some short rows.
-    let finding_room = |resident: u32| 132 * resident as usize * 256 / threads;
-    let most = match (pass, form) {
-        // Each row has a block of its own.
-        (Pass::Backward, _) | (_, Form::Held | Form::Few) => i32::MAX as usize,
-        (Pass::Forward, Form::Short) => finding_room(kernels.short_resident),
-        (Pass::Forward, Form::ShortWhole) => finding_room(kernels.short_whole_resident),
-        // In the order of memory.
-        (Pass::Forward, _) => (max_blocks(kernels.sums) - ADDERS) as usize,
-        (Pass::ForwardBackward, _) => (max_blocks(2) - MAX_TOTALS_BLOCKS - ADDERS) as usize,
+    let teams = threads / team;
+    let (blocks, rows_of_block) = match form {
+        _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
+        Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
+        // As many rows as a block has teams, in the order of memory; more where there are too many blocks.
+        Form::Short | Form::ShortWhole | Form::Long => {
+            let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces(8)).max(1) * teams;
+            (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
+        }
     };
-    if splits == 1 {
-        blocks = blocks.min(most);
-    }
-    let adders = match (pass, form) {
-        (Pass::Backward, _) | (Pass::Forward, Form::Short | Form::ShortWhole) => 0,
-        (_, Form::Held | Form::Few) => blocks_of_rows(rows as u32) - rows as u32,
-        (Pass::Forward, Form::Long) if splits > 1 => 0,
-        // One, where it asks at once for all that is left at the end: others would have to wait for it, and it for them.
-        (Pass::Forward, _) if blocks.min(few) > threads * AT_ONCE => ADDERS,
-        // The gradients of the last rows are on their way meanwhile: one that has to ask twice is as soon done.
-        (Pass::ForwardBackward, _) if blocks.min(few) > threads * 2 * AT_ONCE => ADDERS,
-        _ => 1,
-    };
-    blocks += adders as usize;
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     // Who holds a row keeps the group of its class.
     let shared_bytes = if form == Form::Held { 16 } else { 0 };
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
-    SamplesLaunch { rows, form, adders }
+    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block) }
 }
 
 /// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in shared memory: 1024
@@ -342,6 +319,31 @@ pub(crate) fn ahead(
     }
 }
 
+/// What the first blocks of a launch over rows of `row_bytes` ask for into the second-level cache while the launch before it ends:
+/// the first rows, of which it then has begun. Not so much that what that launch has written, or still reads, has to leave.
+pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
+    let RowsLaunch { launch, team, .. } = plan.rows;
+    let teams = (launch.threads / team) as usize;
+    let bytes = row_bytes.min(EARLY_BYTES);
+    let blocks = early_bytes(cache) / (bytes * teams).max(1);
+    Early { blocks: blocks as u32, bytes: bytes as u32 }
+}
+
+/// How much the first blocks of a launch ask for, all together.
+pub(crate) fn early_bytes(cache: Cache) -> usize {
+    cache.bytes / 6
+}
+
+/// Of a row, at most: what a block has in flight at once.
+const EARLY_BYTES: usize = 16 << 10;
+
+/// See [`early`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Early {
+    pub(crate) blocks: u32,
+    pub(crate) bytes: u32,
+}
+
 /// How many blocks of `threads` add up the class weights of `rows` targets, for those that compute gradients.
 pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
     // Everybody waits for them: a few targets in each thread are fastest.
@@ -351,7 +353,6 @@ pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels_gpu::abi::STRETCH;
 
     const DENSE: Dense = Dense { threads: 512, heavy: false };
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];
@@ -403,63 +404,58 @@ mod tests {
         held_block: 512,
         few_block: 512,
         long_block: 256,
-        short_resident: 4,
-        short_whole_resident: 5,
         sums: 2,
     };
 
     fn shape(plan: SamplesLaunch) -> (Form, u32, u32, u32, u32) {
         let RowsLaunch { launch, team, splits } = plan.rows;
-        (plan.form, launch.blocks - plan.adders, launch.threads, team.get(), splits.get())
+        (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
     }
 
     #[test]
     fn samples_get_as_many_warps_as_hold_them() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(1000, 2), (Form::Short, 8, 256, 2, 1));
-        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 660, 256, 8, 1));
-        assert_eq!(launch(262_144, 96), (Form::ShortWhole, 660, 256, 8, 1));
-        assert_eq!(launch(262_144, 92), (Form::Short, 528, 256, 8, 1));
-        assert_eq!(launch(128, 1000), (Form::Few, 128, 256, 256, 1));
-        assert_eq!(launch(1024, 1000), (Form::Few, 1024, 256, 256, 1));
-        assert_eq!(launch(256, 2048), (Form::Few, 256, 512, 512, 1));
-        assert_eq!(launch(512, 2048), (Form::Long, 512, 128, 128, 1));
-        assert_eq!(launch(1024, 2048), (Form::Long, 1024, 128, 128, 1));
-        assert_eq!(launch(128, 4096), (Form::Long, 128, 256, 256, 1));
-        assert_eq!(launch(32768, 1000), (Form::Held, 32768, 64, 64, 1));
-        assert_eq!(launch(32768, 2048), (Form::Held, 32768, 128, 128, 1));
-        assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+        assert_eq!(launch(1000, 2), (Form::Short, 8 + 1, 256, 2, 1));
+        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
+        assert_eq!(launch(262_144, 96), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
+        assert_eq!(launch(262_144, 92), (Form::Short, 8192 + 8, 256, 8, 1));
+        assert_eq!(launch(128, 1000), (Form::Few, 128 + 1, 256, 256, 1));
+        assert_eq!(launch(1024, 1000), (Form::Few, 1024 + 1, 256, 256, 1));
+        assert_eq!(launch(256, 2048), (Form::Few, 256 + 1, 512, 512, 1));
+        assert_eq!(launch(512, 2048), (Form::Long, 512 + 1, 128, 128, 1));
+        assert_eq!(launch(1024, 2048), (Form::Long, 1024 + 1, 128, 128, 1));
+        assert_eq!(launch(128, 4096), (Form::Long, 128 + 1, 256, 256, 1));
+        assert_eq!(launch(32768, 1000), (Form::Held, 32768 + 32, 64, 64, 1));
+        assert_eq!(launch(32768, 2048), (Form::Held, 32768 + 32, 128, 128, 1));
+        assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 4, 256, 256, 1));
         assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
         assert_eq!(launch(0, 5), (Form::Short, 1, 256, 2, 1));
     }
 
     #[test]
-    fn as_many_blocks_add_up_the_end_as_it_takes() {
-        let adders = |pass, rows, cols| samples(pass, rows, cols, 4, KERNELS).adders;
-        assert_eq!(adders(Pass::Forward, 128, 1000), 1);
-        assert_eq!(adders(Pass::Forward, 1023, 1000), 1);
-        assert_eq!(adders(Pass::Forward, 1024, 1000), 1);
-        assert_eq!(adders(Pass::Forward, 2047, 1000), 2);
-        assert_eq!(adders(Pass::Forward, 32768, 4096), 32);
-        assert_eq!(adders(Pass::Forward, 4096, 50257), 1);
-        assert_eq!(adders(Pass::Forward, 262_144, 128), 0);
-        assert_eq!(adders(Pass::Forward, 8, 262_144), 0);
-        assert_eq!(adders(Pass::ForwardBackward, 128, 4096), 1);
-        assert_eq!(adders(Pass::ForwardBackward, 32768, 4096), 32);
-        assert_eq!(adders(Pass::ForwardBackward, 500, 50257), 1);
-        assert_eq!(adders(Pass::ForwardBackward, 262_144, 128), 1);
+    fn a_block_takes_more_rows_where_there_are_too_many_blocks() {
+        let launch = |pass, rows, cols| {
+            let plan = samples(pass, rows, cols, 4, KERNELS);
+            (plan.rows.launch.blocks, plan.rows_of_block.get())
+        };
+        let most = max_pieces(2) as usize;
+        assert_eq!(launch(Pass::Forward, 32 * most, 128), (blocks_of_pieces(most as u32), 32));
+        let half = (most as u32 + 1).div_ceil(2);
+        assert_eq!(launch(Pass::Forward, 32 * most + 1, 128), (blocks_of_pieces(half), 64));
+        assert_eq!(launch(Pass::Forward, most + 1, 50257), (blocks_of_pieces(half), 2));
+        assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (blocks_of_pieces(half), 2));
     }
 
     #[test]
     fn samples_of_which_gradients_are_written_get_a_block_each() {
         let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(32768, 4096), (Form::Held, 32768, 256, 256, 1));
-        assert_eq!(launch(8192, 8192), (Form::Held, 8192, 512, 512, 1));
-        assert_eq!(launch(8192, 8193), (Form::Long, 8192, 192, 192, 1));
-        assert_eq!(launch(4096, 50257), (Form::Long, 4096, 256, 256, 1));
+        assert_eq!(launch(32768, 4096), (Form::Held, 32768 + 32, 256, 256, 1));
+        assert_eq!(launch(8192, 8192), (Form::Held, 8192 + 8, 512, 512, 1));
+        assert_eq!(launch(8192, 8193), (Form::Long, 8192 + 8, 192, 192, 1));
+        assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 4, 256, 256, 1));
         // Or a block for as many short ones as it has teams.
-        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192, 256, 8, 1));
-        assert_eq!(launch(1000, 92), (Form::Short, 32, 256, 8, 1));
+        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
+        assert_eq!(launch(1000, 92), (Form::Short, 32 + 1, 256, 8, 1));
     }
 
     #[test]
@@ -475,13 +471,15 @@ mod tests {
     }
 
     #[test]
-    fn every_row_has_a_block() {
-        for rows in [0, 1, 1022, 1023, 1024, 1025, 2046, 2047, 10_000] {
-            let blocks = blocks_of_rows(rows);
+    fn every_piece_has_a_block() {
+        for pieces in [0, 1, 1022, 1023, 1024, 1025, 2046, 2047, 10_000] {
+            let blocks = blocks_of_pieces(pieces);
             let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(STRETCH));
-            let taken = taken.map(|block| block - block / STRETCH).filter(|&row| row < rows);
-            assert!(taken.eq(0..rows), "{rows} rows");
-            assert!(rows >= STRETCH || blocks == rows + 1);
+            let taken = taken.map(|block| block - block / STRETCH).filter(|&piece| piece < pieces);
+            assert!(taken.eq(0..pieces), "{pieces} pieces");
+            assert!(pieces >= STRETCH || blocks == pieces + 1);
+            // As the kernels count them.
+            assert_eq!(blocks - (blocks / STRETCH).max(1), pieces);
         }
     }
 
@@ -495,8 +493,8 @@ mod tests {
                 let most = (1..1 << 20).rfind(held).expect("there is one");
                 assert!(most >= at_least);
                 let blocks = plan(pass, most).rows.launch.blocks;
-                assert_eq!(blocks, blocks_of_rows(most as u32));
-                let words = words_of_row(2, element_bytes) as usize;
+                assert_eq!(blocks, blocks_of_pieces(most as u32));
+                let words = words_of_piece(2, element_bytes) as usize;
                 let stretches = most.div_ceil(STRETCH as usize - 1);
                 assert!(words * most + 2 * stretches <= MAX_PARTIALS as usize);
                 assert_eq!(plan(pass, most + 1).form, Form::Long);
@@ -546,15 +544,11 @@ mod tests {
                     assert!(launch.threads.is_multiple_of(team.get()));
                     match pass {
                         _ if splits.get() == 1 => {
-                            let sums = match (pass, plan.form) {
-                                (Pass::Forward, Form::Short | Form::ShortWhole) => 4,
-                                (Pass::Forward, _) => KERNELS.sums,
-                                _ => 2,
-                            };
-                            let ahead = if pass == Pass::Forward { 0 } else { MAX_TOTALS_BLOCKS };
-                            assert!(
-                                pass == Pass::Backward || launch.blocks + ahead <= max_blocks(sums)
-                            );
+                            let pieces = count.div_ceil(plan.rows_of_block.get() as usize) as u32;
+                            let teams = launch.threads / team;
+                            let blocks_sum = pass != Pass::Backward;
+                            assert!(!blocks_sum || pieces <= max_pieces(words_of_piece(2, 8)));
+                            assert!(!blocks_sum || plan.rows_of_block.get() % teams == 0);
                         }
                         Pass::Forward => {
                             assert_eq!((plan.form, team.get()), (Form::Long, launch.threads));

@@ -31,6 +31,10 @@ impl Dtype {
     }
 }
 
+/// The line of PTX where a kernel waits for the launches before it: `cuda_std::thread::wait_for_launches_before`. The host makes it
+/// an instruction where launches overlap.
+pub const WAITS: &str = "// waits for the launches before";
+
 /// The most threads of a block.
 pub const MAX_BLOCK: u32 = 1024;
 
@@ -57,28 +61,24 @@ pub const GROUP: u32 = 64;
 /// the grid ends with its last rows, and to add up others then would take as long again.
 pub const LAG: u32 = 8;
 
-/// Of a grid of blocks that take a row each, every so manyth takes none, but adds up what others leave.
+/// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others leave.
 pub const STRETCH: u32 = 1024;
 
 /// The blocks of such a grid.
-pub const fn blocks_of_rows(rows: u32) -> u32 {
+pub const fn blocks_of_pieces(pieces: u32) -> u32 {
     // Of less than a stretch, one behind them adds up.
-    if rows < STRETCH { rows + 1 } else { rows + (rows - 1) / (STRETCH - 1) }
+    if pieces < STRETCH { pieces + 1 } else { pieces + (pieces - 1) / (STRETCH - 1) }
 }
 
-/// Words that a block of such a grid leaves of its row, for each sum one: two of 32 bits are one word.
-pub const fn words_of_row(sums: u32, element_bytes: usize) -> u32 {
-    if element_bytes == 8 { sums } else { sums / 2 }
+/// Words that a block of such a grid leaves for so many sums, of `term_bytes` each: two of 32 bits are one word.
+pub const fn words_of_piece(sums: u32, term_bytes: usize) -> u32 {
+    if term_bytes == 8 { sums } else { sums / 2 }
 }
 
-/// The most rows of such a grid, for each of which so many words are left, and for each stretch at most two sums for each of them.
-pub const fn max_rows(words: u32) -> u32 {
+/// The most pieces of such a grid, for each of which so many words are left, and for each stretch at most two sums for each of them.
+pub const fn max_pieces(words: u32) -> u32 {
     MAX_PARTIALS / words / (STRETCH + 1) * (STRETCH - 1)
 }
-
-/// Blocks that leave no sums, behind those that do, where more than one shares the end: one adds up each group that no block
-/// behind it does, the last perhaps not a whole one, and one the groups' sums.
-pub const ADDERS: u32 = 2 * LAG + 2;
 
 /// Of `blocks` that leave something, those of the groups that are added up on the way: the first.
 pub const fn early_blocks(blocks: u32) -> u32 {
@@ -190,6 +190,8 @@ pub struct CeilingArgs {
     pub of_rows_share: u64,
     /// Where what was read could be written; hardly ever is.
     pub sink: u64,
+    /// How many bytes from the beginning of the arrays blocks ask for before the launches before this one are done.
+    pub early_bytes: u64,
 }
 
 /// The per-row results that a forward pass can leave for the backward: four arrays of a value a row, of the
@@ -227,9 +229,8 @@ pub struct CrossEntropyArgs {
     /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
     /// and where a launch of their own has done it.
     pub totals_blocks: u32,
-    /// Blocks, the last of the grid, that take no rows, but add up what the others leave: 0, 1 or [`ADDERS`]; of a grid of
-    /// [`blocks_of_rows`], those that take none.
-    pub adders: u32,
+    /// Rows that a block of a grid of [`blocks_of_pieces`] takes, one after the other or as many at once as it has teams.
+    pub rows_of_block: NonZeroU32,
     /// The class of rows that do not count.
     pub ignore_index: i64,
     /// Class weights, of the element type; null for ones.
@@ -278,6 +279,11 @@ pub struct CrossEntropyArgs {
     pub ahead: u32,
     /// How many bytes from the beginning of that row, no more than it has.
     pub ahead_bytes: u32,
+    /// How many of the first blocks ask for their rows before the launches before this one are done; 0 for none. The results do not
+    /// depend on it.
+    pub early_blocks: u32,
+    /// How many bytes from the beginning of a row, no more than it has.
+    pub early_bytes: u32,
 }
 
 impl CrossEntropyArgs {

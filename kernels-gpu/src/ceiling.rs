@@ -1,9 +1,11 @@
 //! The ceiling that losses are measured against: kernels that do nothing but the same reads and
 //! writes, 16 bytes at a time.
 
-use crate::abi::CeilingArgs;
-use cuda_std::memory::{Vec16, load_streaming, store, store_streaming};
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+use crate::abi::{CeilingArgs, LINE_GROUPS};
+use cuda_std::memory::{Vec16, load_streaming, prefetch, store, store_streaming};
+use cuda_std::thread::{
+    block_dim_x, block_idx_x, grid_dim_x, thread_idx_x, wait_for_launches_before,
+};
 
 /// The entries, by reads, writes and groups in flight.
 macro_rules! kernels {
@@ -44,6 +46,20 @@ pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL:
     let tile = threads * UNROLL as u64;
     let mut seen = 0;
     let mut start = u64::from(block_idx_x()) * tile;
+    // As the losses' first blocks do.
+    if (start + tile) * 16 * READS as u64 <= args.early_bytes
+        && start + tile <= args.groups
+        && thread_idx_x().is_multiple_of(LINE_GROUPS)
+    {
+        for k in 0..UNROLL as u64 {
+            let group = start + u64::from(thread_idx_x()) + k * threads;
+            for array in &args.arrays[..READS] {
+                // SAFETY: condition 1.
+                unsafe { prefetch((array + group * 16) as *const u8) };
+            }
+        }
+    }
+    wait_for_launches_before();
     while start + tile <= args.groups {
         let first = start + u64::from(thread_idx_x());
         let at = |array: usize, k: usize| {

@@ -4,6 +4,7 @@
 //! But for divisions in f32, whose last bits may differ, only operations that IEEE 754 rounds correctly.
 
 use crate::element::Real;
+use cuda_std::math::divide_plain_f64;
 
 /// ln(t / p) of plain numbers ([`Real::rank`]), in units of [`Real::LN_UNIT`]; as accurate where it is small: exactly
 /// 0 for t = p. In f32 to 8e-7 of it, in f64 to a few units in the last place.
@@ -255,4 +256,10 @@ mod tests {
         }
         special!(f32 f64);
     }
+}
+
+/// `a / b`, as it is to be rounded to R; for b of which 1/b is normal.
+#[inline(always)]
+pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
+    if size_of::<R>() < 8 { divide_plain_f64(a, b) } else { a / b }
 }

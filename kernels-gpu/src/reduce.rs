@@ -33,7 +33,10 @@ fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) 
         if mask < team { combine(value, other) } else { value }
     };
     if team > 8 {
-        value = with(with(value, 16), 8);
+        if team > 16 {
+            value = with(value, 16);
+        }
+        value = with(value, 8);
     }
     with(with(with(value, 4), 2), 1)
 }
@@ -56,32 +59,59 @@ pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], team: u32) 
     values
 }
 
-/// [`team_sums`] of the block: of its warps in float64. Unless they are for `ALL`, in the first warp only.
+/// The sums over the warp of `values`, each in a part of the lanes: one of N parts, in order. Half of what a lane has it gives away
+/// at once, for a half of what another has: fewer shuffles than of each sum in all lanes.
 #[inline(always)]
-pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
-    const { assert!(N <= MAX_SUMS) };
-    let mut sums = warp_sums(values, WARP_SIZE);
-    unrolled!(for index in 0..N; {
-        if lane_id() == 0 {
-            // SAFETY: a block has at most 32 warps; each writes its own elements.
-            unsafe { sums_of_warps().set(index as u32 * WARP_SIZE + warp_id(), sums[index].to_f64()) };
+fn sum_of_part<R: Real, const N: usize>(mut values: [R; N]) -> R {
+    const { assert!(N.is_power_of_two() && N <= MAX_SUMS) };
+    sync_warp();
+    let (mut kept, mut mask) = (N, WARP_SIZE);
+    unrolled!(for _step in 0..2; {
+        if kept > 1 {
+            (kept, mask) = (kept / 2, mask / 2);
+            let upper = lane_id() & mask != 0;
+            unrolled!(for index in 0..2; {
+                if index < kept {
+                    let (low, high) = (values[index], values[(kept + index) % N]);
+                    let (keeps, gives) = if upper { (high, low) } else { (low, high) };
+                    values[index] = keeps + gives.shuffle_xor(mask);
+                }
+            });
         }
     });
+    in_warp(values[0], mask, |a, b| a + b)
+}
+
+/// [`team_sums`] of the block: of its warps in float64. Unless it is one, for `ALL`, in the first thread only.
+#[inline(always)]
+pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
+    const { assert!(!ALL || N == 1) };
+    let lanes = WARP_SIZE / N as u32;
+    let (part, lane) = (lane_id() / lanes, lane_id() % lanes);
+    let of_warp = sum_of_part(values);
+    if lane == 0 {
+        // SAFETY: a block has at most 32 warps; each writes its own elements.
+        unsafe { sums_of_warps().set(part * WARP_SIZE + warp_id(), of_warp.to_f64()) };
+    }
     sync_threads();
+    let mut sums = values;
     if !ALL && warp_id() > 0 {
         return sums;
     }
     let warps = block_dim_x() / WARP_SIZE;
-    // The lanes that reach the first, which may be few.
-    let team = if ALL || warps > 8 { WARP_SIZE } else { 8 };
-    unrolled!(for index in 0..N; {
-        let mut of_warp = 0.0;
-        if lane_id() < warps {
-            // SAFETY: warp `lane_id` wrote its element before the barrier.
-            of_warp = unsafe { sums_of_warps().get(index as u32 * WARP_SIZE + lane_id()) };
+    let mut of_part = 0.0;
+    unrolled!(for ahead in 0..MAX_SUMS; {
+        let warp = lane + ahead as u32 * lanes;
+        if ahead < N && warp < warps {
+            // SAFETY: the warp wrote its element before the barrier.
+            of_part += unsafe { sums_of_warps().get(part * WARP_SIZE + warp) };
         }
-        let [of_block] = warp_sums([of_warp], team);
-        sums[index] = R::from_f64(of_block);
+    });
+    sync_warp();
+    let of_part = in_warp(of_part, lanes, |a, b| a + b);
+    unrolled!(for index in 0..N; {
+        let sum = if index > 0 { of_part.shuffle_xor(index as u32 * lanes) } else { of_part };
+        sums[index] = R::from_f64(sum);
     });
     sums
 }
@@ -473,79 +503,43 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
 ) {
     let of_block = block_sums::<f64, false, N>(values);
     if thread_idx_x() == 0 {
-        // SAFETY: the caller's conditions.
-        unsafe { leave_of_block::<N>(0, of_block.map(bits_of_sum), 0, workspace) };
+        unrolled!(for sum in 0..N; {
+            let at = sum as u32 * grid_dim_x() + block_idx_x();
+            // SAFETY: the caller's condition; each block leaves its own.
+            unsafe { workspace.leave(at, of_block[sum]) };
+        });
     }
     // SAFETY: the caller's conditions.
-    unsafe { sums_over_blocks::<4, N>(0, workspace, finish) };
-}
-
-/// The blocks of the grid that leave something: all but the last `adders`.
-#[inline(always)]
-fn leaving_blocks(adders: u32) -> u32 {
-    grid_dim_x() - adders
+    unsafe { sums_over_blocks(workspace, finish) };
 }
 
 /// The bits of a sum, of which all zero stand for none; to a sum, the other zero is the same.
 #[inline(always)]
-pub(crate) fn bits_of_sum(sum: f64) -> u64 {
+fn bits_of_sum(sum: f64) -> u64 {
     if sum == 0.0 { (-0.0_f64).to_bits() } else { sum.to_bits() }
 }
 
-/// Leaves the bits of numbers of this block from number `first` on, of none all zero; nothing, of a block that adds up.
+/// Adds up what each block has left for N sums: the first that are no group's yet in the groups' last blocks, and all that is left at
+/// the end in the last of all.
 ///
 /// # Safety
-/// One thread leaves each number, once a launch; the grid has at most `abi::max_blocks` of them all blocks.
+/// As [`grid_sums`]; a thread of each block's first warp has left the block's sums.
 #[inline(always)]
-pub(crate) unsafe fn leave_of_block<const N: usize>(
-    first: u32,
-    values: [u64; N],
-    adders: u32,
-    workspace: Workspace,
-) {
-    let (block, blocks) = (block_idx_x(), leaving_blocks(adders));
-    if block < blocks {
-        unrolled!(for index in 0..N; {
-            let at = (first + index as u32) * blocks + block;
-            // SAFETY: the caller's condition; each block leaves its own.
-            unsafe { workspace.leave_bits(at, values[index]) };
-        });
-    }
-}
-
-/// Sums over the grid N sums of each block, as [`grid_sums`] does. The last `adders` blocks leave nothing: where there is none or
-/// one, the last of all adds up what is left at the end, and where there are `abi::ADDERS` they share it. The last asks for ASKS
-/// words at once.
-///
-/// # Safety
-/// The grid has at most `abi::max_blocks(N)` blocks, and a thread of the first warp of each calls [`leave_of_block`] first; nothing
-/// else is left in the workspace.
-#[inline(always)]
-pub(crate) unsafe fn sums_over_blocks<const ASKS: usize, const N: usize>(
-    adders: u32,
-    workspace: Workspace,
-    finish: impl FnOnce([f64; N]),
-) {
-    let (block, blocks) = (block_idx_x(), leaving_blocks(adders));
-    let (group, lag, shared) = (GROUP, LAG, adders > 1);
-    // Groups that blocks behind them add up, and all that some block adds up.
-    let ahead = early_blocks(blocks) / group;
-    let groups = if shared { blocks.div_ceil(group) } else { ahead };
+unsafe fn sums_over_blocks<const N: usize>(workspace: Workspace, finish: impl FnOnce([f64; N])) {
+    let (block, blocks) = (block_idx_x(), grid_dim_x());
+    let (group, lag) = (GROUP, LAG);
+    // Groups that blocks behind them add up.
+    let groups = early_blocks(blocks) / group;
     let of_groups = N as u32 * blocks;
-    let (has_group, index) = if block >= blocks {
-        let index = ahead + (block - blocks);
-        (index < groups, index)
-    } else {
-        let index = (block / group).wrapping_sub(lag);
-        ((block + 1).is_multiple_of(group) && index < ahead, index)
-    };
+    let index = (block / group).wrapping_sub(lag);
+    let has_group = (block + 1).is_multiple_of(group) && index < groups;
     let of_block = [0, blocks];
     if has_group && warp_id() == 0 {
         let (lane, step) = (lane_id(), WARP_SIZE);
-        let of_index = (index * group, blocks.min((index + 1) * group));
+        let of_index = (index * group, (index + 1) * group);
         // SAFETY: the blocks of the group leave them; they are of a lower index.
         let shares = unsafe {
-            workspace.share::<AsTheyAre, N, ASKS>([0.0; N], of_block, of_index, (lane, step))
+            workspace.share::<AsTheyAre, N, 4>([0.0; N], of_block, of_index, (lane, step))
         };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
@@ -560,17 +554,13 @@ pub(crate) unsafe fn sums_over_blocks<const ASKS: usize, const N: usize>(
         return;
     }
     let (thread, step) = (thread_idx_x(), block_dim_x());
-    let at = [of_groups, groups];
-    // SAFETY: every group leaves its own.
-    let mut shares =
-        unsafe { workspace.share::<AsTheyAre, N, ASKS>([0.0; N], at, (0, groups), (thread, step)) };
-    if !shared {
-        let rest = (groups * group, blocks);
-        // SAFETY: every block leaves its own.
-        shares = unsafe {
-            workspace.share::<AsTheyAre, N, ASKS>(shares, of_block, rest, (thread, step))
-        };
-    }
+    let (at, rest) = ([of_groups, groups], (groups * group, blocks));
+    // SAFETY: every group leaves its own, and every block behind them.
+    let shares = unsafe {
+        let shares = [0.0; N];
+        let shares = workspace.share::<AsTheyAre, N, 4>(shares, at, (0, groups), (thread, step));
+        workspace.share::<AsTheyAre, N, 4>(shares, of_block, rest, (thread, step))
+    };
     // Between the sums of the block and these.
     sync_threads();
     let of_grid = block_sums::<f64, false, N>(shares);
@@ -579,32 +569,30 @@ pub(crate) unsafe fn sums_over_blocks<const ASKS: usize, const N: usize>(
     }
 }
 
-/// A block's place in a grid of `abi::blocks_of_rows`, behind others in `front` of it.
+/// A block's place in a grid of `abi::blocks_of_pieces`, behind others in `front` of it.
 ///
-/// The last block of every stretch takes no row. It adds up what the rows of the stretch before its own have left, of which
+/// The last block of every stretch takes no piece. It adds up what the pieces of the stretch before its own have left, of which
 /// there is hardly one that it has to wait for. One of the last, however, adds up all that is left, and so the grid: it has
-/// begun, and fetched its instructions, long before the last row, and all that it waits for then is what the last rows leave.
+/// begun, and fetched its instructions, long before the last piece, and all that it waits for then is what the last pieces leave.
+/// It begins `EARLY` stretches before the end, as long as it takes to fetch them; 1 or more.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Place<const EARLY: u32> {
     block: u32,
     front: u32,
 }
 
-impl Place {
-    /// Rows of a stretch.
-    const ROWS: u32 = STRETCH - 1;
-    /// How many stretches before the end of the grid the block begins that adds it up: longer than its first sums take, for which it
-    /// fetches instructions.
-    const EARLY: u32 = 4;
+impl<const EARLY: u32> Place<EARLY> {
+    /// Pieces of a stretch.
+    const PIECES: u32 = STRETCH - 1;
 
     #[inline(always)]
     pub(crate) fn of_block(front: u32) -> Self {
         Place { block: block_idx_x().wrapping_sub(front), front }
     }
 
-    /// The row that the block takes, if there is such a row, and the block does not [take none](Self::takes_none).
+    /// The piece that the block takes, if there is such a piece, and the block does not [take none](Self::takes_none).
     #[inline(always)]
-    pub(crate) fn row(self) -> u32 {
+    pub(crate) fn piece(self) -> u32 {
         self.block - self.block / STRETCH
     }
 
@@ -614,15 +602,27 @@ impl Place {
         (self.block + 1).is_multiple_of(STRETCH)
     }
 
+    /// The blocks of the grid behind those in front.
+    #[inline(always)]
+    fn blocks(self) -> u32 {
+        grid_dim_x() - self.front
+    }
+
+    /// The pieces of the grid.
+    #[inline(always)]
+    pub(crate) fn pieces(self) -> u32 {
+        self.blocks() - (self.blocks() / STRETCH).max(1)
+    }
+
     /// The block that adds up the grid. It alone waits for blocks behind it, of which there is one on its way as long as a device
     /// has room for two.
     #[inline(always)]
     fn last_adder(self) -> u32 {
-        let blocks = grid_dim_x() - self.front;
+        let blocks = self.blocks();
         if blocks <= STRETCH {
             return blocks - 1;
         }
-        (1 + (blocks / STRETCH).saturating_sub(Self::EARLY)) * STRETCH - 1
+        (1 + (blocks / STRETCH).saturating_sub(EARLY)) * STRETCH - 1
     }
 
     /// Whether the block adds up the grid.
@@ -631,104 +631,117 @@ impl Place {
         self.block == self.last_adder()
     }
 
-    /// Leaves pair `pair` of the terms of a row.
+    /// Leaves pair `pair` of the terms of a piece.
     ///
     /// # Safety
-    /// The row is one of `rows`, of whose pairs all words have room; one thread leaves each, once a launch.
+    /// The piece is one of `pieces`, those of the grid, of whose pairs all words have room; one thread leaves each, once a launch.
     #[inline(always)]
     pub(crate) unsafe fn leave<R: Real>(
-        row: u32,
+        piece: u32,
         pair: u32,
         terms: [R; 2],
-        rows: u32,
+        pieces: u32,
         workspace: Workspace,
     ) {
         let words = Pairs::to_words(terms);
         unrolled!(for word in 0..2; {
             if word < Pairs::<R>::WORDS {
-                let at = (pair * Pairs::<R>::WORDS as u32 + word as u32) * rows + row;
+                let at = (pair * Pairs::<R>::WORDS as u32 + word as u32) * pieces + piece;
                 // SAFETY: the caller's conditions.
                 unsafe { workspace.leave_bits(at, words[word]) };
             }
         });
     }
 
-    /// The sums over all `rows` of `pairs` of terms that they have left, one or two, for `finish`, in one thread of the block that
-    /// [adds up the grid](Self::adds_up_grid).
+    /// The sums over all pieces of `pairs` of terms that they have left, one or two, for `finish`, in one thread of the block that
+    /// [adds up the grid](Self::adds_up_grid). A thread asks for ASKS words at once.
     ///
     /// # Safety
-    /// All threads of the blocks that take no row call this. Every row's block [leaves](Self::leave) its words; for them and the
+    /// All threads of the blocks that take no piece call this. Every piece's block [leaves](Self::leave) its words; for them and the
     /// sums of each stretch there is room.
     #[inline(always)]
-    pub(crate) unsafe fn sums<R: Real>(
+    pub(crate) unsafe fn sums<R: Real, const ASKS: usize>(
         self,
         pairs: u32,
-        rows: u32,
         workspace: Workspace,
         finish: impl FnOnce([f64; 4]),
     ) {
         let (index, of_grid) = (self.block / STRETCH, self.adds_up_grid());
         // Stretches that other blocks add up.
         let stretches = (self.last_adder() / STRETCH).saturating_sub(1);
-        let range = if of_grid {
-            (stretches * Self::ROWS, rows)
+        let (thread, threads) = (thread_idx_x(), block_dim_x());
+        let (words, pieces) = (Pairs::<R>::WORDS as u32, self.pieces());
+        let (from, to) = if of_grid {
+            (stretches * Self::PIECES, pieces)
         } else if (1..=stretches).contains(&index) {
-            ((index - 1) * Self::ROWS, index * Self::ROWS)
+            ((index - 1) * Self::PIECES, index * Self::PIECES)
         } else {
             return;
         };
-        let of_threads = (thread_idx_x(), block_dim_x());
-        let words = Pairs::<R>::WORDS as u32;
+        // What is missing at last is asked for at once.
+        let split = to - (to - from).min(ASKS as u32 / words * threads);
         let mut pair = 0;
-        while pair < pairs {
-            if pair > 0 {
-                // The sums of the warps are to be replaced.
-                sync_threads();
-            }
-            // Behind the words of all rows.
-            let of_stretches = words * rows * pairs + 2 * pair * stretches;
+        loop {
             let mut sums = [0.0; 2];
-            // SAFETY: every stretch's sums are left, by a block of a lower index, and the words of every row.
+            // Behind the words of all pieces.
+            let of_stretches = words * pieces * pairs + 2 * pair * stretches;
+            // SAFETY: every stretch's sums are left, by a block of a lower index, and the words of every piece.
             unsafe {
                 if of_grid {
                     let (at, all) = ([of_stretches, stretches], (0, stretches));
-                    sums = workspace.share::<AsTheyAre, 2, 4>(sums, at, all, of_threads);
+                    sums = workspace.share::<AsTheyAre, 2, 4>(sums, at, all, (thread, threads));
                 }
-                let at = [pair * words * rows, rows];
-                sums = workspace.share::<Pairs<R>, 2, 8>(sums, at, range, of_threads);
+                let at = [pair * words * pieces, pieces];
+                let mut range = (from, split);
+                loop {
+                    sums = workspace.share::<Pairs<R>, 2, ASKS>(sums, at, range, (thread, threads));
+                    if range.1 == to {
+                        break;
+                    }
+                    range = (split, to);
+                }
             }
             let sums = block_sums::<f64, false, 2>(sums);
-            if thread_idx_x() == 0 {
-                unrolled!(for sum in 0..2; {
-                    // SAFETY: one thread's; the caller's conditions.
-                    unsafe {
-                        if of_grid {
-                            sums_of_places().set(2 * pair + sum as u32, sums[sum]);
-                        } else {
-                            let at = of_stretches + sum as u32 * stretches + index - 1;
-                            workspace.leave(at, sums[sum]);
-                        }
-                    }
-                });
-            }
             pair += 1;
-        }
-        if of_grid && thread_idx_x() == 0 {
-            let mut all = [0.0; 4];
-            unrolled!(for sum in 0..4; {
-                if (sum as u32) < 2 * pairs {
+            let is_last = pair == pairs;
+            if thread == 0 {
+                let set = |sum: usize| {
+                    let at = of_stretches + sum as u32 * stretches + index - 1;
+                    // SAFETY: the caller's conditions.
+                    unsafe { workspace.leave(at, sums[sum]) };
+                };
+                if !of_grid {
+                    set(0);
+                    set(1);
+                } else if !is_last {
                     // SAFETY: one thread's.
-                    all[sum] = unsafe { sums_of_places().get(sum as u32) };
+                    unsafe {
+                        sums_of_places().set(0, sums[0]);
+                        sums_of_places().set(1, sums[1]);
+                    }
                 }
-            });
-            finish(all);
+            }
+            if is_last {
+                if of_grid && thread == 0 {
+                    let [a, b] = sums;
+                    finish(if pairs == 1 {
+                        [a, b, 0.0, 0.0]
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { [sums_of_places().get(0), sums_of_places().get(1), a, b] }
+                    });
+                }
+                return;
+            }
+            // The sums of the warps are to be replaced.
+            sync_threads();
         }
     }
 }
 
 cuda_std::shared_array! {
-    /// The sums that a block makes of places.
-    fn sums_of_places() -> [f64; 4];
+    /// The sums of the first pair of two.
+    fn sums_of_places() -> [f64; 2];
 }
 
 /// Terms of type R, by pairs: two of 32 bits are one word.

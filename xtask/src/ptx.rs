@@ -9,6 +9,7 @@ pub(crate) mod header;
 
 use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::Entry;
+use kernels_gpu::abi::WAITS;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -133,7 +134,7 @@ impl Program {
                 }
             };
             functions += usize::from(item.kind != Kind::Variable);
-            for line in item_text.lines().filter(|line| !is_comment(line)) {
+            for line in item_text.lines().filter(|line| !is_comment(line) || line.trim() == WAITS) {
                 writeln!(text, "{line}")?;
             }
         }

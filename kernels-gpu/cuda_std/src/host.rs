@@ -308,6 +308,9 @@ pub(crate) fn spin() {
     machine().spin(Location::caller());
 }
 
+/// One launch at a time.
+pub(crate) fn wait_for_launches_before() {}
+
 pub(crate) fn opaque(value: u64) -> u64 {
     value
 }
@@ -317,6 +320,10 @@ pub(crate) fn opaque_vec16(value: Vec16) -> Vec16 {
 }
 
 pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
+    a / b
+}
+
+pub(crate) fn divide_plain_f64(a: f64, b: f64) -> f64 {
     a / b
 }
 

@@ -16,6 +16,8 @@ unsafe extern "C" {
     safe fn membar_gl();
     #[link_name = "llvm.nvvm.rcp.approx.ftz.f"]
     safe fn rcp_approx(x: f32) -> f32;
+    #[link_name = "llvm.nvvm.rcp.approx.ftz.d"]
+    safe fn rcp_approx_f64(x: f64) -> f64;
     #[link_name = "llvm.nvvm.ex2.approx.ftz.f"]
     safe fn ex2_approx(x: f32) -> f32;
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
@@ -67,6 +69,13 @@ pub(crate) fn grid_dim() -> u32 {
         asm!("mov.u32 {0}, %nctaid.x;", out(reg32) blocks, options(nomem, nostack, preserves_flags))
     };
     blocks
+}
+
+/// A mark, which the host makes an instruction where launches overlap.
+#[inline(always)]
+pub(crate) fn wait_for_launches_before() {
+    // SAFETY: a comment.
+    unsafe { asm!("// waits for the launches before", options(nostack, preserves_flags)) };
 }
 
 #[inline(always)]
@@ -382,6 +391,13 @@ pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     let quotient = a * reciprocal;
     // What the quotient leaves over, divided once more.
     llvm_fma_f32(llvm_fma_f32(-quotient, b, a), reciprocal, quotient)
+}
+
+#[inline(always)]
+pub(crate) fn divide_plain_f64(a: f64, b: f64) -> f64 {
+    // From some 20 bits to twice as many, and again (Newton).
+    let closer = |r: f64| llvm_fma_f64(llvm_fma_f64(-b, r, 1.0), r, r);
+    a * closer(closer(rcp_approx_f64(b)))
 }
 
 #[inline(always)]

@@ -130,6 +130,12 @@ impl SharedArray<Vec16> {
         unsafe { side::load_shared_vec16(self.start.add(index as usize)) }
     }
 
+    /// The same bytes as an array of words.
+    #[inline(always)]
+    pub fn words<T: Word>(self) -> SharedArray<T> {
+        SharedArray { start: self.start.cast() }
+    }
+
     /// Writes the 16 bytes at `index`.
     ///
     /// # Safety

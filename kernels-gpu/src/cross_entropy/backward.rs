@@ -18,9 +18,8 @@ use cuda_std::warp::{WARP_SIZE, sync_warp};
 pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     let splits = NonZeroU64::from(args.splits);
-    let team =
-        if args.team.get() > WARP_SIZE { Team::of_block(args) } else { Team::of_threads(args) };
-    let piece = team.piece(team.first);
+    let team = if args.team.get() > WARP_SIZE { Team::of_block() } else { Team::of_threads(args) };
+    let piece = team.in_grid();
     let active = piece < args.rows * splits.get();
     let (row, split) =
         if splits.get() == 1 { (piece, 0) } else { (piece / splits, (piece % splits) as u32) };

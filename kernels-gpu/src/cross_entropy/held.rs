@@ -3,29 +3,33 @@
 //! Nothing here is in a loop: what a loop over rows would keep from one to the next costs registers and instructions, and
 //! blocks that end with their row and begin in the order of memory are what reads and writes want that take turns.
 
-use super::forward::{finish, has_sums};
+use super::finish::{finish_gradients, finish_pieces_of, has_sums};
 use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
-use super::pass::{Asked, Pass, Total, scales_of_row};
+use super::pass::{Asked, Pass, Total, scales_of_row, writes};
 use super::stats::Relative;
 use super::team::Team;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real};
-use crate::reduce::{Place, Workspace};
+use crate::reduce::{self, Workspace};
 use cuda_std::hint::opaque;
 use cuda_std::memory::wait_for_copies;
 use cuda_std::thread::{block_idx_x, thread_idx_x};
 use cuda_std::warp::{sync_warp, warp_id};
 
 cuda_std::shared_array! {
-    /// A block's row and its class, for the thread that finishes it: in no registers, which would be those of all threads.
-    fn row_and_class() -> [u64; 2];
+    /// For the thread that finishes a block's row, the row, its class, and whether the pass is plain: in no registers, which would
+    /// be those of all threads.
+    fn of_finish() -> [u64; 3];
 }
+
+/// How early the block begins that adds up the grid.
+type Place = reduce::Place<4>;
 
 /// The loss. `FEW` says that the grid has few rows.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_rows`; a team is the block, and holds a row as [`lies::HELD`]
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`; a team is the block, and holds a row as [`lies::HELD`]
 /// says, `HELD` groups of 16 bytes a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_held<
@@ -40,10 +44,13 @@ pub(crate) unsafe fn forward_held<
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let place = Place::of_block(0);
-    let row = u64::from(place.row());
+    let row = u64::from(place.piece());
     let takes_row = !place.takes_none() && row < args.rows;
+    let team = Team::of_block();
+    // SAFETY: the caller's conditions.
+    unsafe { pass.begin(block_idx_x(), row, team) };
     if takes_row {
-        let (team, first) = (Team::of_row(row), thread_idx_x() == 0);
+        let first = thread_idx_x() == 0;
         let asks_early = FEW || Pass::<E, MODE>::DENSE;
         // SAFETY: the caller's conditions.
         unsafe {
@@ -61,8 +68,9 @@ pub(crate) unsafe fn forward_held<
                 }
             } else if first {
                 let class = pass.class(row);
-                row_and_class().set(0, row);
-                row_and_class().set(1, class.cast_unsigned());
+                of_finish().set(0, row);
+                of_finish().set(1, class.cast_unsigned());
+                of_finish().set(2, pass.is_plain().into());
                 if class.cast_unsigned() < u64::from(args.cols) {
                     lanes.keep_class(class as u32);
                 }
@@ -74,25 +82,38 @@ pub(crate) unsafe fn forward_held<
                 of_warp.of_block::<false, false>()
             };
             if first {
+                let leave = |row: u64, pair, terms: [f64; 2]| {
+                    let terms = terms.map(E::Real::from_f64);
+                    Place::leave(row as u32, pair, terms, args.rows as u32, workspace);
+                };
                 let mut row = row;
                 if !asks_early {
-                    row = row_and_class().get(0);
-                    label = pass.label(row_and_class().get(1).cast_signed());
+                    row = of_finish().get(0);
+                    let class = of_finish().get(1).cast_signed();
                     wait_for_copies::<0>();
+                    let kept = || Lanes::<E, { lies::HELD }>::kept_class(class as u32);
+                    if of_finish().get(2) != 0 {
+                        label = pass.plain_label(class);
+                        if label.has_class(args.cols) {
+                            logit = kept();
+                        }
+                        let [loss, weight, ..] = pass.finish_row::<{ writes::NOTHING }>(
+                            row, &label, stats, logit, workspace,
+                        );
+                        leave(row, 0, [loss, weight]);
+                        return;
+                    }
+                    label = pass.label(class);
                     if label.has_class(args.cols) {
-                        logit = Lanes::<E, { lies::HELD }>::kept_class(label.class);
+                        logit = kept();
                     }
                 }
                 let [loss, weight, square, count] =
-                    pass.finish_row::<true>(row, &label, stats, logit, workspace);
+                    pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
                 if has_sums(args) {
-                    let leave = |pair, terms: [f64; 2]| {
-                        let terms = terms.map(E::Real::from_f64);
-                        Place::leave(row as u32, pair, terms, args.rows as u32, workspace);
-                    };
-                    leave(0, [loss, weight]);
+                    leave(row, 0, [loss, weight]);
                     if !pass.has_two_sums() {
-                        leave(1, [square, count]);
+                        leave(row, 1, [square, count]);
                     }
                 }
             }
@@ -104,17 +125,13 @@ pub(crate) unsafe fn forward_held<
         return;
     }
     // SAFETY: the caller's conditions.
-    unsafe {
-        let pairs = if pass.has_two_sums() { 1 } else { 2 };
-        let finish = |sums| finish(&pass, sums, workspace);
-        place.sums::<E::Real>(pairs, args.rows as u32, workspace, finish);
-    }
+    unsafe { finish_pieces_of::<E::Real, 8, E, MODE, _>(&pass, place, workspace) };
 }
 
 /// The loss and the gradients.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_rows` behind those that add up totals; a team is the block,
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add up totals; a team is the block,
 /// and holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HELD: usize>(
@@ -126,7 +143,7 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
     // SAFETY: as above.
     let ahead = unsafe { totals_ahead(args) };
     let place = Place::of_block(args.totals_blocks);
-    let row = u64::from(place.row());
+    let row = u64::from(place.piece());
     let first = thread_idx_x() == 0;
     if block_idx_x() < args.totals_blocks {
         // SAFETY: conditions 1 and 2.
@@ -139,7 +156,7 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
         unsafe { Place::leave(row as u32, 0, terms, args.rows as u32, workspace) };
     };
     if !place.takes_none() && row < args.rows {
-        let team = Team::of_row(row);
+        let team = Team::of_block();
         // SAFETY: the caller's conditions.
         unsafe {
             let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
@@ -182,8 +199,8 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
                 of_warp.of_block::<false, true>()
             };
             // Asked for again, where it would take registers that the exponentials need.
-            let row = u64::from(Place::of_block(args.totals_blocks).row());
-            let team = Team::of_row(row);
+            let row = u64::from(Place::of_block(args.totals_blocks).piece());
+            let team = Team::of_block();
             let held = held.at(team.lane, team.threads);
             let logit = || {
                 wait_for_copies::<0>();
@@ -195,7 +212,10 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             };
             if first && !Pass::<E, MODE>::DENSE {
                 // The end of the grid waits for it, and behind the gradients it would be seen late.
-                leave(row, pass.finish_row::<false>(row, &label, stats, logit(), workspace));
+                leave(
+                    row,
+                    pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit(), workspace),
+                );
             }
             let scale = |index| E::Real::from_bits64(scales_of_row().get(index));
             let factors = pass.factors(&label, stats, scale(0), || scale(1));
@@ -220,17 +240,14 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             // The logit is there only now.
             if first && Pass::<E, MODE>::DENSE {
                 let stats = stats.anew();
-                leave(row, pass.finish_row::<false>(row, &label, stats, logit(), workspace));
+                leave(
+                    row,
+                    pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit(), workspace),
+                );
             }
         }
         return;
     }
-    // SAFETY: conditions 1 and 2; in one thread of the grid.
-    unsafe {
-        let asked = pass.ask_for_totals(ahead, place.adds_up_grid());
-        let finish = |[terms, squares, ..]: [f64; 4]| {
-            pass.finish_with_totals([terms, squares], asked, workspace);
-        };
-        place.sums::<E::Real>(1, args.rows as u32, workspace, finish);
-    }
+    // SAFETY: conditions 1 and 2.
+    unsafe { finish_gradients::<E::Real, 8, E, MODE, _>(&pass, place, workspace) };
 }

@@ -1,7 +1,7 @@
 //! What a block keeps of a row's logits from the sums to the gradients, in shared memory.
 
 use crate::abi::CrossEntropyArgs;
-use cuda_std::memory::Vec16;
+use cuda_std::memory::{Vec16, Word};
 
 cuda_std::shared_array! {
     /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank, and lines of the cache are
@@ -108,5 +108,14 @@ impl KeptLogits {
     pub(crate) unsafe fn get(self, group: u32, ahead: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
         unsafe { kept_logits().from(group - self.first).get(ahead) }
+    }
+    /// Element `index` of group `group`.
+    ///
+    /// # Safety
+    /// As [`get`](Self::get).
+    #[inline(always)]
+    pub(crate) unsafe fn element<E: Word>(self, group: u32, index: u32) -> E {
+        // SAFETY: the caller's conditions.
+        unsafe { kept_logits().from(group - self.first).words::<E>().get(index) }
     }
 }

@@ -30,12 +30,17 @@ impl<R: Real> Label<R> {
     }
 }
 
-/// What a row's class says. That it is to be ignored comes before any look at what class it is.
+/// What a row's class says, with class weights at `weights` unless it is null. That it is to be ignored comes before any look at
+/// what class it is.
 ///
 /// # Safety
-/// The kernels' condition 1.
+/// The kernels' condition 1; `weights` is the weights' address, or null.
 #[inline(always)]
-pub(crate) unsafe fn label<E: Element>(args: &CrossEntropyArgs, class: i64) -> Label<E::Real> {
+pub(crate) unsafe fn label<E: Element>(
+    args: &CrossEntropyArgs,
+    weights: u64,
+    class: i64,
+) -> Label<E::Real> {
     if class == args.ignore_index {
         return Label::NONE;
     }
@@ -44,8 +49,8 @@ pub(crate) unsafe fn label<E: Element>(args: &CrossEntropyArgs, class: i64) -> L
         return Label { weight: E::Real::NAN, counts: true, fault: true, ..Label::NONE };
     }
     let class = class as u32;
-    // SAFETY: the caller's condition; the class is one.
-    let weight = unsafe { class_weight::<E>(args.weight, class) };
+    // SAFETY: the caller's conditions; the class is one.
+    let weight = unsafe { class_weight::<E>(weights, class) };
     Label { class, weight, counts: true, fault: false }
 }
 
@@ -135,7 +140,7 @@ pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
         let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, step) };
         unrolled!(for k in 0..FLIGHT; {
             // SAFETY: condition 1.
-            let label = unsafe { label::<E>(args, classes[k]) };
+            let label = unsafe { label::<E>(args, args.weight, classes[k]) };
             if label.counts && !label.fault {
                 weights += label.weight.to_f64();
                 count += 1;

@@ -307,8 +307,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     pub(crate) unsafe fn kept_class(class: u32) -> E::Real {
         let group = class / E::LANES;
         // SAFETY: the caller's conditions.
-        let x = unsafe { KeptLogits::only(group).get(group, 0) };
-        get::<E>(&widened::<E>(x), class % E::LANES)
+        let x: E = unsafe { KeptLogits::only(group).element(group, class % E::LANES) };
+        x.widen()
     }
 
     /// Waits for what this thread keeps, but for the last `batches`, or fewer.

@@ -3,13 +3,14 @@
 //! Blocks that end with their row and begin in the order of memory are what reads and writes want that take turns:
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
+use super::finish::{finish_gradients, leave_terms};
 use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
-use super::pass::{BlockTerms, Pass, TERMS, Total, scales_of_row};
-use super::team::Team;
-use crate::abi::{CrossEntropyArgs, reduction};
+use super::pass::{BlockTerms, Pass, Total, scales_of_row, writes};
+use super::team::{Rows, Team};
+use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real};
-use crate::reduce::{Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks};
+use crate::reduce::{self, Workspace};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, sync_warp};
 
@@ -18,11 +19,19 @@ cuda_std::shared_array! {
     fn logit_of_row() -> [u64; 1];
 }
 
+cuda_std::shared_array! {
+    /// How many rows the block has done, where it is in no register. It is asked for behind a barrier in each row.
+    fn rows_done() -> [u64; 1];
+}
+
+/// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer than to fetch instructions.
+type Place = reduce::Place<1>;
+
 /// Of a row, the block holds `HELD` groups of 16 bytes a thread in registers, keeps what it can of what is behind them in
 /// shared memory, and reads the rest twice.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A team is the block.
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add up totals; a team is the block.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
@@ -32,15 +41,29 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.
     let ahead = unsafe { totals_ahead(args) };
-    let team = Team::of_block(args);
+    let team = Team::of_block();
     let first = thread_idx_x() == 0;
-    if first {
-        BlockTerms::set([0.0; TERMS]);
+    if block_idx_x() < args.totals_blocks {
+        // SAFETY: conditions 1 and 2.
+        unsafe { add_up_totals::<E>(args) };
+        return;
     }
-    let adds_up = block_idx_x() < args.totals_blocks;
-    let takes_rows = !adds_up && team.first < u64::from(team.teams);
-    let mut row = if takes_rows { team.first } else { args.rows };
-    while row < args.rows {
+    let place = || Place::of_block(args.totals_blocks);
+    // Asked for again where it is needed: it would take registers through the row.
+    let row_at = |index| Rows::row(args, place(), index);
+    let Some(mut row) = row_at(0) else {
+        // SAFETY: conditions 1 and 2.
+        unsafe { finish_gradients::<f64, 4, E, MODE, _>(&pass, place(), workspace) };
+        return;
+    };
+    // Of float64, there is no register for it.
+    let keeps_done = size_of::<E>() == 8;
+    if keeps_done && first {
+        // SAFETY: a barrier stands before anybody asks.
+        unsafe { rows_done().set(0, 0) };
+    }
+    let mut index = 0;
+    loop {
         // SAFETY: the caller's conditions.
         unsafe {
             let team = team.anew();
@@ -77,6 +100,10 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 logit_of_row().set(0, logit.to_bits64());
             }
             let of_warp = lanes.stats_behind(&pass, of_thread, behind, batches, label.counts, team);
+            if keeps_done {
+                index = rows_done().get(0) as u32;
+            }
+            let row = row_at(index).unwrap_or_default();
             // All of this row has arrived. Of float64, there is no register for it.
             if size_of::<E>() < 8 {
                 pass.prefetch(row, team);
@@ -93,7 +120,17 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             if finishes {
                 // While the others write: at the end, all would wait for it.
                 let logit = E::Real::from_bits64(logit_of_row().get(0));
-                BlockTerms::add(pass.finish_row::<false>(row, &label, stats, logit, workspace));
+                let mut terms =
+                    pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
+                if index > 0 {
+                    terms = BlockTerms::and(terms);
+                }
+                if row_at(index + 1).is_some() {
+                    BlockTerms::set(terms);
+                } else {
+                    // The end of the grid waits for it, and behind the gradients it would be seen late.
+                    leave_terms(place(), [terms[0], terms[2], 0.0, 0.0], 1, workspace);
+                }
                 let at_class = pass.at_class(&label, &factors, logit);
                 logit_of_row().set(0, at_class.to_bits64());
             }
@@ -107,28 +144,18 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 to[0].store(label.class, E::narrow(at_class));
             }
         }
-        row += u64::from(Team::blocks_of_grid(args));
-        if row < args.rows {
-            // The row is finished, of which what is kept is to be replaced.
-            sync_threads();
+        if keeps_done {
+            // SAFETY: set before a barrier.
+            index = unsafe { rows_done().get(0) as u32 };
         }
-    }
-    if adds_up {
-        // SAFETY: conditions 1 and 2.
-        unsafe { add_up_totals::<E>(args) };
-    }
-    if args.reduction == reduction::SCALAR || args.fault != 0 {
-        // SAFETY: conditions 1 and 2; in the last block's first thread.
-        unsafe {
-            if first {
-                let [terms, _, squares, _] = BlockTerms::get();
-                let sums = [terms, squares].map(bits_of_sum);
-                leave_of_block(0, sums, args.adders, workspace);
-            }
-            let asked = pass.ask_for_totals(ahead, is_last_block());
-            sums_over_blocks::<4, 2>(args.adders, workspace, |sums| {
-                pass.finish_with_totals(sums, asked, workspace);
-            });
+        index += 1;
+        let Some(next) = row_at(index) else { return };
+        row = next;
+        // The row is finished, of which what is kept is to be replaced.
+        sync_threads();
+        if keeps_done && first {
+            // SAFETY: all have asked, and a barrier stands before anybody asks again.
+            unsafe { rows_done().set(0, index.into()) };
         }
     }
 }

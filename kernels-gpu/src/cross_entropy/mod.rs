@@ -5,9 +5,9 @@
 //! The kernels' conditions:
 //! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not null have `rows` rows
 //!    of `cols` elements in global memory, aligned for their type; results are of `E::Real`. `cols` is not 0.
-//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid has at most
-//!    `abi::max_blocks` blocks of the numbers that each leaves: 2, but of a forward pass no fewer than it has sums, 4 with a z-loss
-//!    or with `totals`. Of one of `abi::blocks_of_rows`, the rows are at most `abi::max_rows` of `abi::words_of_row`.
+//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. Of a grid of `abi::blocks_of_pieces`, the
+//!    pieces are at most `abi::max_pieces` of the words that each leaves: for 2 sums, but of a forward pass no fewer than it has, 4
+//!    with a z-loss or with `totals`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
 //! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of `forward` and of
@@ -16,6 +16,7 @@
 use crate::element::Element;
 
 mod backward;
+mod finish;
 mod forward;
 mod held;
 mod kept;
@@ -54,7 +55,7 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
             add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
-            few_block, lies, resident, resident_backward, resident_long, resident_short, resident_short_exps,
+            few_block, lies, resident, resident_backward, resident_long, resident_short, resident_short_exps, resident_short_whole,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -67,16 +68,16 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 6 barriers;
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 6 barriers;
+            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 4 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false>, (CrossEntropyArgs), 256 by resident_short_whole::<E>($resident), 4 barriers;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 6 barriers;
+            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 4 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 4 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 4 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 3 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 6 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 9 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), 256 by resident_backward::<E>($resident), 0 barriers;
         }
@@ -98,6 +99,12 @@ pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
 pub(crate) const fn resident_short_exps<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
     if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 }
+}
+
+/// [`resident_short`] where rows are whole groups: of elements of 32 bits, where there is room for many, one more.
+pub(crate) const fn resident_short_whole<E: Element>(blocks: u32) -> u32 {
+    let more = if blocks > 4 && size_of::<E>() == 4 { 1 } else { 0 };
+    resident_short::<E>(blocks) + more
 }
 
 /// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has four, one more.

@@ -7,12 +7,13 @@ use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
 use crate::element::{Element, Real, unrolled};
-use crate::math::exp_m1_below;
+use crate::math::{exp_m1_below, quotient};
 use crate::reduce::{TotalsAhead, Workspace};
 use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
+use cuda_std::thread::wait_for_launches_before;
 
 /// What a row adds to the sums: its loss, its class's weight, its squared log-sum-exp, one.
 pub(crate) const TERMS: usize = 4;
@@ -22,7 +23,7 @@ cuda_std::shared_array! {
     fn block_terms() -> [f64; 4];
 }
 
-/// The sums over the rows of a block, each finished by one thread, of which a barrier stands between any two.
+/// The sums over the rows that a block has finished before its last, each by one thread, of which a barrier stands between any two.
 pub(crate) struct BlockTerms;
 
 impl BlockTerms {
@@ -34,22 +35,14 @@ impl BlockTerms {
         });
     }
 
+    /// These and `terms`.
     #[inline(always)]
-    pub(crate) fn get() -> [f64; TERMS] {
-        let mut terms = [0.0; TERMS];
+    pub(crate) fn and(mut terms: [f64; TERMS]) -> [f64; TERMS] {
         unrolled!(for term in 0..TERMS; {
             // SAFETY: as in `set`.
-            terms[term] = unsafe { block_terms().get(term as u32) };
+            terms[term] += unsafe { block_terms().get(term as u32) };
         });
         terms
-    }
-
-    /// Adds what a row adds.
-    #[inline(always)]
-    pub(crate) fn add(terms: [f64; TERMS]) {
-        let mut sums = Self::get();
-        unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
-        Self::set(sums);
     }
 }
 
@@ -179,6 +172,16 @@ cuda_std::shared_array! {
     pub(crate) fn scales_of_row() -> [u64; 3];
 }
 
+/// What a pass writes of each row's results.
+pub(crate) mod writes {
+    /// Nothing, where the pass [is plain](super::Pass::is_plain).
+    pub(crate) const NOTHING: u32 = 0;
+    /// Its loss, if it is asked for.
+    pub(crate) const LOSS: u32 = 1;
+    /// The same, and what is to be saved.
+    pub(crate) const ALL: u32 = 2;
+}
+
 /// A pass over the rows.
 pub(crate) struct Pass<'a, E: Element, const MODE: u32> {
     pub(crate) args: &'a CrossEntropyArgs,
@@ -270,11 +273,41 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The kernels' condition 1.
     #[inline(always)]
     pub(crate) unsafe fn label(&self, class: i64) -> Label<E::Real> {
+        // SAFETY: the caller's condition.
+        unsafe { self.label_with(self.args.weight, class) }
+    }
+
+    /// The same, where the pass [is plain](Self::is_plain).
+    ///
+    /// # Safety
+    /// As [`label`](Self::label).
+    #[inline(always)]
+    pub(crate) unsafe fn plain_label(&self, class: i64) -> Label<E::Real> {
+        // SAFETY: the caller's condition.
+        unsafe { self.label_with(0, class) }
+    }
+
+    /// The same, with class weights at `weights` unless it is null.
+    ///
+    /// # Safety
+    /// As [`label`](Self::label); `weights` is the weights' address, or null.
+    #[inline(always)]
+    unsafe fn label_with(&self, weights: u64, class: i64) -> Label<E::Real> {
         if MODE == mode::PROBABILITIES {
             return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };
         }
-        // SAFETY: the caller's condition.
-        unsafe { label::<E>(self.args, class) }
+        // SAFETY: the caller's conditions.
+        unsafe { label::<E>(self.args, weights, class) }
+    }
+
+    /// Whether all classes weigh the same, and nothing is asked for but the sum of the losses or their mean: asked once, where
+    /// each would be waited for.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        let args = self.args;
+        let reduction = u64::from(args.reduction ^ reduction::SCALAR);
+        let others = args.weight | args.saved | args.totals | reduction;
+        self.of_end(others | args.z_loss.to_bits() << 1) == 0
     }
 
     /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have registers for is too little
@@ -285,15 +318,40 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     pub(crate) unsafe fn prefetch(&self, row: u64, team: Team) {
         let (args, row) = (self.args, row + u64::from(self.args.ahead));
-        if args.ahead == 0 || row >= args.rows {
-            return;
+        if args.ahead != 0 && row < args.rows {
+            // SAFETY: the caller's conditions.
+            unsafe { self.prefetch_row(row, args.ahead_bytes, team) };
         }
-        let (start, mut at) = (Row::<E>::address(args.input, row), team.lane * CACHE_LINE);
-        while at < args.ahead_bytes {
+    }
+
+    /// Asks for the first `bytes` of a row.
+    ///
+    /// # Safety
+    /// As [`prefetch`](Self::prefetch); the row has as many.
+    #[inline(always)]
+    unsafe fn prefetch_row(&self, row: u64, bytes: u32, team: Team) {
+        let (start, mut at) = (Row::<E>::address(self.args.input, row), team.lane * CACHE_LINE);
+        while at < bytes {
             // SAFETY: the caller's condition; the bytes are the row's.
             unsafe { prefetch((start + u64::from(at)) as *const u8) };
             at += team.threads * CACHE_LINE;
         }
+    }
+
+    /// Waits for the launches before this one; the first blocks ask for their rows before. While a launch ends, memory has little to
+    /// do; and what it still writes of them is in the second-level cache as anywhere. Where gradients are written, memory has enough to
+    /// do until the end.
+    ///
+    /// # Safety
+    /// As [`prefetch`](Self::prefetch), of `row`, if it is one of `rows`.
+    #[inline(always)]
+    pub(crate) unsafe fn begin(&self, block: u32, row: u64, team: Team) {
+        let args = self.args;
+        if block < args.early_blocks && row < args.rows {
+            // SAFETY: the caller's conditions.
+            unsafe { self.prefetch_row(row, args.early_bytes, team) };
+        }
+        wait_for_launches_before();
     }
 
     /// The logit of the row's class; 0 for what is none.
@@ -474,12 +532,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors.factor = all * factors.inverse;
     }
 
-    /// Writes the results of a row, with `SAVES` those that are to be saved too, and returns what it adds to the sums.
+    /// Writes of a row's results what [`WRITES`](writes) says, and returns what it adds to the sums.
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is one of `rows`, and this is its team's first thread.
     #[inline(always)]
-    pub(crate) unsafe fn finish_row<const SAVES: bool>(
+    pub(crate) unsafe fn finish_row<const WRITES: u32>(
         &self,
         row: u64,
         label: &Label<E::Real>,
@@ -493,7 +551,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         let log_sum = stats.log_sum();
         let log_sum_exp = stats.max + log_sum;
-        if SAVES && self.of_end(args.saved) != 0 {
+        if WRITES == writes::ALL && self.of_end(args.saved) != 0 {
             // SAFETY: the caller's conditions.
             unsafe {
                 store(self.saved(row, saved::MAX), stats.max);
@@ -520,7 +578,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             }
         }
         let square = if label.counts { log_sum_exp * log_sum_exp } else { E::Real::ZERO };
-        if self.of_end(args.reduction.into()) == reduction::ROWS.into() {
+        if WRITES != writes::NOTHING && self.of_end(args.reduction.into()) == reduction::ROWS.into()
+        {
             let mut loss = term;
             if self.has_z_loss() {
                 loss = E::Real::from_f64(self.z_loss()).fma(square, loss);
@@ -532,29 +591,66 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         [term.to_f64(), label.weight.to_f64(), square.to_f64(), count]
     }
 
-    /// Writes the results of all rows from their sums.
+    /// Writes that no target is faulty, in the block that [finishes](Self::finish), and says whether the pass [is
+    /// plain](Self::is_plain): before the sums, not behind them, where each instruction lengthens the grid.
     ///
     /// # Safety
-    /// The kernels' conditions; this is one thread of the grid, which has taken what all blocks have left.
+    /// The kernels' condition 1; one thread of the grid `finishes`.
+    #[inline(always)]
+    pub(crate) unsafe fn begin_finish(&self, finishes: bool) -> bool {
+        if finishes && MODE != mode::PROBABILITIES && self.args.fault != 0 {
+            // SAFETY: the caller's conditions.
+            unsafe { self.store_fault(-1, 0) };
+        }
+        self.is_plain()
+    }
+
+    /// Writes the results of all rows from their sums; `plain` is what [`begin_finish`](Self::begin_finish) has said.
+    ///
+    /// # Safety
+    /// The kernels' conditions; this is the thread that has [begun](Self::begin_finish) it, and its block has taken what all blocks
+    /// have left.
     #[inline(always)]
     pub(crate) unsafe fn finish(
         &self,
+        plain: bool,
         [terms, weights, squares, count]: [f64; TERMS],
         workspace: Workspace,
     ) {
         let args = self.args;
-        if args.reduction == reduction::SCALAR {
+        if plain || args.reduction == reduction::SCALAR {
             let by_totals = args.divisor == 0.0;
             let divisor = if by_totals { weights } else { args.divisor };
-            let mut loss = if divisor == 0.0 { f64::NAN } else { terms / divisor };
-            if args.z_loss != 0.0 {
-                loss += args.z_loss * squares / if by_totals { count } else { args.divisor };
+            let mean = quotient::<E::Real>(terms, divisor);
+            let mut loss = if divisor == 0.0 { f64::NAN } else { mean };
+            if !plain && self.has_z_loss() {
+                let count = if by_totals { count } else { args.divisor };
+                loss += quotient::<E::Real>(self.z_loss() * squares, count);
             }
             // SAFETY: the caller's conditions.
             unsafe { store(args.loss as *mut E::Real, E::Real::from_f64(loss)) };
         }
+        // If a target is no class, the sum of the terms is NaN.
+        if MODE != mode::PROBABILITIES && terms.is_nan() && args.fault != 0 {
+            // SAFETY: the caller's conditions; a row that was reported is one of `rows`.
+            unsafe {
+                if let Some(row) = workspace.take_reported_row() {
+                    self.store_fault(row.cast_signed(), self.class(row));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The kernels' condition 1, with a `fault`; one thread at a time calls this.
+    #[inline(always)]
+    unsafe fn store_fault(&self, row: i64, target: i64) {
+        let fault = self.args.fault as *mut i64;
         // SAFETY: the caller's conditions.
-        unsafe { self.finish_fault(terms, workspace) };
+        unsafe {
+            store(fault, row);
+            store(fault.wrapping_add(1), target);
+        }
     }
 
     /// Asks for the totals, in the block that adds up: before the sums, not behind them.
@@ -571,6 +667,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     pub(crate) unsafe fn finish_with_totals(
         &self,
+        plain: bool,
         [terms, squares]: [f64; 2],
         asked: [u64; 2],
         workspace: Workspace,
@@ -583,25 +680,6 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             [weights, count] = unsafe { totals_ahead(self.args).take(asked) };
         }
         // SAFETY: the caller's conditions.
-        unsafe { self.finish([terms, weights, squares, count], workspace) };
-    }
-
-    /// Writes which target is no class: if there is one, the sum of the terms is NaN.
-    ///
-    /// # Safety
-    /// As [`finish`](Self::finish).
-    #[inline(always)]
-    unsafe fn finish_fault(&self, terms: f64, workspace: Workspace) {
-        if MODE == mode::PROBABILITIES || self.args.fault == 0 {
-            return;
-        }
-        // SAFETY: the caller's conditions; a row that was reported is one of `rows`.
-        unsafe {
-            let row = if terms.is_nan() { workspace.take_reported_row() } else { None };
-            let fault = self.args.fault as *mut i64;
-            let target = row.map_or(0, |row| self.class(row));
-            store(fault, row.map_or(-1, u64::cast_signed));
-            store(fault.wrapping_add(1), target);
-        }
+        unsafe { self.finish(plain, [terms, weights, squares, count], workspace) };
     }
 }

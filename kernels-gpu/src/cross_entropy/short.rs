@@ -1,18 +1,16 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
-use super::forward::{finish_terms, has_sums, leave_terms};
+use super::finish::{finish_gradients, finish_pieces, has_sums, leave_terms};
 use super::label::{Label, totals_ahead};
 use super::lanes::Lanes;
-use super::pass::{Known, Pass, TERMS, Total};
+use super::pass::{Known, Pass, TERMS, Total, writes};
 use super::stats::{Relative, Stats};
-use super::team::Team;
+use super::team::{Rows, Team};
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{
-    Workspace, bits_of_sum, is_last_block, leave_of_block, sums_over_blocks, warp_sums,
-};
+use crate::reduce::{self, Workspace, warp_sums};
 use cuda_std::hint::opaque;
-use cuda_std::thread::sync_threads;
+use cuda_std::thread::{block_idx_x, sync_threads};
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
 /// Rows of a block at once, at most: one a team, of 2 threads or more.
@@ -93,8 +91,7 @@ cuda_std::shared_array! {
     fn lane_terms() -> [f64; 128];
 }
 
-/// The sums over the rows that each lane of a block's first warp has finished: in shared memory, not to cost registers while
-/// rows are read.
+/// The sums over the rows that each lane of a block's first warp has finished, while the block reads others: in no registers.
 struct LaneTerms;
 
 impl LaneTerms {
@@ -104,33 +101,26 @@ impl LaneTerms {
     }
 
     #[inline(always)]
-    fn clear() {
+    fn set(terms: [f64; TERMS]) {
         unrolled!(for term in 0..TERMS; {
             // SAFETY: one warp, each lane its own.
-            unsafe { lane_terms().set(Self::at(term), 0.0) };
+            unsafe { lane_terms().set(Self::at(term), terms[term]) };
         });
     }
 
-    /// Adds what a row adds.
     #[inline(always)]
-    fn add(terms: [f64; TERMS]) {
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: as in `clear`, by the same lane.
-            unsafe { lane_terms().set(Self::at(term), lane_terms().get(Self::at(term)) + terms[term]) };
-        });
-    }
-
-    /// The sums of the block, in each lane.
-    #[inline(always)]
-    fn of_block() -> [f64; TERMS] {
+    fn get() -> [f64; TERMS] {
         let mut terms = [0.0; TERMS];
         unrolled!(for term in 0..TERMS; {
-            // SAFETY: as in `add`.
+            // SAFETY: the same lane has set it.
             terms[term] = unsafe { lane_terms().get(Self::at(term)) };
         });
-        warp_sums(terms, WARP_SIZE)
+        terms
     }
 }
+
+/// How early the block begins that adds up the grid.
+type Place = reduce::Place<2>;
 
 /// The loss, and with `GRADS` the gradients, of rows of at most `HELD` groups of 16 bytes a thread of a team.
 ///
@@ -138,8 +128,8 @@ impl LaneTerms {
 ///
 /// # Safety
 /// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a row, in a block of at
-/// most 256; rows lie as `LIES` says, [`ALIKE`](super::lies::ALIKE) or [`SHORT`](super::lies::SHORT). The last `adders` blocks
-/// take no rows. With gradients, a launch before this has added up the totals, if `divisor` is 0.
+/// most 256; rows lie as `LIES` says, [`ALIKE`](super::lies::ALIKE) or [`SHORT`](super::lies::SHORT). The grid has
+/// `abi::blocks_of_pieces`. With gradients, a launch before this has added up the totals, if `divisor` is 0.
 #[inline(always)]
 pub(crate) unsafe fn short<
     E: Element,
@@ -157,13 +147,26 @@ pub(crate) unsafe fn short<
     let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_threads(args);
     let finishes = warp_id() == 0;
-    if finishes {
-        LaneTerms::clear();
+    let place = Place::of_block(0);
+    let rows = Rows::of_block(args, place);
+    let row = rows.as_ref().map_or(args.rows, |rows| rows.next + u64::from(team.in_block));
+    if !GRADS {
+        // SAFETY: the caller's conditions.
+        unsafe { pass.begin(block_idx_x(), row, team) };
     }
-    let takes_rows = team.first < u64::from(team.teams);
-    let mut first = if takes_rows { team.first } else { args.rows };
-    while first < args.rows {
-        let row = team.piece(first);
+    let Some(Rows { next: mut first, end }) = rows else {
+        // SAFETY: conditions 1 and 2.
+        unsafe {
+            if !GRADS {
+                finish_pieces(&pass, place, workspace);
+            } else {
+                finish_gradients::<f64, 4, E, MODE, _>(&pass, place, workspace);
+            }
+        }
+        return;
+    };
+    loop {
+        let row = first + u64::from(team.in_block);
         // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing, and though its gradients
         // may lie there by then: cheaper than to ask of each group whether it is to be read.
         unsafe {
@@ -213,57 +216,80 @@ pub(crate) unsafe fn short<
             }
         }
         sync_threads();
-        let rows = (args.rows - first).min(team.teams_of_block().into()) as u32;
-        let mut index = lane_id();
-        while finishes && index < rows {
+        let next = first + u64::from(team.of_block);
+        if finishes {
+            let begins = Rows::of_block(args, place).is_none_or(|rows| rows.next == first);
+            let terms = if begins { [0.0; TERMS] } else { LaneTerms::get() };
+            let rows = (end - first).min(team.of_block.into()) as u32;
             // SAFETY: the caller's conditions; the teams have kept what their rows come to, each row is finished once.
             unsafe {
-                let (stats, class) = RowsOfBlock::kept(index, Pass::<E, MODE>::DENSE);
-                let label = pass.label(class);
-                let mut logit = E::Real::ZERO;
-                if label.has_class(args.cols) {
-                    logit = RowsOfBlock::kept_logit(index);
-                }
-                // Otherwise where its results go is made before the rows are read, by all warps.
-                let row = opaque(first + u64::from(index));
-                LaneTerms::add(if GRADS {
-                    pass.finish_row::<false>(row, &label, stats, logit, workspace)
+                let terms = if !GRADS && pass.is_plain() {
+                    finish_rows::<E, MODE, GRADS, true>(&pass, terms, first, rows, workspace)
                 } else {
-                    pass.finish_row::<true>(row, &label, stats, logit, workspace)
-                });
+                    finish_rows::<E, MODE, GRADS, false>(&pass, terms, first, rows, workspace)
+                };
+                if next < end {
+                    LaneTerms::set(terms);
+                } else if GRADS || has_sums(args) {
+                    let (terms, pairs) = if GRADS || pass.has_two_sums() {
+                        let second = if GRADS { terms[2] } else { terms[1] };
+                        let [loss, second] = warp_sums([terms[0], second], WARP_SIZE);
+                        ([loss, second, 0.0, 0.0], 1)
+                    } else {
+                        (warp_sums(terms, WARP_SIZE), 2)
+                    };
+                    if lane_id() == 0 {
+                        leave_terms(place, terms, pairs, workspace);
+                    }
+                }
             }
-            index += WARP_SIZE;
         }
-        first += u64::from(team.teams);
-        if first < args.rows {
-            // What is kept of these rows is to be replaced.
-            sync_threads();
+        if next >= end {
+            return;
         }
+        first = next;
+        // What is kept of these rows is to be replaced.
+        sync_threads();
     }
-    if !(finishes || is_last_block()) || !has_sums(args) {
-        return;
-    }
-    // SAFETY: conditions 1 and 2; in the last block's first thread.
-    unsafe {
-        let mut terms = [0.0; TERMS];
-        if finishes {
-            terms = LaneTerms::of_block();
-        }
-        let leaves = finishes && lane_id() == 0;
-        if GRADS {
-            if leaves {
-                let sums = [terms[0], terms[2]].map(bits_of_sum);
-                leave_of_block(0, sums, args.adders, workspace);
+}
+
+/// What this lane's rows add to its `terms`, of `rows` rows from `first` that the block's teams have kept: one of so many as a warp
+/// has lanes. `PLAIN` says that the pass [is](Pass::is_plain).
+///
+/// # Safety
+/// The kernels' conditions; the first warp of the block calls this once for each row, and a barrier stands between.
+#[inline(always)]
+unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAIN: bool>(
+    pass: &Pass<'_, E, MODE>,
+    mut terms: [f64; TERMS],
+    first: u64,
+    rows: u32,
+    workspace: Workspace,
+) -> [f64; TERMS] {
+    let mut index = lane_id();
+    while index < rows {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let (stats, class) = RowsOfBlock::kept(index, Pass::<E, MODE>::DENSE);
+            let label = if PLAIN { pass.plain_label(class) } else { pass.label(class) };
+            let mut logit = E::Real::ZERO;
+            if label.has_class(pass.args.cols) {
+                logit = RowsOfBlock::kept_logit(index);
             }
-            let asked = pass.ask_for_totals(ahead, is_last_block());
-            sums_over_blocks::<4, 2>(args.adders, workspace, |sums| {
-                pass.finish_with_totals(sums, asked, workspace);
-            });
-        } else {
-            if leaves {
-                leave_terms(&pass, terms, workspace);
-            }
-            finish_terms(&pass, workspace);
+            // Otherwise where its results go is made before the rows are read, by all warps.
+            let row = opaque(first + u64::from(index));
+            let of_row = if PLAIN {
+                let [loss, weight, ..] =
+                    pass.finish_row::<{ writes::NOTHING }>(row, &label, stats, logit, workspace);
+                [loss, weight, 0.0, 0.0]
+            } else if GRADS {
+                pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace)
+            } else {
+                pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace)
+            };
+            unrolled!(for term in 0..TERMS; { terms[term] += of_row[term]; });
         }
+        index += WARP_SIZE;
     }
+    terms
 }

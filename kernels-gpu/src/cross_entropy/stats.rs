@@ -141,33 +141,38 @@ impl<R: Real> Stats<R> {
         if !ALL && warp_id() > 0 {
             return self;
         }
-        let warps = block_dim_x() / WARP_SIZE;
+        // Here, not before a loop over rows, through which it would take registers.
+        let warps = opaque((block_dim_x() / WARP_SIZE).into()) as u32;
+        // Of few warps, teams of lanes all have what each of them has of the row: there are fewer to add up.
+        let team = if warps > 8 { WARP_SIZE } else { 8 };
+        let warp = lane_id() & (team - 1);
         let mut parts = Self::NONE.parts();
-        if lane_id() < warps {
+        if warp < warps {
             unrolled!(for part in 0..PARTS; {
                 if part < used {
-                    // SAFETY: warp `lane_id` wrote it before the barrier.
-                    let bits = unsafe { stats_of_warps().get(at(part, lane_id())) };
+                    // SAFETY: the warp wrote it before the barrier.
+                    let bits = unsafe { stats_of_warps().get(at(part, warp)) };
                     parts[part] = R::from_bits64(bits);
                 }
             });
         }
-        Self::of_parts(parts).of_warps::<DENSE>().of_row()
+        Self::of_parts(parts).of_warps::<DENSE>(team).of_row()
     }
 
-    /// The sum over the lanes of the warp, of which each has what a warp has of a row.
+    /// The sum over a team of lanes of the warp, of which each has what a warp has of a row, and all teams the same.
     #[inline(always)]
-    fn of_warps<const DENSE: bool>(self) -> Self {
+    fn of_warps<const DENSE: bool>(self, team: u32) -> Self {
         let max = warp_max(self.max);
         // Of one that has the largest logit, the others beside it; of all others all.
         let has = self.max == max;
         let apart = self.relative_to(max);
         let others = if has { self.rest } else { apart.rest };
-        let [others] = warp_sums([others], WARP_SIZE);
-        let ties = R::from_i32(ballot(has).count_ones().cast_signed());
+        let [others] = warp_sums([others], team);
+        let of_team = ballot(has) & (u32::MAX >> (WARP_SIZE - team));
+        let ties = R::from_i32(of_team.count_ones().cast_signed());
         let mut sum = Stats { max, ties, rest: others, dot: apart.dot, weight: apart.weight };
         if DENSE {
-            [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], WARP_SIZE);
+            [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], team);
         }
         sum
     }

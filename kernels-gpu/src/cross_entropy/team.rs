@@ -1,36 +1,58 @@
 //! Who takes a row.
 
 use crate::abi::CrossEntropyArgs;
+use crate::reduce::Place;
 use cuda_std::hint::opaque;
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, thread_idx_x};
+use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 use cuda_std::warp::WARP_SIZE;
 
-/// This block's index among those that take rows, which are not the first.
-#[inline(always)]
-fn block(args: &CrossEntropyArgs) -> u32 {
-    block_idx_x().wrapping_sub(args.totals_blocks)
+/// The rows that a block takes of a grid of `abi::blocks_of_pieces`: those next to each other, for blocks that begin in the order of
+/// memory are what it wants.
+pub(crate) struct Rows {
+    /// The first of those that are left.
+    pub(crate) next: u64,
+    /// Behind the last.
+    pub(crate) end: u64,
 }
 
-/// The blocks that take rows.
-#[inline(always)]
-fn blocks(args: &CrossEntropyArgs) -> u32 {
-    grid_dim_x() - args.totals_blocks - args.adders
+impl Rows {
+    /// Those of the block at `place`, if it takes any.
+    #[inline(always)]
+    pub(crate) fn of_block<const EARLY: u32>(
+        args: &CrossEntropyArgs,
+        place: Place<EARLY>,
+    ) -> Option<Self> {
+        let rows = u64::from(args.rows_of_block.get());
+        let next = u64::from(place.piece()) * rows;
+        let takes = !place.takes_none() && next < args.rows;
+        takes.then(|| Rows { next, end: args.rows.min(next + rows) })
+    }
+
+    /// Row `index` of them, if there is one.
+    #[inline(always)]
+    pub(crate) fn row<const EARLY: u32>(
+        args: &CrossEntropyArgs,
+        place: Place<EARLY>,
+        index: u32,
+    ) -> Option<u64> {
+        let row = u64::from(place.piece()) * u64::from(args.rows_of_block.get()) + u64::from(index);
+        let is = !place.takes_none() && index < args.rows_of_block.get() && row < args.rows;
+        is.then_some(row)
+    }
 }
 
-/// This thread's place in the teams of the grid. Team t takes pieces of rows t, t + `teams`, ...; the teams of a block
-/// go on together, while the first has work.
+/// This thread's place in a team, which takes a row or a part of one at a time, and the team's in its block. The teams of a block go
+/// on together.
 #[derive(Clone, Copy)]
 pub(crate) struct Team {
     /// Threads of a team.
     pub(crate) threads: u32,
     /// This thread's index in its team.
     pub(crate) lane: u32,
-    /// The team's index in its block.
+    /// The team's index in its block, ...
     pub(crate) in_block: u32,
-    /// The first piece of the first team of the block.
-    pub(crate) first: u64,
-    /// The teams of the grid: fewer than 2³² by the limits of launches.
-    pub(crate) teams: u32,
+    /// ... of so many.
+    pub(crate) of_block: u32,
 }
 
 impl Team {
@@ -38,51 +60,20 @@ impl Team {
     #[inline(always)]
     pub(crate) fn of_threads(args: &CrossEntropyArgs) -> Self {
         let (threads, shift) = (args.team.get(), args.team.trailing_zeros());
-        let teams_of_block = block_dim_x() >> shift;
-        Team {
-            threads,
-            lane: thread_idx_x() & (threads - 1),
-            in_block: thread_idx_x() >> shift,
-            first: u64::from(block(args)) * u64::from(teams_of_block),
-            teams: blocks(args) * teams_of_block,
-        }
+        let (in_block, of_block) = (thread_idx_x() >> shift, block_dim_x() >> shift);
+        Team { threads, lane: thread_idx_x() & (threads - 1), in_block, of_block }
     }
 
     /// One team of all threads of a block.
     #[inline(always)]
-    pub(crate) fn of_block(args: &CrossEntropyArgs) -> Self {
-        Team {
-            threads: block_dim_x(),
-            lane: thread_idx_x(),
-            in_block: 0,
-            first: u64::from(block(args)),
-            teams: blocks(args),
-        }
+    pub(crate) fn of_block() -> Self {
+        Team { threads: block_dim_x(), lane: thread_idx_x(), in_block: 0, of_block: 1 }
     }
 
-    /// One team of all threads of a block, for one row.
+    /// The team's index in the grid.
     #[inline(always)]
-    pub(crate) fn of_row(row: u64) -> Self {
-        Team { threads: block_dim_x(), lane: thread_idx_x(), in_block: 0, first: row, teams: 1 }
-    }
-
-    /// The teams of the grid, one of all threads of a block each. Asked for where they are needed: kept, they would take a register
-    /// through a row.
-    #[inline(always)]
-    pub(crate) fn blocks_of_grid(args: &CrossEntropyArgs) -> u32 {
-        grid_dim_x() - opaque(args.totals_blocks.into()) as u32 - args.adders
-    }
-
-    /// The teams of this block, of a power of two of threads.
-    #[inline(always)]
-    pub(crate) fn teams_of_block(self) -> u32 {
-        block_dim_x() >> self.threads.trailing_zeros()
-    }
-
-    /// The team's piece of those that the block's teams take from `first` on.
-    #[inline(always)]
-    pub(crate) fn piece(self, first: u64) -> u64 {
-        first + u64::from(self.in_block)
+    pub(crate) fn in_grid(self) -> u64 {
+        u64::from(block_idx_x()) * u64::from(self.of_block) + u64::from(self.in_block)
     }
 
     /// The warps of a team of one or several, ...

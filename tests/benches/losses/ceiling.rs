@@ -38,7 +38,11 @@ pub(crate) fn best(
         for block in [256, 512, 1024] {
             let tiles = bytes / 16 / (block * flight);
             let most = 132 * 2048 / block;
-            for grid in [most, 2 * most, 4 * most, 8 * most, tiles] {
+            let grids = [most, 2 * most, 4 * most, 8 * most, tiles];
+            let early = [0, ceiling::early_bytes(stream.gpu())];
+            for (grid, early_bytes) in
+                grids.into_iter().flat_map(|grid| early.map(|early| (grid, early)))
+            {
                 let grid = grid.min(tiles) as u32;
                 let graph = Graph::capture(stream, calls, |call| {
                     let arrays = &copies[call % copies.len()];
@@ -55,6 +59,7 @@ pub(crate) fn best(
                         of_rows,
                         of_rows_groups: of_rows_groups as u64,
                         of_rows_share: of_rows_share as u64,
+                        early_bytes,
                         sink: arrays[arrays.len() - 1],
                     };
                     args.arrays[..arrays.len()].copy_from_slice(arrays);
@@ -62,7 +67,8 @@ pub(crate) fn best(
                     // the sink may be overwritten by 4 bytes.
                     unsafe { ceiling::launch(stream, kernel, grid, block as u32, &args) }
                 })?;
-                candidates.push((format!("{kernel} {grid} × {block}"), graph));
+                let early = if early_bytes > 0 { ", early" } else { "" };
+                candidates.push((format!("{kernel} {grid} × {block}{early}"), graph));
             }
         }
     }

@@ -1,0 +1,123 @@
+//! From what each block has of its rows to the results of all.
+
+use super::label::{store_totals, totals_ahead};
+use super::pass::{Pass, TERMS};
+use crate::abi::{CrossEntropyArgs, reduction};
+use crate::element::{Element, Real};
+use crate::reduce::{Place, Workspace};
+use cuda_std::hint::opaque;
+use cuda_std::thread::thread_idx_x;
+
+/// Whether anything comes of the sums over rows. Asked where it stands: moved to the beginning of a kernel, what says so would be
+/// waited for before rows are asked for.
+#[inline(always)]
+pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
+    opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
+}
+
+/// Leaves the first `pairs` of what the rows of this block add to the sums.
+///
+/// # Safety
+/// The kernels' condition 2; one thread of each block that takes rows calls this, once a launch.
+#[inline(always)]
+pub(crate) unsafe fn leave_terms<const EARLY: u32>(
+    place: Place<EARLY>,
+    [a, b, c, d]: [f64; TERMS],
+    pairs: u32,
+    workspace: Workspace,
+) {
+    let (piece, pieces) = (place.piece(), place.pieces());
+    // SAFETY: the caller's conditions.
+    unsafe {
+        Place::<EARLY>::leave(piece, 0, [a, b], pieces, workspace);
+        if pairs > 1 {
+            Place::<EARLY>::leave(piece, 1, [c, d], pieces, workspace);
+        }
+    }
+}
+
+/// Sums over the grid what blocks have left of their pieces, as [`leave_terms`] does, and writes the results of all.
+///
+/// # Safety
+/// The kernels' conditions; all threads of the blocks that take no rows call it, once a launch.
+#[inline(always)]
+pub(crate) unsafe fn finish_pieces<E: Element, const MODE: u32, const EARLY: u32>(
+    pass: &Pass<'_, E, MODE>,
+    place: Place<EARLY>,
+    workspace: Workspace,
+) {
+    if has_sums(pass.args) {
+        // SAFETY: the caller's conditions.
+        unsafe { finish_pieces_of::<f64, 4, E, MODE, EARLY>(pass, place, workspace) };
+    }
+}
+
+/// [`finish_pieces`] of terms of type R, where there are any.
+///
+/// # Safety
+/// As `finish_pieces`.
+#[inline(always)]
+pub(crate) unsafe fn finish_pieces_of<
+    R: Real,
+    const ASKS: usize,
+    E: Element,
+    const MODE: u32,
+    const EARLY: u32,
+>(
+    pass: &Pass<'_, E, MODE>,
+    place: Place<EARLY>,
+    workspace: Workspace,
+) {
+    let pairs = if pass.has_two_sums() { 1 } else { 2 };
+    // SAFETY: the caller's conditions; one thread of the grid finishes.
+    unsafe {
+        let plain = pass.begin_finish(place.adds_up_grid() && thread_idx_x() == 0);
+        place.sums::<R, ASKS>(pairs, workspace, |sums| finish(pass, plain, sums, workspace));
+    }
+}
+
+/// The same, where the totals were known before: of each piece are left the sums of losses and of squared log-sum-exps.
+///
+/// # Safety
+/// As [`finish_pieces`].
+#[inline(always)]
+pub(crate) unsafe fn finish_gradients<
+    R: Real,
+    const ASKS: usize,
+    E: Element,
+    const MODE: u32,
+    const EARLY: u32,
+>(
+    pass: &Pass<'_, E, MODE>,
+    place: Place<EARLY>,
+    workspace: Workspace,
+) {
+    // SAFETY: the caller's conditions; one thread of the grid finishes.
+    unsafe {
+        let finishes = place.adds_up_grid();
+        let asked = pass.ask_for_totals(totals_ahead(pass.args), finishes);
+        let plain = pass.begin_finish(finishes && thread_idx_x() == 0);
+        place.sums::<R, ASKS>(1, workspace, |[terms, squares, ..]| {
+            pass.finish_with_totals(plain, [terms, squares], asked, workspace);
+        });
+    }
+}
+
+/// [`Pass::finish`] where the totals are among the sums.
+///
+/// # Safety
+/// As `Pass::finish`.
+#[inline(always)]
+pub(crate) unsafe fn finish<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    plain: bool,
+    sums: [f64; TERMS],
+    workspace: Workspace,
+) {
+    if !plain && pass.args.totals != 0 {
+        // SAFETY: the caller's conditions.
+        unsafe { store_totals(pass.args.totals, [sums[1], sums[3]]) };
+    }
+    // SAFETY: the caller's conditions.
+    unsafe { pass.finish(plain, sums, workspace) };
+}

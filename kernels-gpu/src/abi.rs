@@ -190,7 +190,8 @@ pub struct CeilingArgs {
     pub of_rows_share: u64,
     /// Where what was read could be written; hardly ever is.
     pub sink: u64,
-    /// How many bytes from the beginning of the arrays blocks ask for before the launches before this one are done.
+    /// How many bytes from the beginning of the array blocks ask for before the launches before this one are done, where one is read
+    /// and none is written.
     pub early_bytes: u64,
 }
 

@@ -46,20 +46,18 @@ pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL:
     let tile = threads * UNROLL as u64;
     let mut seen = 0;
     let mut start = u64::from(block_idx_x()) * tile;
-    // As the losses' first blocks do.
-    if (start + tile) * 16 * READS as u64 <= args.early_bytes
-        && start + tile <= args.groups
-        && thread_idx_x().is_multiple_of(LINE_GROUPS)
-    {
-        for k in 0..UNROLL as u64 {
-            let group = start + u64::from(thread_idx_x()) + k * threads;
-            for array in &args.arrays[..READS] {
+    if READS == 1 && WRITES == 0 {
+        // As the first blocks of the losses of this pattern do.
+        let begins = (start + tile) * 16 <= args.early_bytes && start + tile <= args.groups;
+        if begins && thread_idx_x().is_multiple_of(LINE_GROUPS) {
+            for k in 0..UNROLL as u64 {
+                let group = start + u64::from(thread_idx_x()) + k * threads;
                 // SAFETY: condition 1.
-                unsafe { prefetch((array + group * 16) as *const u8) };
+                unsafe { prefetch((args.arrays[0] + group * 16) as *const u8) };
             }
         }
+        wait_for_launches_before();
     }
-    wait_for_launches_before();
     while start + tile <= args.groups {
         let first = start + u64::from(thread_idx_x());
         let at = |array: usize, k: usize| {

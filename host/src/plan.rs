@@ -566,7 +566,7 @@ mod tests {
                             let teams = launch.threads / team;
                             let blocks_sum = pass != Pass::Backward;
                             assert!(!blocks_sum || pieces <= max_pieces(words_of_piece(2, 8)));
-                            assert!(!blocks_sum || plan.rows_of_block.get() % teams == 0);
+                            assert!(!blocks_sum || plan.rows_of_block.get().is_multiple_of(teams));
                         }
                         Pass::Forward => {
                             assert_eq!((plan.form, team.get()), (Form::Long, launch.threads));

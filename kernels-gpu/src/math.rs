@@ -111,6 +111,12 @@ macro_rules! horner {
 }
 pub(crate) use horner;
 
+/// `a / b`, as it is to be rounded to R; for b of which 1/b is normal.
+#[inline(always)]
+pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
+    if size_of::<R>() < 8 { divide_plain_f64(a, b) } else { a / b }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,10 +262,4 @@ mod tests {
         }
         special!(f32 f64);
     }
-}
-
-/// `a / b`, as it is to be rounded to R; for b of which 1/b is normal.
-#[inline(always)]
-pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
-    if size_of::<R>() < 8 { divide_plain_f64(a, b) } else { a / b }
 }

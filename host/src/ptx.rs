@@ -26,8 +26,9 @@ pub(crate) fn oldest() -> u32 {
     ALL.iter().map(|ptx| ptx.capability).min().unwrap_or(u32::MAX)
 }
 
-/// What a kernel begins with, unless it says [where](WAITS), that is launched while the one before it ends: it waits until all that is before is done and seen, and
-/// then lets the one behind it begin as soon as all its own blocks have. In the other order, short kernels take a tenth longer.
+/// What a kernel begins with, unless it says [where](WAITS), that is launched while the one before it ends: it waits until all that
+/// is before is done and seen, and then lets the one behind it begin as soon as all its own blocks have. In the other order, short
+/// kernels take a tenth longer.
 const OVERLAPS: &str = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;";
 /// The oldest compute capability that has these instructions, ten times major plus minor.
 pub(crate) const OVERLAPS_FROM: u32 = 90;

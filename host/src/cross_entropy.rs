@@ -174,6 +174,8 @@ struct Kernels {
     held: usize,
     /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
     held_beside: fn(usize) -> usize,
+    /// The same, of a row of which a block computes gradients.
+    held_with_gradients: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 5],
     forward_split: &'static Family<CrossEntropyArgs>,
@@ -188,6 +190,7 @@ macro_rules! kernels {
         Kernels {
             held: kernels_gpu::kernels::$loss::HELD,
             held_beside: kernels_gpu::kernels::$loss::held_beside,
+            held_with_gradients: kernels_gpu::kernels::$loss::held_with_gradients,
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT_WHOLE,
@@ -536,6 +539,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             ahead_bytes: 0,
             early_blocks: 0,
             early_bytes: 0,
+            plain: 0,
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -669,6 +673,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 forms.map(|family| family.entry(T::DTYPE).map_or(32, |entry| entry.block));
             let can = SamplesKernels {
                 held: kernels.held,
+                held_with_gradients: (kernels.held_with_gradients)(size_of::<T>()),
                 alike,
                 whole,
                 short_block: short.min(ROWS_BLOCK),
@@ -690,6 +695,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let rows_of_block = plan.rows_of_block;
             let mut args =
                 CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
+            args.plain = args.is_plain().into();
             if stream.gpu().overlaps() && pass == Pass::Forward {
                 let early = plan::early(&plan, row_bytes, stream.gpu().cache());
                 (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);

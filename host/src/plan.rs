@@ -3,7 +3,7 @@
 
 use kernels_gpu::abi::{
     CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
-    blocks_of_pieces, max_blocks, max_pieces, reduction, words_of_piece,
+    blocks_of_pieces, held_within, max_blocks, max_pieces, reduction, words_of_piece,
 };
 use std::num::NonZeroU32;
 
@@ -147,6 +147,8 @@ pub(crate) enum Form {
 pub(crate) struct SamplesKernels {
     /// Groups of 16 bytes of a row that a thread holds.
     pub(crate) held: usize,
+    /// The same, of a row of which a block holds the exponentials too.
+    pub(crate) held_with_gradients: usize,
     /// Whether all tensors lie alike to 16 bytes, as a warp that holds rows wants it.
     pub(crate) alike: bool,
     /// Whether rows lie from one boundary of 16 bytes to another.
@@ -184,15 +186,16 @@ pub(crate) fn samples(
     let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
     let most_pieces = |term_bytes| max_pieces(words_of_piece(sums, term_bytes)) as usize;
     let held_rows = least..=most_pieces(element_bytes);
-    let of_block = of_team.next_multiple_of(32);
+    let held = if pass == Pass::Forward { kernels.held } else { kernels.held_with_gradients };
+    let of_block = groups.div_ceil(held).next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
     // Two threads at least: one for each end of the row.
     let short_team = of_team.next_power_of_two().max(2);
     // Of a thread's groups the last alone may be beyond the row.
-    let fills = |team: usize| kernels.whole && (kernels.held - 1) * team <= groups;
+    let fills = |held, team| kernels.whole && held_within(held) * team <= groups;
     let form = if of_team <= 32 && (backward || kernels.alike) {
-        if !backward && fills(short_team) { Form::ShortWhole } else { Form::Short }
+        if !backward && fills(kernels.held, short_team) { Form::ShortWhole } else { Form::Short }
     } else if pass == Pass::Forward
         && kernels.whole
         && of_few <= kernels.few_block as usize
@@ -201,7 +204,7 @@ pub(crate) fn samples(
         Form::Few
     } else if !backward
         && of_block <= kernels.held_block as usize
-        && fills(of_block)
+        && fills(held, of_block)
         && held_rows.contains(&rows)
     {
         Form::Held
@@ -226,8 +229,12 @@ pub(crate) fn samples(
         }
         _ => {
             let keeps = form == Form::Long && pass == Pass::ForwardBackward;
-            let wanted = if keeps { groups.div_ceil(KEPT) } else { of_team };
-            let threads = wanted.next_multiple_of(32).min(most);
+            let threads = match form {
+                Form::Held => of_block,
+                _ if keeps => groups.div_ceil(KEPT),
+                _ => of_team,
+            };
+            let threads = threads.next_multiple_of(32).min(most);
             (threads, threads)
         }
     };
@@ -320,12 +327,8 @@ pub(crate) fn ahead(
 }
 
 /// What the first blocks of a launch over rows of `row_bytes` ask for into the second-level cache while the launch before it ends:
-/// the first rows, of which it then has begun. Not so much that what that launch has written, or still reads, has to leave. A pass
-/// over long rows asks for nothing: what it would gain is little beside the time that it takes.
+/// the first rows, of which it then has begun. Not so much that what that launch has written, or still reads, has to leave.
 pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
-    if plan.form == Form::Long {
-        return Early { blocks: 0, bytes: 0 };
-    }
     let RowsLaunch { launch, team, .. } = plan.rows;
     let teams = (launch.threads / team) as usize;
     let bytes = row_bytes.min(EARLY_BYTES);
@@ -402,6 +405,7 @@ mod tests {
 
     const KERNELS: SamplesKernels = SamplesKernels {
         held: 4,
+        held_with_gradients: 4,
         alike: true,
         whole: true,
         short_block: 256,
@@ -472,6 +476,18 @@ mod tests {
             let held = form(100, groups) == Form::Held;
             assert_eq!(held, 3 * threads <= groups, "{groups} groups");
         }
+        // Of 16 bits, with gradients, only the first half are within the row.
+        let kernels = SamplesKernels { held_with_gradients: 8, ..KERNELS };
+        for groups in 129..4096 {
+            let plan = samples(Pass::ForwardBackward, 100, groups * 8, 2, kernels);
+            let threads = groups.div_ceil(8).next_multiple_of(32);
+            assert_eq!((plan.form, plan.rows.launch.threads as usize), (Form::Held, threads));
+            assert!(4 * threads <= groups, "{groups} groups");
+            // A forward pass holds as many as before.
+            let forward = samples(Pass::Forward, 2000, groups * 8, 2, kernels);
+            let alone = samples(Pass::Forward, 2000, groups * 8, 2, KERNELS);
+            assert_eq!(forward, alone);
+        }
     }
 
     #[test]
@@ -530,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_not_long_are_asked_for_early() {
+    fn the_first_rows_are_asked_for_early() {
         let early = |rows, cols| {
             let plan = samples(Pass::Forward, rows, cols, 4, KERNELS);
             let Early { blocks, bytes } =
@@ -540,7 +556,7 @@ mod tests {
         assert_eq!(early(32768, 4096), (Form::Held, 640, 16384));
         assert_eq!(early(262_144, 128), (Form::ShortWhole, 640, 512));
         assert_eq!(early(128, 1000), (Form::Few, 2621, 4000));
-        assert_eq!(early(4096, 50257), (Form::Long, 0, 0));
+        assert_eq!(early(4096, 50257), (Form::Long, 640, 16384));
     }
 
     #[test]

@@ -61,6 +61,11 @@ pub const GROUP: u32 = 64;
 /// the grid ends with its last rows, and to add up others then would take as long again.
 pub const LAG: u32 = 8;
 
+/// Of the `held` groups that each thread holds of a row of whole groups, how many are within it; of the others none may be.
+pub const fn held_within(held: usize) -> usize {
+    if held <= 4 { held - 1 } else { held / 2 }
+}
+
 /// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others leave.
 pub const STRETCH: u32 = 1024;
 
@@ -285,9 +290,17 @@ pub struct CrossEntropyArgs {
     pub early_blocks: u32,
     /// How many bytes from the beginning of a row, no more than it has.
     pub early_bytes: u32,
+    /// Whether the call [is plain](Self::is_plain), 1 or 0: who asks for all that says so waits for each.
+    pub plain: u32,
 }
 
 impl CrossEntropyArgs {
+    /// Whether all classes weigh the same, and nothing is asked for but the sum of the losses or their mean.
+    pub fn is_plain(&self) -> bool {
+        let others = self.weight | self.saved | self.totals;
+        others == 0 && self.reduction == reduction::SCALAR && self.z_loss == 0.0
+    }
+
     /// The rows of probabilities; null, of classes.
     pub fn probabilities(&self) -> Matrix {
         let start = if self.class_bytes == 0 { self.target } else { 0 };

@@ -449,6 +449,40 @@ fn rows_that_a_block_keeps_in_shared_memory() {
     check::<bf16>(128_255);
 }
 
+/// Rows of 16 bits that a block holds with their gradients, each thread eight groups of 16 bytes, of which no more than the last
+/// four may be beyond the row: rows that end with the first, a middle or the last of a thread's, of one warp and of many.
+#[test]
+fn rows_of_16_bits_that_a_block_holds() {
+    fn check<T: Number<Loss = f32>>(cols: usize) {
+        let stream = gpu().stream().unwrap();
+        let classes = [0, cols / 2, cols - 1];
+        let x = draw::<T>(cols as u64, 3 * cols, 6.0);
+        let input = Tensor::from_slice(gpu(), [3, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu(), [3], &classes.map(|class| class as i64)).unwrap();
+        let (loss, gradient) =
+            CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+        let ones = vec![1.0; cols];
+        let options = Options { weight: &ones, label_smoothing: 0.0, z_loss: 0.0 };
+        let rows = || x.chunks(cols).zip(classes);
+        let expected: Vec<_> =
+            rows().map(|(x, class)| row(&wide(x), Target::Class(class), options)).collect();
+        let mean: f64 = expected.iter().map(|row| row.loss).sum::<f64>() / 3.0;
+        assert_relative_eq!(loss.item().unwrap().wide(), mean, max_relative = f32::LOSS);
+        let gradient = gradient.to_vec().unwrap();
+        for (index, (of_row, expected)) in gradient.chunks(cols).zip(expected).enumerate() {
+            for (col, (got, expected)) in of_row.iter().zip(expected.by_input).enumerate() {
+                let (off, expected) = ((got.wide() - expected / 3.0).abs(), expected / 3.0);
+                let allowed = T::allowed(expected, 1.0 / 3.0, 1.0 / 3.0);
+                assert!(off <= allowed, "{cols}, row {index}, {col}: {expected}, got {got:?}");
+            }
+        }
+    }
+    for groups in [129, 160, 256, 257, 384, 511, 513, 2_048, 4_095] {
+        check::<bf16>(8 * groups);
+        check::<f16>(8 * groups);
+    }
+}
+
 /// Rows that are read by lines of the cache, and begin everywhere in one, with every number of elements before the first 16 bytes
 /// and behind the last: with gradients, of each kind of targets. Classes are the first, the last, and others.
 #[test]

@@ -6,7 +6,7 @@ use super::mode;
 use super::pass::{Factors, Pass};
 use super::stats::{Relative, Stats};
 use super::team::Team;
-use crate::abi::{CrossEntropyArgs, Matrix};
+use crate::abi::{CrossEntropyArgs, Matrix, held_within};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{team_max, warp_max, warp_sums};
 use crate::row::{Cut, Row, Span};
@@ -30,7 +30,7 @@ pub(crate) mod lies {
     /// Alike to 16 bytes.
     pub(crate) const ALIKE: u32 = 2;
     /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the last of a thread's
-    /// groups may be beyond the row.
+    /// groups may be beyond the row, those behind [`held_within`].
     pub(crate) const HELD: u32 = 3;
     /// The same, and each is held by lanes of a warp.
     pub(crate) const SHORT: u32 = 4;
@@ -346,7 +346,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     #[inline(always)]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
         let Span { first, count } = self.cut.group(tile.group(k));
-        let within = Self::WHOLE && k + 1 < N || self.cut.has(tile.group(k));
+        let within = Self::WHOLE && k < held_within(N) || self.cut.has(tile.group(k));
         Span { first, count: if within { count } else { 0 } }
     }
 

@@ -54,12 +54,18 @@ macro_rules! kernels {
         use crate::abi::CrossEntropyArgs;
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            add_up_totals, backward, block, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
-            few_block, lies, resident, resident_backward, resident_long, resident_short, resident_short_exps, resident_short_whole,
+            add_up_totals, backward, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
+            few_block, lies, mode, resident, resident_backward, resident_long, resident_short, resident_short_exps, resident_short_whole,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
         pub const HELD: usize = $held;
+
+        /// The same, of a row of which a block computes gradients, by the bytes of an element. Of 16 bits twice as many, where there
+        /// are registers for their exponentials: a row has half as many warps then, and each does the same once a row.
+        pub const fn held_with_gradients(element_bytes: usize) -> usize {
+            if MODE == mode::CLASS && element_bytes == 2 { 2 * HELD } else { HELD }
+        }
 
         /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
         pub const fn held_beside(element_bytes: usize) -> usize {
@@ -76,7 +82,7 @@ macro_rules! kernels {
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 3 barriers;
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 3 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, $held>, (CrossEntropyArgs), (block::<E>($block)) by 1, 6 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), 256 by resident_backward::<E>($resident), 0 barriers;
@@ -127,6 +133,11 @@ pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
         8 => threads / 2,
         _ => threads,
     }
+}
+
+/// The same of one of which each thread holds `held` groups, not `groups`: of the same rows.
+pub(crate) const fn block_held<E: Element>(threads: u32, groups: usize, held: usize) -> u32 {
+    block::<E>(threads) * groups as u32 / held as u32
 }
 
 /// The same of a block that takes one of few rows. Beyond, fewer threads are sooner done: with 1024 rows of 4096 f32 in half

@@ -300,14 +300,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { label::<E>(self.args, weights, class) }
     }
 
-    /// Whether all classes weigh the same, and nothing is asked for but the sum of the losses or their mean: asked once, where
-    /// each would be waited for.
+    /// Whether the call is [plain](CrossEntropyArgs::is_plain).
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
-        let args = self.args;
-        let reduction = u64::from(args.reduction ^ reduction::SCALAR);
-        let others = args.weight | args.saved | args.totals | reduction;
-        self.of_end(others | args.z_loss.to_bits() << 1) == 0
+        self.of_end(self.args.plain.into()) != 0
     }
 
     /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have registers for is too little

@@ -9,6 +9,7 @@ use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
 use cust::sys;
 use kernels_gpu::Entry;
+use kernels_gpu::overlap::OVERLAPS_FROM;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -120,7 +121,7 @@ impl Gpu {
                 capability,
                 driver_version,
                 emulated,
-                overlaps: capability >= ptx::OVERLAPS_FROM && driver_version >= OVERLAPS_DRIVER,
+                overlaps: capability >= OVERLAPS_FROM && driver_version >= OVERLAPS_DRIVER,
                 shared_bytes: shared_bytes as u32,
                 cache,
                 dynamic_shared: Mutex::default(),

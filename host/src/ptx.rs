@@ -1,6 +1,6 @@
 //! The PTX in the library: one text a module (a loss and dtype) and architecture.
 
-use kernels_gpu::abi::WAITS;
+use kernels_gpu::overlap::overlapping;
 use std::borrow::Cow;
 
 /// One compiled module.
@@ -26,13 +26,6 @@ pub(crate) fn oldest() -> u32 {
     ALL.iter().map(|ptx| ptx.capability).min().unwrap_or(u32::MAX)
 }
 
-/// What a kernel begins with, unless it says [where](WAITS), that is launched while the one before it ends: it waits until all that
-/// is before is done and seen, and then lets the one behind it begin as soon as all its own blocks have. In the other order, short
-/// kernels take a tenth longer.
-const OVERLAPS: &str = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;";
-/// The oldest compute capability that has these instructions, ten times major plus minor.
-pub(crate) const OVERLAPS_FROM: u32 = 90;
-
 impl Ptx {
     pub(crate) const fn new(module: &'static str, capability: u32, text: &'static str) -> Self {
         Ptx { module, capability, text }
@@ -40,29 +33,7 @@ impl Ptx {
 
     /// The text for the driver, ended by a zero byte; for kernels that wait for what is before them, if they are to overlap it.
     pub(crate) fn text(&self, overlaps: bool) -> Cow<'static, str> {
-        if !overlaps {
-            return self.text.into();
-        }
-        const ENTRY: &str = ".visible .entry ";
-        let mut entries = self.text.split(ENTRY);
-        let head = entries.next().unwrap_or_default();
-        let mut text = String::with_capacity(self.text.len() + 8192);
-        for line in head.split_inclusive('\n') {
-            if line.starts_with(".target ") {
-                text.push_str(&format!(".target sm_{OVERLAPS_FROM}\n"));
-            } else {
-                text.push_str(line);
-            }
-        }
-        for entry in entries {
-            text.push_str(ENTRY);
-            text.push_str(&if entry.contains(WAITS) {
-                entry.replace(WAITS, OVERLAPS)
-            } else {
-                entry.replacen("\n{\n", &format!("\n{{\n\t{OVERLAPS}\n"), 1)
-            });
-        }
-        text.into()
+        if overlaps { overlapping(self.text).into() } else { self.text.into() }
     }
 
     /// What the text says of itself: `.version` and `.target`.
@@ -75,6 +46,8 @@ impl Ptx {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernels_gpu::abi::WAITS;
+    use kernels_gpu::overlap::OVERLAPS;
 
     #[test]
     fn every_entry_of_the_table_is_in_its_module() {

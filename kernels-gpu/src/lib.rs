@@ -14,6 +14,8 @@ mod huber;
 mod kl_div;
 mod math;
 mod mse;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod overlap;
 mod pairwise;
 mod reduce;
 mod row;

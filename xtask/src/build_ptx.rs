@@ -8,6 +8,7 @@ use crate::sources::{SharedArray, Sources, sha256};
 use crate::{flags, ptxas};
 use anyhow::{Context, Result, bail};
 use kernels_gpu::Entry;
+use kernels_gpu::overlap::{OVERLAPS_FROM, overlapping};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use xshell::Shell;
@@ -216,7 +217,7 @@ impl<'a> Task<'a> {
         problems
     }
 
-    /// Assembles a module's file; adds its lines to the table.
+    /// Assembles a module's file, for each GPU as its driver gets it; adds its lines to the table.
     fn assemble(
         &self,
         ptxas: &Path,
@@ -228,7 +229,14 @@ impl<'a> Task<'a> {
         let output = self.sh.create_dir("target/ptx")?.join("assembled.cubin");
         let mut problems = Vec::new();
         for gpu in ptxas::gpus(arch) {
-            let usages = ptxas::assemble(self.sh, ptxas, file, gpu, &output)?;
+            let mut text = self.sh.read_file(file)?;
+            if ptxas::capability(gpu) >= OVERLAPS_FROM {
+                text = overlapping(&text);
+            }
+            let input = Path::new("target/ptx/assembled.ptx");
+            self.sh.write_file(input, text)?;
+            let usages = ptxas::assemble(self.sh, ptxas, input, gpu, &output)
+                .with_context(|| file.display().to_string())?;
             problems.extend(usages.iter().filter_map(|usage| usage.problem(gpu)));
             for entry in &self.modules[module] {
                 match usages.iter().find(|usage| usage.function == entry.name) {

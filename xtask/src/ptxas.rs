@@ -10,10 +10,17 @@ const GPUS: &[&str] = &["sm_80", "sm_90"];
 
 /// Those of them that run PTX for `arch`.
 pub(crate) fn gpus(arch: &str) -> impl Iterator<Item = &'static str> {
-    let number = |arch: &str| arch.trim_start_matches("sm_").parse::<u32>().unwrap_or(0);
-    let oldest = number(arch);
-    GPUS.iter().copied().filter(move |gpu| number(gpu) >= oldest)
+    let oldest = capability(arch);
+    GPUS.iter().copied().filter(move |gpu| capability(gpu) >= oldest)
 }
+
+/// The compute capability of a GPU, ten times major plus minor.
+pub(crate) fn capability(gpu: &str) -> u32 {
+    gpu.trim_start_matches("sm_").parse().unwrap_or(0)
+}
+
+/// Entries that spill, and how many bytes at most: where another block on a multiprocessor is worth more.
+const SPILLS: &[(&str, u32)] = &[("cross_entropy_backward_f32", 24)];
 
 /// What `ptxas -v` says of one function.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -54,19 +61,15 @@ impl Usage {
         ]
     }
 
-    /// Registers that do not suffice are a performance fault that no test sees. An entry that asks for several blocks
-    /// on a multiprocessor has taken into account that what it needs again only after its loops spills.
+    /// Registers that do not suffice are a performance fault that no test sees: 16 bytes of stack made a kernel that has six blocks
+    /// on a multiprocessor 7 % slower.
     pub(crate) fn problem(&self, gpu: &str) -> Option<String> {
-        let several = kernels_gpu::find(&self.function).is_some_and(|entry| entry.resident > 1);
-        let (stack, spills) = if several { (32, 96) } else { (0, 0) };
-        (self.stack > stack || self.spill_stores.max(self.spill_loads) > spills).then(|| {
+        let known = SPILLS.iter().find(|(entry, _)| *entry == self.function);
+        let most = known.map_or(0, |&(_, bytes)| bytes);
+        (self.stack.max(self.spill_stores).max(self.spill_loads) > most).then(|| {
             format!(
-                "{}: on {gpu} a stack of {} bytes, {} of spill stores, {} of spill loads, expected {}",
-                self.function,
-                self.stack,
-                self.spill_stores,
-                self.spill_loads,
-                if several { format!("{stack}, {spills} and {spills} at most") } else { "none".to_owned() }
+                "{}: on {gpu} a stack of {} bytes, {} of spill stores, {} of spill loads, expected {most} at most",
+                self.function, self.stack, self.spill_stores, self.spill_loads,
             )
         })
     }
@@ -180,7 +183,7 @@ ptxas info    : Used 32 registers, used 0 barriers, 16 bytes cumulative stack si
         assert_eq!(
             usages[1].problem("sm_80").unwrap(),
             "mse_backward_f32: on sm_80 a stack of 16 bytes, 8 of spill stores, 4 of spill loads, \
-             expected none"
+             expected 0 at most"
         );
     }
 
@@ -199,16 +202,13 @@ ptxas info    : Used 32 registers, used 0 barriers, 16 bytes cumulative stack si
     }
 
     #[test]
-    fn an_entry_of_several_blocks_may_spill_a_little() {
-        let entry = kernels_gpu::all().find(|entry| entry.resident > 1).unwrap();
-        let usage = |stack, spill_loads| {
-            let function = entry.name.to_owned();
-            Usage { function, stack, spill_loads, ..Usage::default() }
-        };
-        assert_eq!(usage(32, 96).problem("sm_90"), None);
-        let problem = usage(40, 0).problem("sm_90").unwrap();
-        assert!(problem.ends_with("expected 32, 96 and 96 at most"), "{problem}");
-        assert!(usage(0, 100).problem("sm_90").is_some());
+    fn an_entry_that_is_known_to_spill_may_spill_as_much() {
+        for &(entry, bytes) in SPILLS {
+            assert!(kernels_gpu::find(entry).is_some(), "{entry}");
+            let usage = |stack| Usage { function: entry.to_owned(), stack, ..Usage::default() };
+            assert_eq!(usage(bytes).problem("sm_90"), None);
+            assert!(usage(bytes + 4).problem("sm_90").is_some());
+        }
     }
 
     #[test]

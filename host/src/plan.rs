@@ -192,7 +192,7 @@ pub(crate) fn samples(
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
     // Two threads at least: one for each end of the row.
     let short_team = of_team.next_power_of_two().max(2);
-    // Of a thread's groups the last alone may be beyond the row.
+    // Of a thread's groups, none but the last may be beyond the row.
     let fills = |held, team| kernels.whole && held_within(held) * team <= groups;
     let form = if of_team <= 32 && (backward || kernels.alike) {
         if !backward && fills(kernels.held, short_team) { Form::ShortWhole } else { Form::Short }

@@ -61,7 +61,7 @@ pub const GROUP: u32 = 64;
 /// the grid ends with its last rows, and to add up others then would take as long again.
 pub const LAG: u32 = 8;
 
-/// Of the `held` groups that each thread holds of a row of whole groups, how many are within it; of the others none may be.
+/// Of the `held` groups that each thread of a team holds of a row of whole groups, how many are within it; the others may be beyond.
 pub const fn held_within(held: usize) -> usize {
     if held <= 4 { held - 1 } else { held / 2 }
 }

@@ -45,10 +45,10 @@ pub(crate) mod mode {
 }
 
 /// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `_whole` those that are whole
-/// groups, `forward` and `forward_backward` in a block's, at most `$held` groups of 16 bytes a thread. `forward_long` holds a tile
-/// of a row at a time; `forward_backward_long` keeps what it can of what is behind the first in shared memory. `$resident` blocks
-/// of a forward kernel have room on a multiprocessor, as many as there are registers for without a stack: one is enough to make
-/// short blocks a tenth slower.
+/// groups, `forward` and `forward_backward` in a block's, at most `$held` groups of 16 bytes a thread, or `held_with_gradients`.
+/// `forward_long` holds a tile of a row at a time; `forward_backward_long` keeps what it can of what is behind the first in shared
+/// memory. `$resident` blocks of a forward kernel have room on a multiprocessor, as many as there are registers for without a
+/// stack: one is enough to make short blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::CrossEntropyArgs;

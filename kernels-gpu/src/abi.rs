@@ -47,6 +47,11 @@ pub const CACHE_LINE: u32 = 128;
 /// Groups of 16 bytes of a line.
 pub const LINE_GROUPS: u32 = CACHE_LINE / 16;
 
+/// Of the `held` groups that each thread of a team holds of a row of whole groups, how many are within it; the others may be beyond.
+pub const fn held_within(held: usize) -> usize {
+    if held <= 4 { held - 1 } else { held / 2 }
+}
+
 /// Partial sums that there is room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 
@@ -60,11 +65,6 @@ pub const GROUP: u32 = 64;
 /// that it hardly waits for them. What the last `2 * LAG` groups leave, and blocks behind them, is added up at the end of the grid:
 /// the grid ends with its last rows, and to add up others then would take as long again.
 pub const LAG: u32 = 8;
-
-/// Of the `held` groups that each thread of a team holds of a row of whole groups, how many are within it; the others may be beyond.
-pub const fn held_within(held: usize) -> usize {
-    if held <= 4 { held - 1 } else { held / 2 }
-}
 
 /// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others leave.
 pub const STRETCH: u32 = 1024;
@@ -195,9 +195,16 @@ pub struct CeilingArgs {
     pub of_rows_share: u64,
     /// Where what was read could be written; hardly ever is.
     pub sink: u64,
-    /// How many bytes from the beginning of the array blocks ask for before the launches before this one are done, where one is read
-    /// and none is written.
+    /// How many bytes from the beginning of the array blocks ask for before the launches before this one are done, where any
+    /// [do](Self::asks_early).
     pub early_bytes: u64,
+}
+
+impl CeilingArgs {
+    /// Whether kernels that read and write so many arrays ask for their first bytes early: as the losses do, those of one read.
+    pub const fn asks_early(reads: usize, writes: usize) -> bool {
+        reads == 1 && writes == 0
+    }
 }
 
 /// The per-row results that a forward pass can leave for the backward: four arrays of a value a row, of the

@@ -46,7 +46,7 @@ pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL:
     let tile = threads * UNROLL as u64;
     let mut seen = 0;
     let mut start = u64::from(block_idx_x()) * tile;
-    if READS == 1 && WRITES == 0 {
+    if CeilingArgs::asks_early(READS, WRITES) {
         // As the first blocks of the losses of this pattern do.
         let begins = (start + tile) * 16 <= args.early_bytes && start + tile <= args.groups;
         if begins && thread_idx_x().is_multiple_of(LINE_GROUPS) {

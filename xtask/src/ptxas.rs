@@ -19,7 +19,7 @@ pub(crate) fn capability(gpu: &str) -> u32 {
     gpu.trim_start_matches("sm_").parse().unwrap_or(0)
 }
 
-/// Entries that spill, and how many bytes at most: where another block on a multiprocessor is worth more.
+/// Entries that are known to spill, and how many bytes at most.
 const SPILLS: &[(&str, u32)] = &[("cross_entropy_backward_f32", 24)];
 
 /// What `ptxas -v` says of one function.

@@ -36,30 +36,37 @@ pub(crate) unsafe fn leave_terms<const EARLY: u32>(
     }
 }
 
-/// Sums over the grid what blocks have left of their pieces, as [`leave_terms`] does, and writes the results of all.
+/// [`finish_pieces_of`] terms of float64, where anything comes of them; gradients wait for the end in any case.
+///
+/// # Safety
+/// As `finish_pieces_of`.
+#[inline(always)]
+pub(crate) unsafe fn finish_pieces<
+    const GRADS: bool,
+    E: Element,
+    const MODE: u32,
+    const EARLY: u32,
+>(
+    pass: &Pass<'_, E, MODE>,
+    place: Place<EARLY>,
+    workspace: Workspace,
+) {
+    if GRADS || has_sums(pass.args) {
+        // SAFETY: the caller's conditions.
+        unsafe { finish_pieces_of::<f64, 4, GRADS, E, MODE, EARLY>(pass, place, workspace) };
+    }
+}
+
+/// Sums over the grid what blocks have left of their pieces, terms of type R, and writes the results of all. With `GRADS`, where the
+/// totals were known before, they are the sums of losses and of squared log-sum-exps.
 ///
 /// # Safety
 /// The kernels' conditions; all threads of the blocks that take no rows call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn finish_pieces<E: Element, const MODE: u32, const EARLY: u32>(
-    pass: &Pass<'_, E, MODE>,
-    place: Place<EARLY>,
-    workspace: Workspace,
-) {
-    if has_sums(pass.args) {
-        // SAFETY: the caller's conditions.
-        unsafe { finish_pieces_of::<f64, 4, E, MODE, EARLY>(pass, place, workspace) };
-    }
-}
-
-/// [`finish_pieces`] of terms of type R, where there are any.
-///
-/// # Safety
-/// As `finish_pieces`.
-#[inline(always)]
 pub(crate) unsafe fn finish_pieces_of<
     R: Real,
     const ASKS: usize,
+    const GRADS: bool,
     E: Element,
     const MODE: u32,
     const EARLY: u32,
@@ -68,37 +75,18 @@ pub(crate) unsafe fn finish_pieces_of<
     place: Place<EARLY>,
     workspace: Workspace,
 ) {
-    let pairs = if pass.has_two_sums() { 1 } else { 2 };
-    // SAFETY: the caller's conditions; one thread of the grid finishes.
-    unsafe {
-        let plain = pass.begin_finish(place.adds_up_grid() && thread_idx_x() == 0);
-        place.sums::<R, ASKS>(pairs, workspace, |sums| finish(pass, plain, sums, workspace));
-    }
-}
-
-/// The same, where the totals were known before: of each piece are left the sums of losses and of squared log-sum-exps.
-///
-/// # Safety
-/// As [`finish_pieces`].
-#[inline(always)]
-pub(crate) unsafe fn finish_gradients<
-    R: Real,
-    const ASKS: usize,
-    E: Element,
-    const MODE: u32,
-    const EARLY: u32,
->(
-    pass: &Pass<'_, E, MODE>,
-    place: Place<EARLY>,
-    workspace: Workspace,
-) {
+    let pairs = if GRADS || pass.has_two_sums() { 1 } else { 2 };
     // SAFETY: the caller's conditions; one thread of the grid finishes.
     unsafe {
         let finishes = place.adds_up_grid();
-        let asked = pass.ask_for_totals(totals_ahead(pass.args), finishes);
+        let asked = pass.ask_for_totals(totals_ahead(pass.args), GRADS && finishes);
         let plain = pass.begin_finish(finishes && thread_idx_x() == 0);
-        place.sums::<R, ASKS>(1, workspace, |[terms, squares, ..]| {
-            pass.finish_with_totals(plain, [terms, squares], asked, workspace);
+        place.sums::<R, ASKS>(pairs, workspace, |sums| {
+            if GRADS {
+                pass.finish_with_totals(plain, [sums[0], sums[1]], asked, workspace);
+            } else {
+                finish(pass, plain, sums, workspace);
+            }
         });
     }
 }

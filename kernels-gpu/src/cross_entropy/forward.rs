@@ -37,7 +37,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
     unsafe { pass.begin(block_idx_x(), row.unwrap_or(args.rows), team) };
     let Some(mut row) = row else {
         // SAFETY: the caller's conditions.
-        unsafe { finish_pieces(&pass, Place::of_block(0), workspace) };
+        unsafe { finish_pieces::<false, E, MODE, _>(&pass, Place::of_block(0), workspace) };
         return;
     };
     let mut index = 0;

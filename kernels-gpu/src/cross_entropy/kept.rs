@@ -109,6 +109,7 @@ impl KeptLogits {
         // SAFETY: the caller's conditions.
         unsafe { kept_logits().from(group - self.first).get(ahead) }
     }
+
     /// Element `index` of group `group`.
     ///
     /// # Safety

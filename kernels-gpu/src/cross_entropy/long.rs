@@ -3,7 +3,7 @@
 //! Blocks that end with their row and begin in the order of memory are what reads and writes want that take turns:
 //! blocks that stay and take row after row are a tenth slower, whatever they do in between.
 
-use super::finish::{finish_gradients, leave_terms};
+use super::finish::{finish_pieces, leave_terms};
 use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
 use super::pass::{BlockTerms, Pass, Total, scales_of_row, writes};
@@ -53,7 +53,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     let row_at = |index| Rows::row(args, place(), index);
     let Some(mut row) = row_at(0) else {
         // SAFETY: conditions 1 and 2.
-        unsafe { finish_gradients::<f64, 4, E, MODE, _>(&pass, place(), workspace) };
+        unsafe { finish_pieces::<true, E, MODE, _>(&pass, place(), workspace) };
         return;
     };
     // Of float64, there is no register for it.

@@ -1,6 +1,6 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
-use super::finish::{finish_gradients, finish_pieces, has_sums, leave_terms};
+use super::finish::{finish_pieces, has_sums, leave_terms};
 use super::label::{Label, totals_ahead};
 use super::lanes::Lanes;
 use super::pass::{Known, Pass, TERMS, Total, writes};
@@ -156,13 +156,7 @@ pub(crate) unsafe fn short<
     }
     let Some(Rows { next: mut first, end }) = rows else {
         // SAFETY: conditions 1 and 2.
-        unsafe {
-            if !GRADS {
-                finish_pieces(&pass, place, workspace);
-            } else {
-                finish_gradients::<f64, 4, E, MODE, _>(&pass, place, workspace);
-            }
-        }
+        unsafe { finish_pieces::<GRADS, E, MODE, _>(&pass, place, workspace) };
         return;
     };
     loop {

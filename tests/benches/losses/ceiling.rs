@@ -39,9 +39,10 @@ pub(crate) fn best(
             let tiles = bytes / 16 / (block * flight);
             let most = 132 * 2048 / block;
             let grids = [most, 2 * most, 4 * most, 8 * most, tiles];
-            let reads_one = (pattern.reads, pattern.writes) == (1, 0);
-            let early =
-                if reads_one { vec![0, ceiling::early_bytes(stream.gpu())] } else { vec![0] };
+            let mut early = vec![0];
+            if CeilingArgs::asks_early(pattern.reads, pattern.writes) {
+                early.push(ceiling::early_bytes(stream.gpu()));
+            }
             for (grid, early_bytes) in
                 grids.into_iter().flat_map(|grid| early.iter().map(move |&early| (grid, early)))
             {

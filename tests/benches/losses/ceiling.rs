@@ -24,7 +24,7 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     }
 }
 
-/// The three fastest launches over `bytes` of each array and what there is of rows, with names, as graphs of `calls` calls that
+/// The five fastest launches over `bytes` of each array and what there is of rows, with names, as graphs of `calls` calls that
 /// take turns on the copies.
 pub(crate) fn best(
     stream: &Stream,
@@ -76,8 +76,8 @@ pub(crate) fn best(
         }
     }
     let graphs: Vec<_> = candidates.iter().map(|(_, graph)| graph).collect();
-    let times = interleaved(stream, &graphs, 3)?;
+    let times = interleaved(stream, &graphs, 5)?;
     let mut ranked: Vec<_> = times.into_iter().zip(candidates).collect();
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Ok(ranked.into_iter().take(3).map(|(_, candidate)| candidate).collect())
+    Ok(ranked.into_iter().take(5).map(|(_, candidate)| candidate).collect())
 }

@@ -14,10 +14,21 @@ const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0) };
 const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0) };
 
 /// Bytes that calls in turn must read and write before they come back to the same: many times the cache.
-pub(crate) const ROTATION: usize = 512 << 20;
+const ROTATION: usize = 512 << 20;
+
+/// Bytes of input that the calls of one sample read, unless they are [few](FEWEST) or [many](MOST): while a graph begins and ends,
+/// memory has nothing to do for a microsecond or two, and of a few short calls that would be two of a hundred.
+const QUEUE: usize = 4 << 30;
+const FEWEST: usize = 5;
+const MOST: usize = 40;
+
+/// Calls of a sample, each of which reads `bytes` of input, on so many copies.
+pub(crate) fn calls(bytes: usize, copies: usize) -> usize {
+    QUEUE.div_ceil(bytes).clamp(FEWEST, MOST).max(copies)
+}
 
 /// Copies of `bytes` that take turns.
-fn copies(bytes: usize) -> usize {
+pub(crate) fn copies(bytes: usize) -> usize {
     ROTATION.div_ceil(bytes).clamp(1, 8)
 }
 

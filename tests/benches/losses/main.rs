@@ -2,7 +2,7 @@
 //! kernel that only reads and writes the same bytes, in one run. `cargo xtask bench`.
 //!
 //! Times are medians of samples that alternate between all candidates. A sample is the replay of a graph
-//! of several calls between two events, and the next is queued before it is done, so that no figure has
+//! of so many calls, five at least, that how it begins and ends hardly shows, between two events, and the next is queued before it is done, so that no figure has
 //! the host's launches in it. Calls take turns on copies of the tensors that together are larger than the cache.
 //! Every result is checked against float64 before it is timed.
 //!
@@ -103,7 +103,7 @@ fn measure(options: &Options) -> Result<Value> {
     // The device is theirs now.
     drop(bench);
     if !options.no_peers {
-        peers::add(&mut results, &cases, losses::ROTATION);
+        peers::add(&mut results, &cases);
         save(&results)?;
     }
     Ok(results)
@@ -130,7 +130,7 @@ impl Bench {
         bytes: usize,
         call: impl FnMut(usize) -> std::result::Result<(), E>,
     ) -> Result<()> {
-        let calls = copies.len().max(5);
+        let calls = losses::calls(bytes, copies.len());
         let ours = Graph::capture(&self.stream, calls, call)?;
         let launches = ceiling::best(&self.stream, pattern, copies, bytes, calls)?;
         let mut candidates = vec![&ours];

@@ -391,10 +391,8 @@ def report(row, measured, failed):
 
 def large(case, found, late):
     x, t = inputs(case)
-    size = x.numel() * x.element_size()
-    copies = min(max(-(-PLAN["rotation"] // size), 1), 8)
-    data = [(x, t)] + [(x.clone(), t.clone()) for _ in range(copies - 1)]
-    calls = max(copies, 5)
+    data = [(x, t)] + [(x.clone(), t.clone()) for _ in range(case["copies"] - 1)]
+    calls = case["calls"]
 
     # A function, so that the graphs of a row and their memory are gone before the next.
     def row(name, backward):

@@ -1,6 +1,6 @@
 //! The other libraries: peers.py, run by the `python3` of `PATH`, measures the same rows with them.
 
-use crate::{Result, SAMPLES};
+use crate::{Result, SAMPLES, losses};
 use fused_loss::Float;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -25,6 +25,8 @@ pub(crate) struct Case {
     pub(crate) log_input: bool,
     pub(crate) shape: [usize; 2],
     pub(crate) dtype: &'static str,
+    /// Bytes of the input.
+    pub(crate) bytes: usize,
     /// Whether it is what a call costs that counts.
     pub(crate) small: bool,
 }
@@ -33,10 +35,12 @@ impl Case {
     /// A benchmark of large tensors.
     pub(crate) fn large<T: Float>(name: &str, loss: &'static str, shape: [usize; 2]) -> Self {
         let (name, dtype) = (name.to_owned(), T::NAME);
-        Case { name, loss, log_input: false, shape, dtype, small: false }
+        let bytes = shape[0] * shape[1] * size_of::<T>();
+        Case { name, loss, log_input: false, shape, dtype, bytes, small: false }
     }
 
     fn json(&self) -> Value {
+        let copies = losses::copies(self.bytes);
         json!({
             "name": self.name,
             "loss": self.loss,
@@ -45,17 +49,18 @@ impl Case {
             "cols": self.shape[1],
             "dtype": self.dtype,
             "small": self.small,
+            "copies": copies,
+            "calls": losses::calls(self.bytes, copies),
         })
     }
 }
 
 /// Measures the cases with the other libraries and adds what they say to the results. What goes wrong becomes a
 /// note: the results are good without them.
-pub(crate) fn add(results: &mut Value, cases: &[Case], rotation: usize) {
+pub(crate) fn add(results: &mut Value, cases: &[Case]) {
     let cases: Vec<_> = cases.iter().map(Case::json).collect();
     let plan = json!({
         "samples": SAMPLES,
-        "rotation": rotation,
         "seconds": SECONDS,
         "cases": cases,
     });

@@ -177,10 +177,10 @@ struct Kernels {
     /// The same, of a row of which a block computes gradients.
     held_with_gradients: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
-    forward: [&'static Family<CrossEntropyArgs>; 5],
+    forward: [&'static Family<CrossEntropyArgs>; 6],
     forward_split: &'static Family<CrossEntropyArgs>,
     /// Likewise, but few rows as any.
-    forward_backward: [&'static Family<CrossEntropyArgs>; 5],
+    forward_backward: [&'static Family<CrossEntropyArgs>; 6],
     totals: &'static Family<CrossEntropyArgs>,
     backward: &'static Family<CrossEntropyArgs>,
 }
@@ -194,6 +194,7 @@ macro_rules! kernels {
             forward: [
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT_WHOLE,
+                &kernels_gpu::kernels::$loss::FORWARD_SHORT_MANY,
                 &kernels_gpu::kernels::$loss::FORWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_FEW,
                 &kernels_gpu::kernels::$loss::FORWARD_LONG,
@@ -202,6 +203,7 @@ macro_rules! kernels {
             forward_backward: [
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_WHOLE,
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_MANY,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
@@ -540,6 +542,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             early_blocks: 0,
             early_bytes: 0,
             plain: 0,
+            tail_rows: 0,
+            tail_at: 0,
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -667,9 +671,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
                 Pass::ForwardBackward => kernels.forward_backward,
-                Pass::Backward => [kernels.backward; 5],
+                Pass::Backward => [kernels.backward; 6],
             };
-            let [short, _, held, few, long] =
+            let [short, _, _, held, few, long] =
                 forms.map(|family| family.entry(T::DTYPE).map_or(32, |entry| entry.block));
             let can = SamplesKernels {
                 held: kernels.held,
@@ -696,6 +700,10 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let mut args =
                 CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
             args.plain = args.is_plain().into();
+            if plan.tail.rows > 0 {
+                args.splits = plan.tail.parts;
+                (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
+            }
             if stream.gpu().overlaps() && pass == Pass::Forward {
                 let early = plan::early(&plan, row_bytes, stream.gpu().cache());
                 (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
@@ -713,7 +721,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             if pass == Pass::ForwardBackward && args.divisor == 0.0 {
                 let blocks = plan::totals_blocks(rows, shape.threads);
                 let totals = CrossEntropyArgs { totals_blocks: blocks, ..args };
-                if matches!(plan.form, Form::Short | Form::ShortWhole) {
+                if matches!(plan.form, Form::Short | Form::ShortWhole | Form::ShortMany) {
                     // The blocks of short rows that begin at once have little else to do, and would all wait.
                     let shape = Launch { blocks, ..shape };
                     // SAFETY: as below.

@@ -125,7 +125,44 @@ pub(crate) struct SamplesLaunch {
     pub(crate) form: Form,
     /// Rows that a block of the passes that sum takes, of grids of `abi::blocks_of_pieces`.
     pub(crate) rows_of_block: NonZeroU32,
+    pub(crate) tail: Tail,
 }
+
+/// The last rows of a pass, which blocks share; see [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tail {
+    pub(crate) rows: u32,
+    pub(crate) parts: NonZeroU32,
+    /// The first word of the workspace that is theirs.
+    pub(crate) at: u32,
+}
+
+impl Tail {
+    const NONE: Self = Tail { rows: 0, parts: NonZeroU32::MIN, at: 0 };
+
+    /// Of `rows` rows of so many `groups`, of which each block of `threads` leaves `words` for `sums` sums.
+    fn new(rows: usize, groups: usize, threads: usize, words: u32, sums: u32) -> Self {
+        let parts = (groups / (FLIGHT * threads)).min(TAIL_PARTS);
+        let pieces = (rows + TAIL_ROWS * (parts.max(1) - 1)) as u32;
+        // Behind what the pieces leave, and the sums of their stretches.
+        let at = words * pieces + sums * pieces.div_ceil(STRETCH - 1);
+        let at = at.next_multiple_of(STATS_PARTS);
+        let of_parts = (TAIL_ROWS * parts * (threads / 32)) as u32 * STATS_PARTS;
+        if rows < 2 * TAIL_ROWS || parts < 2 || at + of_parts > MAX_PARTIALS {
+            return Tail::NONE;
+        }
+        Tail {
+            rows: TAIL_ROWS as u32,
+            parts: NonZeroU32::new(parts as u32).unwrap_or(NonZeroU32::MIN),
+            at,
+        }
+    }
+}
+
+/// How many rows are shared at the end of a pass, and by how many blocks at most: where each is a block's, those that end last leave
+/// memory with too little to do. On an H200, twice as many rows are no better.
+const TAIL_ROWS: usize = 132 * 2;
+const TAIL_PARTS: usize = 4;
 
 /// Who takes a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,6 +171,8 @@ pub(crate) enum Form {
     Short,
     /// The same of rows that are whole groups.
     ShortWhole,
+    /// The same of so many rows, however they lie, that a block takes some one after the other.
+    ShortMany,
     /// A block, which holds it in registers.
     Held,
     /// The same of few rows, of which the loss alone is wanted: of as many threads as are soonest done.
@@ -182,10 +221,10 @@ pub(crate) fn samples(
     let backward = pass == Pass::Backward;
     let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
     let few = STRETCH as usize;
-    // Those of which there is room for what blocks leave: of a row in the loss's own arithmetic, of several in float64.
+    // Those of which there is room for what blocks leave.
     let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
-    let most_pieces = |term_bytes| max_pieces(words_of_piece(sums, term_bytes)) as usize;
-    let held_rows = least..=most_pieces(element_bytes);
+    let most_pieces = max_pieces(words_of_piece(sums, element_bytes)) as usize;
+    let held_rows = least..=most_pieces;
     let held = if pass == Pass::Forward { kernels.held } else { kernels.held_with_gradients };
     let of_block = groups.div_ceil(held).next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
@@ -195,7 +234,16 @@ pub(crate) fn samples(
     // Of a thread's groups, none but the last may be beyond the row.
     let fills = |held, team| kernels.whole && held_within(held) * team <= groups;
     let form = if of_team <= 32 && (backward || kernels.alike) {
-        if !backward && fills(kernels.held, short_team) { Form::ShortWhole } else { Form::Short }
+        let teams = kernels.short_block as usize / short_team;
+        if backward {
+            Form::Short
+        } else if rows.div_ceil(teams) > most_pieces {
+            Form::ShortMany
+        } else if fills(kernels.held, short_team) {
+            Form::ShortWhole
+        } else {
+            Form::Short
+        }
     } else if pass == Pass::Forward
         && kernels.whole
         && of_few <= kernels.few_block as usize
@@ -212,14 +260,14 @@ pub(crate) fn samples(
         Form::Long
     };
     let most = match form {
-        Form::Short | Form::ShortWhole => kernels.short_block,
+        Form::Short | Form::ShortWhole | Form::ShortMany => kernels.short_block,
         Form::Held => kernels.held_block,
         Form::Few => kernels.few_block,
         Form::Long => kernels.long_block,
     } as usize;
     let mut splits = 1;
     let (threads, team) = match form {
-        Form::Short | Form::ShortWhole => (most, short_team),
+        Form::Short | Form::ShortWhole | Form::ShortMany => (most, short_team),
         Form::Few => (of_few, of_few),
         Form::Long if pass == Pass::Forward => {
             // Warps that have all of a row's groups in flight at once.
@@ -250,17 +298,29 @@ pub(crate) fn samples(
         _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
         Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
         // As many rows as a block has teams, in the order of memory; more where there are too many blocks.
-        Form::Short | Form::ShortWhole | Form::Long => {
-            let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces(8)).max(1) * teams;
+        Form::Short | Form::ShortWhole | Form::ShortMany | Form::Long => {
+            let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces).max(1) * teams;
             (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
     };
+    let shares = form == Form::Long && pass == Pass::Forward && splits == 1 && team == most;
+    let (mut tail, mut blocks) = (Tail::NONE, blocks);
+    if shares && rows_of_block == 1 {
+        tail = Tail::new(rows, groups, threads, words_of_piece(sums, element_bytes), sums);
+        blocks = blocks_of_pieces(rows as u32 + tail.rows * (tail.parts.get() - 1)) as usize;
+    }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    // Who holds a row keeps the group of its class.
-    let shared_bytes = if form == Form::Held { 16 } else { 0 };
+    // A block that holds a row keeps the group of its class, teams keep theirs.
+    let shared_bytes = match form {
+        Form::Held => 16,
+        Form::Short | Form::ShortWhole | Form::ShortMany if pass == Pass::Forward => {
+            16 * kernels.held * ROWS_BLOCK as usize
+        }
+        _ => 0,
+    } as u32;
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
-    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block) }
+    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail }
 }
 
 /// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in shared memory: 1024
@@ -338,7 +398,7 @@ pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Ear
 
 /// How much the first blocks of a launch ask for, all together.
 pub(crate) fn early_bytes(cache: Cache) -> usize {
-    cache.bytes / 6
+    cache.bytes / 4
 }
 
 /// Of a row, at most: what a block has in flight at once.
@@ -435,7 +495,8 @@ mod tests {
         assert_eq!(launch(128, 4096), (Form::Long, 128 + 1, 256, 256, 1));
         assert_eq!(launch(32768, 1000), (Form::Held, 32768 + 32, 64, 64, 1));
         assert_eq!(launch(32768, 2048), (Form::Held, 32768 + 32, 128, 128, 1));
-        assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 4, 256, 256, 1));
+        // Of which the last are shared by four blocks each.
+        assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 3 * 264 + 4, 256, 256, 1));
         assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
         assert_eq!(launch(0, 5), (Form::Short, 1, 256, 2, 1));
     }
@@ -446,12 +507,38 @@ mod tests {
             let plan = samples(pass, rows, cols, 4, KERNELS);
             (plan.rows.launch.blocks, plan.rows_of_block.get())
         };
-        let most = max_pieces(2) as usize;
+        let most = max_pieces(1) as usize;
         assert_eq!(launch(Pass::Forward, 32 * most, 128), (blocks_of_pieces(most as u32), 32));
         let half = (most as u32 + 1).div_ceil(2);
         assert_eq!(launch(Pass::Forward, 32 * most + 1, 128), (blocks_of_pieces(half), 64));
         assert_eq!(launch(Pass::Forward, most + 1, 50257), (blocks_of_pieces(half), 2));
         assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (blocks_of_pieces(half), 2));
+    }
+
+    #[test]
+    fn so_many_short_rows_have_kernels_of_their_own() {
+        let most = 32 * max_pieces(1) as usize;
+        for pass in [Pass::Forward, Pass::ForwardBackward] {
+            let form = |rows| samples(pass, rows, 128, 4, KERNELS).form;
+            assert_eq!((form(most), form(most + 1)), (Form::ShortWhole, Form::ShortMany));
+        }
+        assert_eq!(samples(Pass::Backward, most + 1, 128, 4, KERNELS).form, Form::Short);
+    }
+
+    #[test]
+    fn the_last_long_rows_are_shared_where_there_is_room() {
+        let tail = |rows, cols| samples(Pass::Forward, rows, cols, 4, KERNELS).tail;
+        let shared = tail(4096, 50257);
+        assert_eq!((shared.rows, shared.parts.get()), (264, 4));
+        // A part has at least what a block has in flight.
+        assert_eq!(tail(4096, 8193).parts.get(), 2);
+        assert_eq!([tail(4096, 4100), tail(527, 50257), tail(100, 50257)], [Tail::NONE; 3]);
+        for rows in 528..105_000 {
+            let Tail { rows: last, parts, at } = tail(rows, 50257);
+            let pieces = rows as u32 + last * (parts.get() - 1);
+            assert!(last == 0 || at >= pieces + 2 * pieces.div_ceil(STRETCH - 1));
+            assert!(at + last * parts.get() * 8 * STATS_PARTS <= MAX_PARTIALS);
+        }
     }
 
     #[test]
@@ -553,10 +640,10 @@ mod tests {
                 early(&plan, cols * 4, Cache { bytes: 60 << 20, multiprocessors: 132 });
             (plan.form, blocks, bytes)
         };
-        assert_eq!(early(32768, 4096), (Form::Held, 640, 16384));
-        assert_eq!(early(262_144, 128), (Form::ShortWhole, 640, 512));
-        assert_eq!(early(128, 1000), (Form::Few, 2621, 4000));
-        assert_eq!(early(4096, 50257), (Form::Long, 640, 16384));
+        assert_eq!(early(32768, 4096), (Form::Held, 960, 16384));
+        assert_eq!(early(262_144, 128), (Form::ShortWhole, 960, 512));
+        assert_eq!(early(128, 1000), (Form::Few, 3932, 4000));
+        assert_eq!(early(4096, 50257), (Form::Long, 960, 16384));
     }
 
     #[test]

@@ -299,6 +299,12 @@ pub struct CrossEntropyArgs {
     pub early_bytes: u32,
     /// Whether the call [is plain](Self::is_plain), 1 or 0: who asks for all that says so waits for each.
     pub plain: u32,
+    /// How many of the last rows of `cross_entropy_forward_long` are shared by `splits` blocks, one after the other, each of which is
+    /// a piece; 0 for none. There is room for what their warps leave, [`STATS_PARTS`] words each, from word `tail_at` on, a multiple of
+    /// as many.
+    pub tail_rows: u32,
+    /// See `tail_rows`.
+    pub tail_at: u32,
 }
 
 impl CrossEntropyArgs {

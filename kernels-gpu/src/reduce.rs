@@ -1,7 +1,8 @@
 //! The reduction that every loss uses: stage one sums a thread's, a warp's and a block's values,
 //! stage two sums the blocks' in one block, which waits for all others.
 //!
-//! Threads add up in the loss's own arithmetic; from the warp on everything is float64. The order
+//! Threads add up in the loss's own arithmetic; from the warp on everything is float64, but for what blocks
+//! leave of a [`Place`], which is rounded to the loss's own. The order
 //! of the additions depends on the launch shape alone, never on which block is done when: a sum
 //! has the same bits on every run.
 
@@ -82,6 +83,24 @@ fn sum_of_part<R: Real, const N: usize>(mut values: [R; N]) -> R {
     in_warp(values[0], mask, |a, b| a + b)
 }
 
+/// The sums over the warp of `values`, in its first lane.
+#[inline(always)]
+pub(crate) fn sums_in_lane<R: Real, const N: usize>(values: [R; N]) -> [R; N] {
+    of_parts(sum_of_part(values))
+}
+
+/// The sums of which each part of the lanes of a warp has one, in its first lane.
+#[inline(always)]
+fn of_parts<R: Real, const N: usize>(of_part: R) -> [R; N] {
+    let mut sums = [of_part; N];
+    unrolled!(for index in 1..MAX_SUMS; {
+        if index < N {
+            sums[index] = of_part.shuffle_xor(index as u32 * (WARP_SIZE / N as u32));
+        }
+    });
+    sums
+}
+
 /// [`team_sums`] of the block: of its warps in float64. Unless it is one, for `ALL`, in the first thread only.
 #[inline(always)]
 pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
@@ -94,9 +113,8 @@ pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N
         unsafe { sums_of_warps().set(part * WARP_SIZE + warp_id(), of_warp.to_f64()) };
     }
     sync_threads();
-    let mut sums = values;
     if !ALL && warp_id() > 0 {
-        return sums;
+        return values;
     }
     let warps = block_dim_x() / WARP_SIZE;
     let mut of_part = 0.0;
@@ -108,12 +126,7 @@ pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N
         }
     });
     sync_warp();
-    let of_part = in_warp(of_part, lanes, |a, b| a + b);
-    unrolled!(for index in 0..N; {
-        let sum = if index > 0 { of_part.shuffle_xor(index as u32 * lanes) } else { of_part };
-        sums[index] = R::from_f64(sum);
-    });
-    sums
+    of_parts::<f64, N>(in_warp(of_part, lanes, |a, b| a + b)).map(R::from_f64)
 }
 
 /// The largest `value` of the warp, in every thread of it. Of numbers, not NaN.
@@ -260,13 +273,17 @@ impl Workspace {
         (mut from, to): (u32, u32),
         (thread, threads): (u32, u32),
     ) -> [f64; N] {
-        const { assert!(ASKS <= MAX_LANES && T::WORDS <= MAX_SUMS && ASKS.is_multiple_of(T::WORDS)) };
+        const { assert!(ASKS <= MAX_LANES && T::WORDS <= MAX_SUMS && ASKS >= T::WORDS) };
         while from < to {
             let has = |from: u32, ahead: usize| from + thread + ahead as u32 * threads < to;
             let behind = |index: usize| {
                 let (ahead, word) = (index / T::WORDS, (index % T::WORDS) as u32);
-                // Beyond the last place, the first once more.
-                let ahead = if has(from, ahead) { ahead as u32 * threads } else { 0 };
+                // Beyond the last place, and for a word too few for another, the first once more.
+                let ahead = if ahead < ASKS / T::WORDS && has(from, ahead) {
+                    ahead as u32 * threads
+                } else {
+                    0
+                };
                 (ahead + word * width) * 8
             };
             // SAFETY: the caller's conditions.

@@ -598,12 +598,71 @@ fn many_short_rows() {
     }
 }
 
-/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other: a row a block, and
-/// eight with gradients.
+/// Long rows of which the last are shared by blocks: their losses, of which every third is to be ignored, and some are of −∞ but for
+/// one logit; what is saved of them; and a target that is no class.
 #[test]
-#[ignore = "takes three minutes on the emulator"]
+fn the_last_of_many_long_rows() {
+    let (rows, cols, stream) = (530, 16_421, gpu().stream().unwrap());
+    let mut x = uniforms(3, rows * cols);
+    for row in [100, 300, 529] {
+        x[row * cols..][..cols].fill(f32::NEG_INFINITY);
+        x[row * cols + 15_000] = 2.0;
+    }
+    let class = |row: usize| if row % 3 == 2 { -100 } else { (row * 31 % cols) as i64 };
+    let mut classes: Vec<i64> = (0..rows).map(class).collect();
+    (classes[100], classes[300], classes[529]) = (15_000, 15_000, 15_000);
+    let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let expected: Vec<f64> = x
+        .chunks(cols)
+        .zip(&classes)
+        .map(|(row, &class)| match usize::try_from(class) {
+            Ok(class) => {
+                let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+                sum.ln() - f64::from(row[class])
+            }
+            Err(_) => 0.0,
+        })
+        .collect();
+    let count = classes.iter().filter(|&&class| class >= 0).count() as f64;
+    let mean = expected.iter().sum::<f64>() / count;
+    for _ in 0..2 {
+        let loss = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
+        assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
+    }
+    let losses = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
+    for (row, (loss, &expected)) in
+        losses.values().to_vec().unwrap().into_iter().zip(&expected).enumerate()
+    {
+        let off = (f64::from(loss) - expected).abs();
+        assert!(off <= 1e-5 * expected, "row {row}: expected {expected}, got {loss}");
+    }
+    let (loss, saved) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
+    assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
+    // Read through another loss, the mean of their squares.
+    let zero = Tensor::zeros(gpu(), [rows]).unwrap();
+    let square = Mse::mean().forward(saved.log_sum_exp(), &zero, &stream).unwrap().item().unwrap();
+    let expected: f64 = x
+        .chunks(cols)
+        .map(|row| row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln().powi(2))
+        .sum();
+    assert_relative_eq!(f64::from(square), expected / rows as f64, max_relative = 1e-6);
+    // Once a row is NaN, or its target no class, so is the mean, and not the next.
+    classes[500] = cols as i64;
+    let faulty = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let loss = CrossEntropy::mean().forward(&input, &faulty, &stream).unwrap();
+    let error = loss.item().unwrap_err().to_string();
+    assert!(error.contains("500") && error.contains("16421"), "{error}");
+    let loss = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
+    assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
+}
+
+/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other: a row a block, eight
+/// of four sums, 128.
+#[test]
+#[ignore = "takes minutes on the emulator"]
 fn rows_for_more_blocks_than_may_leave_something() {
-    for (rows, cols) in [(105_000, 768), (106_000, 768), (420_000, 260)] {
+    for (rows, cols) in [(105_000, 768), (106_000, 768), (420_000, 260), (13_500_000, 2)] {
         check_rows(rows, cols);
     }
 }

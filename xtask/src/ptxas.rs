@@ -20,7 +20,8 @@ pub(crate) fn capability(gpu: &str) -> u32 {
 }
 
 /// Entries that are known to spill, and how many bytes at most.
-const SPILLS: &[(&str, u32)] = &[("cross_entropy_backward_f32", 24)];
+const SPILLS: &[(&str, u32)] =
+    &[("cross_entropy_backward_f32", 24), ("cross_entropy_forward_long_f64", 8)];
 
 /// What `ptxas -v` says of one function.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]

@@ -27,7 +27,7 @@ pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyAr
     unsafe {
         let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
         // All at once: each takes as long to arrive as the others. A row that does not count is read for nothing.
-        let class = pass.class(row);
+        let class = if active { pass.class(row) } else { args.ignore_index };
         let saved = if active { pass.saved_of(row) } else { Saved::NONE };
         let mut tile = lanes.tile_of_part(split, active, team);
         pass.prefetch(row, team);

@@ -15,18 +15,19 @@ pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
 
-/// Leaves the first `pairs` of what the rows of this block add to the sums.
+/// Leaves the first `pairs` of what the rows of this block add to the sums, each in the loss's own arithmetic.
 ///
 /// # Safety
 /// The kernels' condition 2; one thread of each block that takes rows calls this, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn leave_terms<const EARLY: u32>(
+pub(crate) unsafe fn leave_terms<R: Real, const EARLY: u32>(
     place: Place<EARLY>,
-    [a, b, c, d]: [f64; TERMS],
+    terms: [f64; TERMS],
     pairs: u32,
     workspace: Workspace,
 ) {
     let (piece, pieces) = (place.piece(), place.pieces());
+    let [a, b, c, d] = terms.map(R::from_f64);
     // SAFETY: the caller's conditions.
     unsafe {
         Place::<EARLY>::leave(piece, 0, [a, b], pieces, workspace);
@@ -36,37 +37,16 @@ pub(crate) unsafe fn leave_terms<const EARLY: u32>(
     }
 }
 
-/// [`finish_pieces_of`] terms of float64, where anything comes of them; gradients wait for the end in any case.
-///
-/// # Safety
-/// As `finish_pieces_of`.
-#[inline(always)]
-pub(crate) unsafe fn finish_pieces<
-    const GRADS: bool,
-    E: Element,
-    const MODE: u32,
-    const EARLY: u32,
->(
-    pass: &Pass<'_, E, MODE>,
-    place: Place<EARLY>,
-    workspace: Workspace,
-) {
-    if GRADS || has_sums(pass.args) {
-        // SAFETY: the caller's conditions.
-        unsafe { finish_pieces_of::<f64, 4, GRADS, E, MODE, EARLY>(pass, place, workspace) };
-    }
-}
-
-/// Sums over the grid what blocks have left of their pieces, terms of type R, and writes the results of all. With `GRADS`, where the
-/// totals were known before, they are the sums of losses and of squared log-sum-exps.
+/// Sums over the grid what blocks have left of their pieces, and writes the results of all, where anything comes of the sums. With
+/// `GRADS`, where the totals were known before, they are the sums of losses and of squared log-sum-exps; gradients wait for the end
+/// in any case. A thread asks for ASKS words at once.
 ///
 /// # Safety
 /// The kernels' conditions; all threads of the blocks that take no rows call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn finish_pieces_of<
-    R: Real,
-    const ASKS: usize,
+pub(crate) unsafe fn finish_pieces<
     const GRADS: bool,
+    const ASKS: usize,
     E: Element,
     const MODE: u32,
     const EARLY: u32,
@@ -75,13 +55,16 @@ pub(crate) unsafe fn finish_pieces_of<
     place: Place<EARLY>,
     workspace: Workspace,
 ) {
+    if !GRADS && !has_sums(pass.args) {
+        return;
+    }
     let pairs = if GRADS || pass.has_two_sums() { 1 } else { 2 };
     // SAFETY: the caller's conditions; one thread of the grid finishes.
     unsafe {
         let finishes = place.adds_up_grid();
         let asked = pass.ask_for_totals(totals_ahead(pass.args), GRADS && finishes);
         let plain = pass.begin_finish(finishes && thread_idx_x() == 0);
-        place.sums::<R, ASKS>(pairs, workspace, |sums| {
+        place.sums::<E::Real, ASKS>(pairs, workspace, |sums| {
             if GRADS {
                 pass.finish_with_totals(plain, [sums[0], sums[1]], asked, workspace);
             } else {

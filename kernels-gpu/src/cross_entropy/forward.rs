@@ -5,7 +5,7 @@ use super::lanes::{Lanes, lies};
 use super::pass::{BlockTerms, Pass, TERMS, writes};
 use super::stats::Stats;
 use super::team::{Rows, Team};
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, STATS_PARTS};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{self, Workspace, block_sums, is_last_block};
 use core::num::NonZeroU64;
@@ -19,10 +19,12 @@ type Place = reduce::Place<1>;
 /// The loss, of rows however long: a row a block at a time.
 ///
 /// Blocks that end with their rows make way for the next in the order of memory, and the last of them end together. Where they
-/// stay and take row after row, a pass over 32768 rows of 4096 takes three of a hundred longer.
+/// stay and take row after row, a pass over 32768 rows of 4096 takes three of a hundred longer. The last `tail_rows` are
+/// [shared](part_of_row).
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`; a team is the block.
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`, of which each part of a row that is shared is one; a
+/// team is the block.
 #[inline(always)]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::finishing_late(args);
@@ -35,9 +37,17 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
     let row = row_at(0);
     // SAFETY: the caller's conditions.
     unsafe { pass.begin(block_idx_x(), row.unwrap_or(args.rows), team) };
+    // In this order, what follows has registers.
+    let whole = args.rows as u32 - args.tail_rows;
+    let place = Place::of_block(0);
+    if place.piece() >= whole && !place.takes_none() && args.tail_rows > 0 {
+        // SAFETY: the caller's conditions.
+        unsafe { part_of_row::<E, MODE>(args, place.piece() - whole, workspace) };
+        return;
+    }
     let Some(mut row) = row else {
         // SAFETY: the caller's conditions.
-        unsafe { finish_pieces::<false, E, MODE, _>(&pass, Place::of_block(0), workspace) };
+        unsafe { finish_pieces::<false, 3, E, MODE, _>(&pass, Place::of_block(0), workspace) };
         return;
     };
     let mut index = 0;
@@ -78,7 +88,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
                     BlockTerms::set(terms);
                 } else if has_sums(args) {
                     let pairs = if pass.has_two_sums() { 1 } else { 2 };
-                    leave_terms(Place::of_block(0), terms, pairs, workspace);
+                    leave_terms::<E::Real, _>(Place::of_block(0), terms, pairs, workspace);
                 }
             }
         }
@@ -87,6 +97,55 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
         row = next;
         // The first warp has the row, of which the parts are to be replaced.
         sync_threads();
+    }
+}
+
+/// Part `part` of those of the last rows, which blocks share: the last of a row's takes what the others have left, and finishes it. At
+/// the end of a grid, rows that are a block's each leave memory little to do for as long as one takes.
+///
+/// # Safety
+/// As [`forward_long`]; it is the block's.
+#[inline(always)]
+unsafe fn part_of_row<E: Element, const MODE: u32>(
+    args: &CrossEntropyArgs,
+    part: u32,
+    workspace: Workspace,
+) {
+    let pass = Pass::<E, MODE>::finishing_late(args);
+    let (team, splits) = (Team::of_block(), args.splits);
+    let (index, split) = (part / splits, part % splits);
+    let row = args.rows - u64::from(args.tail_rows) + u64::from(index);
+    // Where they leave what their warps have, in so many words as one does.
+    let first = args.tail_at / STATS_PARTS;
+    let parts = splits.get() * team.warps();
+    // SAFETY: the caller's conditions; one warp a part of a part.
+    unsafe {
+        let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
+        let tile = lanes.tile_of_warp(split, true, team);
+        // All of it asked for first.
+        sync_warp();
+        let read = pass.label(pass.class(row)).counts || args.saved != 0;
+        let stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
+        if lane_id() == 0 {
+            stats.leave(workspace, first + part * team.warps() + warp_id());
+        }
+        sync_threads();
+        if warp_id() > 0 {
+            return;
+        }
+        let mut terms = [0.0; TERMS];
+        if split + 1 == splits.get() {
+            let stats = Stats::take(workspace, first + index * parts, parts).of_row();
+            if lane_id() == 0 {
+                let class = pass.class(row);
+                let (label, logit) = (pass.label(class), pass.logit(row, class));
+                terms = pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
+            }
+        }
+        if lane_id() == 0 && has_sums(args) {
+            let pairs = if pass.has_two_sums() { 1 } else { 2 };
+            leave_terms::<E::Real, _>(Place::of_block(0), terms, pairs, workspace);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Nothing here is in a loop: what a loop over rows would keep from one to the next costs registers and instructions, and
 //! blocks that end with their row and begin in the order of memory are what reads and writes want that take turns.
 
-use super::finish::{finish_pieces_of, has_sums};
+use super::finish::{finish_pieces, has_sums};
 use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
 use super::pass::{Asked, Pass, Total, scales_of_row, writes};
@@ -121,11 +121,11 @@ pub(crate) unsafe fn forward_held<
     }
     // Of few rows, to fetch the instructions takes longest: those of rows come first, with no jump, if this is not known to be so.
     let is_done = if FEW { opaque(takes_row.into()) != 0 } else { takes_row };
-    if is_done || !has_sums(args) {
+    if is_done {
         return;
     }
     // SAFETY: the caller's conditions.
-    unsafe { finish_pieces_of::<E::Real, 8, false, E, MODE, _>(&pass, place, workspace) };
+    unsafe { finish_pieces::<false, 8, E, MODE, _>(&pass, place, workspace) };
 }
 
 /// The loss and the gradients.
@@ -249,5 +249,5 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
         return;
     }
     // SAFETY: conditions 1 and 2.
-    unsafe { finish_pieces_of::<E::Real, 8, true, E, MODE, _>(&pass, place, workspace) };
+    unsafe { finish_pieces::<true, 8, E, MODE, _>(&pass, place, workspace) };
 }

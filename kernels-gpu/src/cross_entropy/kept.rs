@@ -1,7 +1,9 @@
-//! What a block keeps of a row's logits from the sums to the gradients, in shared memory.
+//! What a block keeps of its rows' logits in shared memory: from the sums to the gradients, or until rows are finished.
 
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, ROWS_BLOCK};
+use crate::element::unrolled;
 use cuda_std::memory::{Vec16, Word};
+use cuda_std::thread::thread_idx_x;
 
 cuda_std::shared_array! {
     /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank, and lines of the cache are
@@ -13,6 +15,41 @@ cuda_std::shared_array! {
 cuda_std::shared_array! {
     /// Two numbers for each of a row's edges, which are fewer than two groups have elements.
     fn kept_edges() -> [u64; 32];
+}
+
+/// The tiles of a block's teams: of each of its threads as many groups as it holds.
+pub(crate) struct KeptTiles;
+
+impl KeptTiles {
+    /// Where group `k` of a thread's is kept.
+    #[inline(always)]
+    fn at(thread: u32, k: u32) -> u32 {
+        // The distance is that of the largest block: the compiler knows it.
+        k * ROWS_BLOCK + thread
+    }
+
+    /// Keeps this thread's.
+    ///
+    /// # Safety
+    /// The block has no more threads than `ROWS_BLOCK`, and for each of as many dynamic shared memory for N groups; nobody accesses
+    /// these before the next barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn keep<const N: usize>(x: [Vec16; N]) {
+        unrolled!(for k in 0..N; {
+            // SAFETY: the caller's conditions.
+            unsafe { kept_logits().from(thread_idx_x()).set(Self::at(0, k as u32), x[k]) };
+        });
+    }
+
+    /// Element `index` of group `k` of `thread`'s.
+    ///
+    /// # Safety
+    /// It has been kept, and a barrier stands between.
+    #[inline(always)]
+    pub(crate) unsafe fn element<E: Word>(thread: u32, k: u32, index: u32) -> E {
+        // SAFETY: the caller's conditions.
+        unsafe { kept_logits().from(Self::at(thread, k)).words::<E>().get(index) }
+    }
 }
 
 /// The edges of a row that are kept: each is a thread's own.

@@ -92,6 +92,22 @@ pub(crate) unsafe fn load_classes<const N: usize>(
     classes
 }
 
+/// The class of a row.
+///
+/// # Safety
+/// The kernels' condition 1; the targets are classes, and `row` is one of `rows`.
+#[inline(always)]
+pub(crate) unsafe fn load_class(args: &CrossEntropyArgs, row: u64) -> i64 {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        match args.class_bytes {
+            8 => load((args.target as *const i64).wrapping_add(row as usize)),
+            4 => i64::from(load((args.target as *const i32).wrapping_add(row as usize))),
+            _ => i64::from(load((args.target as *const u8).wrapping_add(row as usize))),
+        }
+    }
+}
+
 /// # Safety
 /// `weights` is null or the address of weights in global memory, of which `class` is one.
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! A row as a team of threads reads and writes it.
 
-use super::kept::{KeptEdges, KeptLogits};
+use super::kept::{KeptEdges, KeptLogits, KeptTiles};
 use super::label::{Label, class_weight};
 use super::mode;
 use super::pass::{Factors, Pass};
@@ -83,6 +83,16 @@ impl<const N: usize> Tile<N> {
     #[inline(always)]
     pub(crate) fn at(self, first: u32, stride: u32) -> Self {
         Tile { first, stride, ..self }
+    }
+
+    /// Keeps the logits for [`Lanes::kept_logit`].
+    ///
+    /// # Safety
+    /// As [`KeptTiles::keep`].
+    #[inline(always)]
+    pub(crate) unsafe fn keep(&self) {
+        // SAFETY: the caller's conditions.
+        unsafe { KeptTiles::keep(self.x) };
     }
 
     /// The index in the row of group `k`.
@@ -1007,6 +1017,38 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
         let x = choose(tile.x, k);
         Some(get::<E>(&widened::<E>(x), self.cut.place_of(class as u32)))
+    }
+
+    /// The logit of a class that is one of the row's edges.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    pub(crate) unsafe fn logit_of_edge(&self, class: i64, cols: u32) -> Option<E::Real> {
+        if Self::WHOLE || class.cast_unsigned() >= u64::from(cols) {
+            return None;
+        }
+        let is_edge = !self.cut.has(self.cut.group_of(class as u32));
+        // SAFETY: the caller's condition.
+        is_edge.then(|| unsafe { self.input.load(class as u32).widen() })
+    }
+
+    /// The logit of the class of the row that team `index` of the block has, if it is in the tile, which it has
+    /// [kept](KeptTiles::keep).
+    ///
+    /// # Safety
+    /// A barrier stands between; the class is one.
+    #[inline(always)]
+    pub(crate) unsafe fn kept_logit(&self, index: u32, class: u32, team: Team) -> Option<E::Real> {
+        let group = self.cut.group_of(class);
+        if !Self::WHOLE && !self.cut.has(group) {
+            return None;
+        }
+        let thread = index * team.threads + (group & (team.threads - 1));
+        let k = group >> team.threads.trailing_zeros();
+        // SAFETY: the caller's conditions.
+        let x: E = unsafe { KeptTiles::element(thread, k, self.cut.place_of(class)) };
+        Some(x.widen())
     }
 
     /// Writes the gradients of the thread's edges, and then does something with the logit `of_class`, if it is one of them.

@@ -53,7 +53,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     let row_at = |index| Rows::row(args, place(), index);
     let Some(mut row) = row_at(0) else {
         // SAFETY: conditions 1 and 2.
-        unsafe { finish_pieces::<true, E, MODE, _>(&pass, place(), workspace) };
+        unsafe { finish_pieces::<true, 3, E, MODE, _>(&pass, place(), workspace) };
         return;
     };
     // Of float64, there is no register for it.
@@ -129,7 +129,12 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                     BlockTerms::set(terms);
                 } else {
                     // The end of the grid waits for it, and behind the gradients it would be seen late.
-                    leave_terms(place(), [terms[0], terms[2], 0.0, 0.0], 1, workspace);
+                    leave_terms::<E::Real, _>(
+                        place(),
+                        [terms[0], terms[2], 0.0, 0.0],
+                        1,
+                        workspace,
+                    );
                 }
                 let at_class = pass.at_class(&label, &factors, logit);
                 logit_of_row().set(0, at_class.to_bits64());

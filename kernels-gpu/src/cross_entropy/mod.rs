@@ -11,7 +11,7 @@
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
 //!    it is the gradient of.
 //! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of `forward` and of
-//!    `forward_backward` 16.
+//!    `forward_backward` 16, one of `forward_short` and its like 16 for each group that `ROWS_BLOCK` threads hold.
 
 use crate::element::Element;
 
@@ -45,9 +45,10 @@ pub(crate) mod mode {
 }
 
 /// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `_whole` those that are whole
-/// groups, `forward` and `forward_backward` in a block's, at most `$held` groups of 16 bytes a thread, or `held_with_gradients`.
-/// `forward_long` holds a tile of a row at a time; `forward_backward_long` keeps what it can of what is behind the first in shared
-/// memory. `$resident` blocks of a forward kernel have room on a multiprocessor, as many as there are registers for without a
+/// groups, `_many` so many that a block takes some one after the other: in a loop, what each finishes with is computed by all warps
+/// before the first. `forward` and `forward_backward` hold them in a block's, at most `$held` groups of 16 bytes a thread, or
+/// `held_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long` keeps what it can of what is behind
+/// the first in shared memory. `$resident` blocks of a forward kernel have room on a multiprocessor, as many as there are registers for without a
 /// stack: one is enough to make short blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
@@ -74,14 +75,16 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 4 barriers;
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false>, (CrossEntropyArgs), 256 by resident_short_whole::<E>($resident), 4 barriers;
+            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false, false>, (CrossEntropyArgs), 256 by resident_short_whole::<E>($resident), 3 barriers;
+            FORWARD_SHORT_MANY = forward_short_many: short::<E, MODE, $held, { lies::ALIKE }, false, true>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 4 barriers;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 4 barriers;
+            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 3 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 3 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 2 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 2 barriers;
+            FORWARD_BACKWARD_SHORT_MANY = forward_backward_short_many: short::<E, MODE, $held, { lies::ALIKE }, true, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident - 1), 3 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;

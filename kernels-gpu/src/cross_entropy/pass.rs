@@ -1,7 +1,7 @@
 //! What all passes over rows share: the target's part in a row, what gradients are made of, and what becomes of a
 //! row's sums.
 
-use super::label::{Label, class_weight, label, load_classes, totals_ahead};
+use super::label::{Label, class_weight, label, load_class, load_classes, totals_ahead};
 use super::mode;
 use super::stats::Stats;
 use super::team::Team;
@@ -253,18 +253,25 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if MODE == mode::CLASS { E::Real::ONE } else { E::Real::from_f64(self.args.keep) }
     }
 
-    /// The class of a row, if there is such a row; otherwise one to be ignored.
+    /// The class of a row; of a row of probabilities one to be ignored.
     ///
     /// # Safety
-    /// The kernels' condition 1.
+    /// The kernels' condition 1; `row` is one of `rows`.
     #[inline(always)]
     pub(crate) unsafe fn class(&self, row: u64) -> i64 {
         if MODE == mode::PROBABILITIES {
             return self.args.ignore_index;
         }
         // SAFETY: the caller's condition.
-        let [class] = unsafe { load_classes(self.args, row, 0) };
-        class
+        unsafe {
+            if self.late {
+                // As one of several rows, of which there may be none: the compiler keeps less in registers.
+                let [class] = load_classes(self.args, row, 0);
+                class
+            } else {
+                load_class(self.args, row)
+            }
+        }
     }
 
     /// What the class of a row says.

@@ -1,16 +1,17 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
 use super::finish::{finish_pieces, has_sums, leave_terms};
-use super::label::{Label, totals_ahead};
+use super::label::{Label, load_class, totals_ahead};
 use super::lanes::Lanes;
+use super::mode;
 use super::pass::{Known, Pass, TERMS, Total, writes};
 use super::stats::{Relative, Stats};
 use super::team::{Rows, Team};
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{self, Workspace, warp_sums};
+use crate::reduce::{self, Workspace, sums_in_lane};
 use cuda_std::hint::opaque;
-use cuda_std::thread::{block_idx_x, sync_threads};
+use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
 /// Rows of a block at once, at most: one a team, of 2 threads or more.
@@ -34,12 +35,12 @@ impl RowsOfBlock {
         part as u32 * MOST_ROWS as u32 + row
     }
 
-    /// Keeps what row `row` of the block's comes to, and its class; see [`Stats::used`].
+    /// Keeps what row `row` of the block's comes to; see [`Stats::used`].
     ///
     /// # Safety
     /// One thread keeps each row, and a barrier stands before anybody asks for it and between that and the next.
     #[inline(always)]
-    unsafe fn keep<R: Real>(row: u32, stats: Stats<R>, class: i64, dense: bool) {
+    unsafe fn keep<R: Real>(row: u32, stats: Stats<R>, dense: bool) {
         let parts = stats.parts();
         unrolled!(for part in 0..4; {
             if part < Stats::<R>::used(dense) {
@@ -47,7 +48,15 @@ impl RowsOfBlock {
                 unsafe { rows_of_block().set(Self::at(part, row), parts[part].to_bits64()) };
             }
         });
-        // SAFETY: as above.
+    }
+
+    /// Keeps its class.
+    ///
+    /// # Safety
+    /// As [`keep`](Self::keep).
+    #[inline(always)]
+    unsafe fn keep_class(row: u32, class: i64) {
+        // SAFETY: the caller's conditions.
         unsafe { rows_of_block().set(Self::at(Self::CLASS, row), class.cast_unsigned()) };
     }
 
@@ -64,7 +73,7 @@ impl RowsOfBlock {
     /// # Safety
     /// They have been kept, and a barrier stands between.
     #[inline(always)]
-    unsafe fn kept<R: Real>(row: u32, dense: bool) -> (Stats<R>, i64) {
+    unsafe fn kept<R: Real>(row: u32, dense: bool) -> Stats<R> {
         let mut parts = [R::ZERO; 4];
         unrolled!(for part in 0..4; {
             if part < Stats::<R>::used(dense) {
@@ -72,9 +81,15 @@ impl RowsOfBlock {
                 parts[part] = R::from_bits64(unsafe { rows_of_block().get(Self::at(part, row)) });
             }
         });
-        // SAFETY: as above.
-        let class = unsafe { rows_of_block().get(Self::at(Self::CLASS, row)) };
-        (Stats::of_parts(parts), class.cast_signed())
+        Stats::of_parts(parts)
+    }
+
+    /// # Safety
+    /// As [`kept`](Self::kept).
+    #[inline(always)]
+    unsafe fn kept_class(row: u32) -> i64 {
+        // SAFETY: the caller's condition.
+        unsafe { rows_of_block().get(Self::at(Self::CLASS, row)) }.cast_signed()
     }
 
     /// # Safety
@@ -137,16 +152,14 @@ pub(crate) unsafe fn short<
     const HELD: usize,
     const LIES: u32,
     const GRADS: bool,
+    const MANY: bool,
 >(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    // SAFETY: as above.
-    let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_threads(args);
-    let finishes = warp_id() == 0;
     let place = Place::of_block(0);
     let rows = Rows::of_block(args, place);
     let row = rows.as_ref().map_or(args.rows, |rows| rows.next + u64::from(team.in_block));
@@ -154,96 +167,151 @@ pub(crate) unsafe fn short<
         // SAFETY: the caller's conditions.
         unsafe { pass.begin(block_idx_x(), row, team) };
     }
-    let Some(Rows { next: mut first, end }) = rows else {
+    let Some(rows) = rows else {
         // SAFETY: conditions 1 and 2.
-        unsafe { finish_pieces::<GRADS, E, MODE, _>(&pass, place, workspace) };
+        unsafe { finish_pieces::<GRADS, 4, E, MODE, _>(&pass, place, workspace) };
         return;
     };
+    let mut next = rows.next;
     loop {
-        let row = first + u64::from(team.in_block);
-        // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing, and though its gradients
-        // may lie there by then: cheaper than to ask of each group whether it is to be read.
-        unsafe {
-            let lanes = Lanes::<E, LIES>::new(&pass, row.min(args.rows - 1));
-            // A row that does not count is read for nothing: its class takes as long to arrive.
-            let class = pass.class(row);
-            let mut held = lanes.tile::<HELD>(team.lane, true, team);
-            let scale_of = |which| pass.scale(row, Known(ahead), which);
-            let mut scale = E::Real::ZERO;
-            if GRADS && row < args.rows {
-                scale = scale_of(Total::Weights);
-            }
-            // All of it asked for first: a wait for the class would be moved to between.
-            sync_warp();
-            // Before it is overwritten: the team meets for its sums before it writes.
-            let logit = lanes.logit_of_class(&pass, class, &held, team);
-            if let Some(logit) = logit {
-                RowsOfBlock::keep_logit(team.in_block, logit);
-            }
-            let label = if GRADS { pass.label(class) } else { Label::NONE };
-            if GRADS && !label.counts {
-                held.forget::<E>();
-            }
-            let read = !GRADS || label.counts;
-            let (stats, exps) = lanes.stats_of_tile::<MODE, HELD, GRADS>(&pass, &held, read, team);
-            let stats = stats.of_row();
-            if team.lane == 0 {
-                RowsOfBlock::keep(team.in_block, stats, class, Pass::<E, MODE>::DENSE);
-            }
-            if GRADS && row < args.rows {
-                let factors = pass.factors(&label, stats, scale, || scale_of(Total::Rows));
-                let to = lanes.to(&pass, row);
-                // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
-                // what memory moves.
-                let at_class = logit.map(|logit| pass.at_class(&label, &factors, logit));
-                if Pass::<E, MODE>::DENSE {
-                    let class = at_class.map(|at_class| (label.class, at_class));
-                    let held = held.anew();
-                    lanes.gradients_of_tile::<MODE, HELD>(&pass, class, &factors, to, &held);
-                } else {
-                    let unit = Relative::<_, MODE>::to(factors.center).unit();
-                    let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
-                    lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &held);
-                }
-                let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
-                lanes.gradients_of_edges(&pass, &label, &factors, to, of_class, team);
-            }
-        }
-        sync_threads();
-        let next = first + u64::from(team.of_block);
-        if finishes {
-            let begins = Rows::of_block(args, place).is_none_or(|rows| rows.next == first);
-            let terms = if begins { [0.0; TERMS] } else { LaneTerms::get() };
-            let rows = (end - first).min(team.of_block.into()) as u32;
-            // SAFETY: the caller's conditions; the teams have kept what their rows come to, each row is finished once.
-            unsafe {
-                let terms = if !GRADS && pass.is_plain() {
-                    finish_rows::<E, MODE, GRADS, true>(&pass, terms, first, rows, workspace)
-                } else {
-                    finish_rows::<E, MODE, GRADS, false>(&pass, terms, first, rows, workspace)
-                };
-                if next < end {
-                    LaneTerms::set(terms);
-                } else if GRADS || has_sums(args) {
-                    let (terms, pairs) = if GRADS || pass.has_two_sums() {
-                        let second = if GRADS { terms[2] } else { terms[1] };
-                        let [loss, second] = warp_sums([terms[0], second], WARP_SIZE);
-                        ([loss, second, 0.0, 0.0], 1)
-                    } else {
-                        (warp_sums(terms, WARP_SIZE), 2)
-                    };
-                    if lane_id() == 0 {
-                        leave_terms(place, terms, pairs, workspace);
-                    }
-                }
-            }
-        }
-        if next >= end {
+        // SAFETY: the caller's conditions.
+        unsafe { turn::<E, MODE, HELD, LIES, GRADS, MANY>(&pass, next, &rows, place, workspace) };
+        if !MANY {
             return;
         }
-        first = next;
-        // What is kept of these rows is to be replaced.
+        next += u64::from(team.of_block);
+        if next >= rows.end {
+            return;
+        }
+        // What is kept of the rows before is to be replaced.
         sync_threads();
+    }
+}
+
+/// A row for each team of the block at `place`: of its `rows` those from `first` on.
+///
+/// # Safety
+/// As [`short`]; a barrier stands between two turns.
+#[inline(always)]
+unsafe fn turn<
+    E: Element,
+    const MODE: u32,
+    const HELD: usize,
+    const LIES: u32,
+    const GRADS: bool,
+    const MANY: bool,
+>(
+    pass: &Pass<'_, E, MODE>,
+    first: u64,
+    rows: &Rows,
+    place: Place,
+    workspace: Workspace,
+) {
+    let args = pass.args;
+    // SAFETY: condition 2.
+    let ahead = unsafe { totals_ahead(args) };
+    let team = Team::of_threads(args);
+    let row = first + u64::from(team.in_block);
+    // The class of which row of the block's this thread asks for and keeps: where the row's team needs it, each of its threads.
+    let index = if GRADS { team.in_block } else { thread_idx_x() };
+    let has_class = MODE != mode::PROBABILITIES
+        && index < team.of_block
+        && first + u64::from(index) < args.rows;
+    // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing, and though its gradients
+    // may lie there by then: cheaper than to ask of each group whether it is to be read.
+    unsafe {
+        let lanes = Lanes::<E, LIES>::new(pass, row.min(args.rows - 1));
+        let mut class = 0;
+        if GRADS && has_class {
+            class = load_class(args, first + u64::from(index));
+        }
+        // A row that does not count is read for nothing: its class takes as long to arrive.
+        let mut held = lanes.tile::<HELD>(team.lane, true, team);
+        let scale_of = |which| pass.scale(row, Known(ahead), which);
+        let mut scale = E::Real::ZERO;
+        if GRADS && row < args.rows {
+            scale = scale_of(Total::Weights);
+        }
+        // All of it asked for first: a wait for the class would be moved to between.
+        sync_warp();
+        if !GRADS {
+            if has_class {
+                class = load_class(args, first + u64::from(index));
+            }
+            sync_warp();
+        }
+        let mut logit = None;
+        if GRADS {
+            // Before it is overwritten: the team meets for its sums before it writes.
+            logit = lanes.logit_of_class(pass, class, &held, team);
+            if let Some(logit) = logit {
+                RowsOfBlock::keep_logit(index, logit);
+            }
+        } else if MODE != mode::PROBABILITIES {
+            held.keep();
+        }
+        let label = if GRADS { pass.label(class) } else { Label::NONE };
+        if GRADS && !label.counts {
+            held.forget::<E>();
+        }
+        let read = !GRADS || label.counts;
+        let (stats, exps) = lanes.stats_of_tile::<MODE, HELD, GRADS>(pass, &held, read, team);
+        let stats = stats.of_row();
+        if team.lane == 0 {
+            RowsOfBlock::keep(team.in_block, stats, Pass::<E, MODE>::DENSE);
+        }
+        if GRADS && row < args.rows {
+            let factors = pass.factors(&label, stats, scale, || scale_of(Total::Rows));
+            let to = lanes.to(pass, row);
+            // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
+            // what memory moves.
+            let at_class = logit.map(|logit| pass.at_class(&label, &factors, logit));
+            if Pass::<E, MODE>::DENSE {
+                let class = at_class.map(|at_class| (label.class, at_class));
+                let held = held.anew();
+                lanes.gradients_of_tile::<MODE, HELD>(pass, class, &factors, to, &held);
+            } else {
+                let unit = Relative::<_, MODE>::to(factors.center).unit();
+                let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
+                lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &held);
+            }
+            let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
+            lanes.gradients_of_edges(pass, &label, &factors, to, of_class, team);
+        }
+        if has_class && (!GRADS || team.lane == 0) {
+            RowsOfBlock::keep_class(index, class);
+            if !GRADS {
+                let lanes = Lanes::<E, LIES>::new(pass, first + u64::from(index));
+                if let Some(logit) = lanes.logit_of_edge(class, args.cols) {
+                    RowsOfBlock::keep_logit(index, logit);
+                }
+            }
+        }
+        sync_threads();
+        if warp_id() > 0 {
+            return;
+        }
+        let mut terms = if MANY && first > rows.next { LaneTerms::get() } else { [0.0; TERMS] };
+        let count = (rows.end - first).min(team.of_block.into()) as u32;
+        terms = if !GRADS && pass.is_plain() {
+            finish_rows::<E, MODE, LIES, GRADS, true>(pass, terms, first, count, team, workspace)
+        } else {
+            finish_rows::<E, MODE, LIES, GRADS, false>(pass, terms, first, count, team, workspace)
+        };
+        if MANY && first + u64::from(team.of_block) < rows.end {
+            LaneTerms::set(terms);
+        } else if GRADS || has_sums(args) {
+            let (terms, pairs) = if GRADS || pass.has_two_sums() {
+                let second = if GRADS { terms[2] } else { terms[1] };
+                let [loss, second] = sums_in_lane([terms[0], second]);
+                ([loss, second, 0.0, 0.0], 1)
+            } else {
+                (sums_in_lane(terms), 2)
+            };
+            if lane_id() == 0 {
+                leave_terms::<E::Real, _>(place, terms, pairs, workspace);
+            }
+        }
     }
 }
 
@@ -253,25 +321,44 @@ pub(crate) unsafe fn short<
 /// # Safety
 /// The kernels' conditions; the first warp of the block calls this once for each row, and a barrier stands between.
 #[inline(always)]
-unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAIN: bool>(
+unsafe fn finish_rows<
+    E: Element,
+    const MODE: u32,
+    const LIES: u32,
+    const GRADS: bool,
+    const PLAIN: bool,
+>(
     pass: &Pass<'_, E, MODE>,
     mut terms: [f64; TERMS],
     first: u64,
     rows: u32,
+    team: Team,
     workspace: Workspace,
 ) -> [f64; TERMS] {
     let mut index = lane_id();
     while index < rows {
         // SAFETY: the caller's conditions.
         unsafe {
-            let (stats, class) = RowsOfBlock::kept(index, Pass::<E, MODE>::DENSE);
+            let stats = RowsOfBlock::kept(index, Pass::<E, MODE>::DENSE);
+            let class = if MODE == mode::PROBABILITIES {
+                pass.args.ignore_index
+            } else {
+                RowsOfBlock::kept_class(index)
+            };
             let label = if PLAIN { pass.plain_label(class) } else { pass.label(class) };
-            let mut logit = E::Real::ZERO;
-            if label.has_class(pass.args.cols) {
-                logit = RowsOfBlock::kept_logit(index);
-            }
             // Otherwise where its results go is made before the rows are read, by all warps.
             let row = opaque(first + u64::from(index));
+            let mut logit = E::Real::ZERO;
+            if label.has_class(pass.args.cols) {
+                let mut kept = None;
+                if !GRADS {
+                    kept = Lanes::<E, LIES>::new(pass, row).kept_logit(index, label.class, team);
+                }
+                logit = match kept {
+                    Some(kept) => kept,
+                    None => RowsOfBlock::kept_logit(index),
+                };
+            }
             let of_row = if PLAIN {
                 let [loss, weight, ..] =
                     pass.finish_row::<{ writes::NOTHING }>(row, &label, stats, logit, workspace);

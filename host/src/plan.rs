@@ -125,6 +125,7 @@ pub(crate) struct SamplesLaunch {
     pub(crate) form: Form,
     /// Rows that a block of the passes that sum takes, of grids of `abi::blocks_of_pieces`.
     pub(crate) rows_of_block: NonZeroU32,
+    /// Of grids of which a block takes a row, the last of them.
     pub(crate) tail: Tail,
 }
 
@@ -143,19 +144,19 @@ impl Tail {
     /// Of `rows` rows of so many `groups`, of which each block of `threads` leaves `words` for `sums` sums.
     fn new(rows: usize, groups: usize, threads: usize, words: u32, sums: u32) -> Self {
         let parts = (groups / (FLIGHT * threads)).min(TAIL_PARTS);
-        let pieces = (rows + TAIL_ROWS * (parts.max(1) - 1)) as u32;
+        if rows < 2 * TAIL_ROWS || parts < 2 {
+            return Tail::NONE;
+        }
+        let pieces = (rows + TAIL_ROWS * (parts - 1)) as u32;
         // Behind what the pieces leave, and the sums of their stretches.
         let at = words * pieces + sums * pieces.div_ceil(STRETCH - 1);
         let at = at.next_multiple_of(STATS_PARTS);
         let of_parts = (TAIL_ROWS * parts * (threads / 32)) as u32 * STATS_PARTS;
-        if rows < 2 * TAIL_ROWS || parts < 2 || at + of_parts > MAX_PARTIALS {
+        if at + of_parts > MAX_PARTIALS {
             return Tail::NONE;
         }
-        Tail {
-            rows: TAIL_ROWS as u32,
-            parts: NonZeroU32::new(parts as u32).unwrap_or(NonZeroU32::MIN),
-            at,
-        }
+        let parts = NonZeroU32::new(parts as u32).expect("two at least");
+        Tail { rows: TAIL_ROWS as u32, parts, at }
     }
 }
 
@@ -303,9 +304,9 @@ pub(crate) fn samples(
             (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
     };
-    let shares = form == Form::Long && pass == Pass::Forward && splits == 1 && team == most;
     let (mut tail, mut blocks) = (Tail::NONE, blocks);
-    if shares && rows_of_block == 1 {
+    let takes_one = form == Form::Long && pass == Pass::Forward && rows_of_block == 1;
+    if takes_one && splits == 1 && team == most {
         tail = Tail::new(rows, groups, threads, words_of_piece(sums, element_bytes), sums);
         blocks = blocks_of_pieces(rows as u32 + tail.rows * (tail.parts.get() - 1)) as usize;
     }

@@ -2,8 +2,9 @@
 //! kernel that only reads and writes the same bytes, in one run. `cargo xtask bench`.
 //!
 //! Times are medians of samples that alternate between all candidates. A sample is the replay of a graph
-//! of so many calls, five at least, that how it begins and ends hardly shows, between two events, and the next is queued before it is done, so that no figure has
-//! the host's launches in it. Calls take turns on copies of the tensors that together are larger than the cache.
+//! of so many calls, five at least, that how it begins and ends hardly shows, between two events. The next is
+//! queued before it is done, so that no figure has the host's launches in it. Calls take turns on copies of the
+//! tensors that together are larger than the cache.
 //! Every result is checked against float64 before it is timed.
 //!
 //! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.

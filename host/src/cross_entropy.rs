@@ -29,23 +29,25 @@ use std::sync::atomic::Ordering;
 /// | a class y | −(1 − ε) w_y log p_y − ε/C Σ w log p | Σ w_y of the rows that are not ignored |
 /// | probabilities t | −Σ w ((1 − ε) t + ε/C) log p | the rows |
 ///
-/// With z-loss, λ (log Σ exp x)² more for each row that is not ignored, divided by their number for the mean. The
-/// logarithm of a sum that is nearly 1 is taken of what it is more than 1: a loss is accurate however small.
+/// With z-loss, λ (log Σ exp x)² more for each row that is not ignored, divided by their number for the mean. Where
+/// Σ exp(x − m) is close to 1, its logarithm is taken of what exceeds 1: a loss is accurate however small.
 ///
-/// Where all rows are ignored, or the weights add up to 0, a mean is NaN.
+/// Where all rows are ignored, or the weights add up to 0, a mean is NaN; its gradient is 0 in the first case and NaN in
+/// the second.
 ///
 /// [`forward_backward`](Self::forward_backward) does all in one pass over the logits. Where other work comes between
 /// the two, [`forward_saving`](Self::forward_saving) keeps a few numbers a row, from which
 /// [`backward`](Self::backward) has the gradients.
 ///
-/// f16, bf16 and f32 logits are computed with in f32, f64 in f64; sums over threads are f64.
+/// f16, bf16 and f32 logits are computed in f32, f64 logits in f64; sums over threads are f64.
 ///
 /// Errors of every method, beside those of [`Mse`](crate::Mse): [`InvalidShape`](Error::InvalidShape) where there is
 /// no class, or more than 2³¹ − 1; [`InvalidOption`](Error::InvalidOption) for a `label_smoothing` that is not from 0
 /// to 1, a `z_loss` that is negative or not finite, or an `ignore_index` of 0 or more with probabilities.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy<'w, T, R = Mean> {
-    /// Weights of the classes, of shape `[C]`; none stands for ones.
+    /// Weights of the classes, of shape `[C]`, as `Some(weight.view())`; `None`: every class has weight 1. A loss borrows them:
+    /// to make one for each call costs nothing.
     pub weight: Option<View<'w, T>>,
     /// Rows with this target do not count: their loss and their gradient are 0. It need not be a class.
     pub ignore_index: i64,
@@ -143,15 +145,27 @@ pub struct Saved<V> {
     shape: Shape,
 }
 
+/// Where, behind the start of a [`Saved`]'s totals, there is room for a fault.
+const FAULT_OF_SAVED: u64 = 2 * size_of::<f64>() as u64;
+
 impl<V: Float> Saved<V> {
     /// Memory for logits of shape `input`, for [`CrossEntropy::forward_saving_into`] to write.
     ///
     /// # Errors
     /// As [`Tensor::zeros`].
     pub fn zeros(gpu: &crate::Gpu, input: impl IntoShape) -> Result<Self> {
+        let mut saved = Self::uninitialised(gpu, input)?;
+        saved.rows.clear()?;
+        saved.totals.clear()?;
+        Ok(saved)
+    }
+
+    /// Memory that the forward pass that gets it writes.
+    fn uninitialised(gpu: &crate::Gpu, input: impl IntoShape) -> Result<Self> {
         let shape = input.into_shape("input")?.of_rows();
-        let rows = Tensor::zeros(gpu, [saved::COUNT, shape.len()])?;
-        Ok(Saved { rows, totals: Tensor::zeros(gpu, [2])?, shape })
+        let rows = Tensor::uninitialised(gpu, [saved::COUNT, shape.len()].into_shape("input")?)?;
+        // Behind the totals, room for a fault that nobody asks for.
+        Ok(Saved { rows, totals: Tensor::uninitialised(gpu, Shape::row(4))?, shape })
     }
 
     /// log Σ exp x of each row.
@@ -285,7 +299,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         let (input, target) = (input.into().memory, target.into());
         self.check(input, &target, stream)?;
         let mut loss = self.new_loss(input.shape, stream)?;
-        let mut save = Saved::zeros(stream.gpu(), input.shape)?;
+        let mut save = Saved::uninitialised(stream.gpu(), input.shape)?;
         let call = Call {
             loss: Some((&mut loss).into()),
             save: Some(&mut save),
@@ -436,6 +450,25 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         self.queue(Call { loss, grads, in_place: true, ..call }, workspace, stream)
     }
 
+    /// As [`forward_backward_in_place`](Self::forward_backward_in_place), the gradient times `upstream`, the gradient of
+    /// the loss, which has its shape: the scale of mixed-precision training, for one.
+    ///
+    /// # Errors
+    /// See [`CrossEntropy`].
+    pub fn forward_backward_in_place_scaled<'a>(
+        &self,
+        input: impl Into<ViewMut<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        upstream: impl Into<View<'a, T::Loss>>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = Call::new(input.into().memory, target.into());
+        let (loss, grads) = (Some(loss.into()), Some(Grads::none().scaled_by(upstream)));
+        self.queue(Call { loss, grads, in_place: true, ..call }, workspace, stream)
+    }
+
     /// Memory for a loss of `input`.
     fn new_loss(&self, input: Shape, stream: &Stream) -> Result<Loss<T::Loss>> {
         Loss::uninitialised(stream.gpu(), self.reduction.shape_of_samples(input))
@@ -444,16 +477,18 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// Refuses options without meaning, and inputs that do not fit, before memory for results is allocated.
     fn check(&self, input: Memory<'_>, target: &Targets<'_, T>, stream: &Stream) -> Result<()> {
         let probabilities = target.class_bytes == 0;
-        let invalid = |option, expected, got| Err(Error::InvalidOption { option, expected, got });
+        let invalid = |option, expected, got: &dyn fmt::Display| {
+            Err(Error::InvalidOption { option, expected, got: got.to_string() })
+        };
         if !(0.0..=1.0).contains(&self.label_smoothing) {
-            return invalid("label_smoothing", "a number from 0 to 1", self.label_smoothing);
+            return invalid("label_smoothing", "a number from 0 to 1", &self.label_smoothing);
         }
         if !self.z_loss.is_finite() || self.z_loss < 0.0 {
-            return invalid("z_loss", "a finite number that is not negative", self.z_loss);
+            return invalid("z_loss", "a finite number that is not negative", &self.z_loss);
         }
         if probabilities && self.ignore_index >= 0 {
             let expected = "a negative number where targets are probabilities";
-            return invalid("ignore_index", expected, self.ignore_index as f64);
+            return invalid("ignore_index", expected, &self.ignore_index);
         }
         let (shape, memory) = (input.shape, target.memory);
         let problem = match shape.cols() {
@@ -570,6 +605,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             check_shape("saved", shape.of_rows(), save.shape)?;
             let (of_rows, totals) = (save.rows.view_mut().memory, save.totals.view().memory);
             (args.saved, args.totals) = (of_rows.address, totals.address);
+            // Of losses of rows, kernels add up nothing unless a fault is asked for.
+            args.fault = totals.address + FAULT_OF_SAVED;
             writes.push(("saved", of_rows));
             writes.push(("saved", totals));
             return self.launch(pass, &mut args, fault, stream, &reads, &writes);
@@ -636,7 +673,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             &CLASSES
         };
         let reports = args.class_bytes != 0;
-        args.fault = fault.filter(|_| reports).map_or(0, |fault| fault.address);
+        let unasked = if reports { args.fault } else { 0 };
+        args.fault = fault.filter(|_| reports).map_or(unasked, |fault| fault.address);
         self.queue_launches(pass, kernels, args, stream, reads, writes)?;
         if let Some(fault) = fault {
             let classes = if reports { args.cols as usize } else { 0 };
@@ -690,6 +728,11 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let split = pass == Pass::Forward && plan.rows.splits.get() > 1;
             (plan, if split { kernels.forward_split } else { forms[plan.form as usize] })
         };
+        // Of two launches, the second kernel is there before the first is queued.
+        let find = |family: &Family<_>| match family.entry(T::DTYPE) {
+            Some(entry) => stream.gpu().function(entry).map(|_| ()),
+            None => Ok(()),
+        };
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);
             let RowsLaunch { launch: mut shape, team, splits } = plan.rows;
@@ -722,6 +765,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 let blocks = plan::totals_blocks(rows, shape.threads);
                 let totals = CrossEntropyArgs { totals_blocks: blocks, ..args };
                 if matches!(plan.form, Form::Short | Form::ShortWhole | Form::ShortMany) {
+                    find(family)?;
                     // The blocks of short rows that begin at once have little else to do, and would all wait.
                     let shape = Launch { blocks, ..shape };
                     // SAFETY: as below.
@@ -740,6 +784,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             // views' condition, or the tensors' doing.
             unsafe { launch(stream, family, T::DTYPE, shape, &args, reads, writes) }
         };
+        // What one launch leaves in the workspace for another is not to be another call's.
+        let _lock = stream.lock();
         if pass != Pass::ForwardBackward {
             return queue(pass, args);
         }
@@ -751,6 +797,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 totals: args.workspace + layout::TOTALS,
                 ..*args
             };
+            find(plan(Pass::Backward).1)?;
             queue(Pass::Forward, &forward)?;
             return queue(Pass::Backward, &forward);
         }

@@ -315,10 +315,22 @@ fn open(source: Source) -> Result<Table> {
     let code = table.cuInit.map_or(NOT_SUPPORTED, |init| unsafe { init(0) });
     if code != 0 {
         return Err(Error::NoDriver {
-            reason: format!("libcuda.so.1 is there, but cuInit returns {code}"),
+            reason: format!("libcuda.so.1 is there, but cuInit returns {code}{}", meaning(code)),
         });
     }
     Ok(table)
+}
+
+/// What the codes of `cuInit` mean that come of a machine on which there is nothing to be had.
+fn meaning(code: u32) -> &'static str {
+    match code {
+        100 => ", CUDA_ERROR_NO_DEVICE: no GPU, or CUDA_VISIBLE_DEVICES hides it",
+        802 => ", CUDA_ERROR_SYSTEM_NOT_READY",
+        803 => ", CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        804 => ", CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+        999 => ", CUDA_ERROR_UNKNOWN",
+        _ => "",
+    }
 }
 
 /// A driver's code as the type that `cust::sys` declares. A code that the type does not have would

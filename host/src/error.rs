@@ -109,11 +109,11 @@ pub enum Error {
         /// What would do.
         expected: &'static str,
         /// What came.
-        got: f64,
+        got: String,
     },
 
     /// A target is no class: found on the device, when the loss is asked for.
-    #[error("target: expected a class below {classes}, got {target} in row {row}")]
+    #[error("target: expected a class from 0 to below {classes}, got {target} in row {row}")]
     TargetOutOfRange {
         /// The lowest row with such a target.
         row: usize,

@@ -68,7 +68,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`], [`Error::SmallDevice`]; [`Error::OtherDriver`] after
-    /// [`Gpu::emulated`].
+    /// `Gpu::emulated`.
     pub fn new(ordinal: u32) -> Result<Self> {
         driver::choose(Source::Library)?;
         Self::open(ordinal, false)
@@ -152,7 +152,7 @@ impl Gpu {
         self.inner.cache
     }
 
-    /// Whether this is [`Gpu::emulated`].
+    /// Whether this is `Gpu::emulated`.
     pub fn is_emulated(&self) -> bool {
         self.inner.emulated
     }
@@ -346,10 +346,11 @@ impl Drop for Restore {
 }
 
 #[cfg(all(test, feature = "emulator"))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn gpu() -> Gpu {
+    /// The machine's, or the emulator's.
+    pub(crate) fn gpu() -> Gpu {
         match Gpu::new(0) {
             Err(Error::NoDriver { .. } | Error::OtherDriver { .. }) => Gpu::emulated(0).unwrap(),
             other => other.unwrap(),

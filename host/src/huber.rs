@@ -20,9 +20,16 @@ pub struct Huber<R = Mean> {
     pub reduction: R,
 }
 
+impl Huber<Mean> {
+    /// The terms' mean. Of another reduction: `Huber { delta, reduction }`.
+    pub const fn new(delta: f64) -> Self {
+        Huber { delta, reduction: Mean }
+    }
+}
+
 impl Default for Huber<Mean> {
     fn default() -> Self {
-        Huber { delta: 1.0, reduction: Mean }
+        Huber::new(1.0)
     }
 }
 
@@ -30,7 +37,7 @@ impl<R: Copy> Huber<R> {
     fn pairwise(&self) -> Result<Pairwise<R>> {
         let (option, expected, got) = ("delta", "a positive number", self.delta);
         if got.is_nan() || got <= 0.0 {
-            return Err(Error::InvalidOption { option, expected, got });
+            return Err(Error::InvalidOption { option, expected, got: got.to_string() });
         }
         Ok(Pairwise { kernels: &KERNELS, parameter: self.delta, reduction: self.reduction })
     }

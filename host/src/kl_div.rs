@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::{BatchMean, DivergenceReduction};
+use crate::reduction::{BatchMean, DivergenceReduction, Mean, None as PerElement, Sum};
 
 /// Kernels by form: `[log_input][log_target]`.
 static KERNELS: [[Kernels; 2]; 2] = [
@@ -41,9 +41,32 @@ pub struct KlDiv<R = BatchMean> {
     pub reduction: R,
 }
 
+macro_rules! reduced {
+    ($($(#[$doc:meta])* $name:ident: $reduction:ident;)+) => {$(
+        impl KlDiv<$reduction> {
+            $(#[$doc])*
+            /// The input is log-probabilities and the target probabilities; for others, set
+            /// [`log_input`](Self::log_input) and [`log_target`](Self::log_target).
+            pub const fn $name() -> Self {
+                KlDiv { log_input: true, log_target: false, reduction: $reduction }
+            }
+        }
+    )+};
+}
+reduced! {
+    /// The terms' sum divided by the batch, as the divergence is defined.
+    batch_mean: BatchMean;
+    /// The terms' mean.
+    mean: Mean;
+    /// The terms' sum.
+    sum: Sum;
+    /// The terms themselves.
+    none: PerElement;
+}
+
 impl Default for KlDiv<BatchMean> {
     fn default() -> Self {
-        KlDiv { log_input: true, log_target: false, reduction: BatchMean }
+        KlDiv::batch_mean()
     }
 }
 

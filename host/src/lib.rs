@@ -22,13 +22,15 @@
 //! | [`Tensor`], [`View`], [`ViewMut`] | memory on the GPU: owned, or borrowed from whoever owns it |
 //! | [`Gpu`], [`Stream`], [`Workspace`] | a device, a queue of work on it, scratch memory |
 //!
-//! Calls check their arguments, queue one kernel on the stream and return: nothing waits for the
-//! GPU but [`Loss::item`] and [`Tensor::to_vec`]. A call that is refused has queued nothing.
+//! A call of a loss checks its arguments, queues a kernel on the stream (cross-entropy's `forward_backward` two, for
+//! some shapes) and returns. What waits for the GPU: to make a tensor, a loss or a workspace, to copy from or to the
+//! host ([`Loss::item`], [`Tensor::to_vec`]), [`Stream::synchronize`], and to drop memory that queued work uses. A call
+//! that is refused has queued nothing.
 //!
 //! The kernels are PTX inside the library, compiled by the driver at the first use of a loss and
 //! element type. The driver is found at run time: a program that uses this crate builds and starts
 //! without one, and then gets [`Error::NoDriver`]. With the feature `emulator`,
-//! [`Gpu::emulated`] runs the same kernels on the CPU.
+//! `Gpu::emulated` runs the same kernels on the CPU.
 #![deny(missing_docs)]
 
 #[cfg(feature = "bench")]
@@ -62,7 +64,10 @@ pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum};
 pub use smooth_l1::SmoothL1;
 pub use stream::{Stream, Workspace};
 pub use tensor::{Loss, Tensor};
-pub use view::{Class, Element, Float, Shape, View, ViewMut};
+pub use view::{Class, Element, Float, IntoShape, Shape, View, ViewMut};
+
+/// The crate of the element types `half::f16` and `half::bf16`.
+pub use half;
 
 /// A number type of tensors, as [`Float::DTYPE`] names it.
 pub use kernels_gpu::abi::Dtype;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::{ElementwiseReduction, Mean, Sum};
+use crate::reduction::{ElementwiseReduction, Mean, None as PerElement, Sum};
 
 static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 
@@ -36,6 +36,13 @@ impl Mse<Sum> {
     /// The squares' sum.
     pub const fn sum() -> Self {
         Mse { reduction: Sum }
+    }
+}
+
+impl Mse<PerElement> {
+    /// The squares themselves.
+    pub const fn none() -> Self {
+        Mse { reduction: PerElement }
     }
 }
 

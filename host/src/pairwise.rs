@@ -14,7 +14,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
 /// The gradients that a call writes: of the input, of the target, or of both. A `&mut Tensor` or a
-/// [`ViewMut`] alone is the input's.
+/// [`ViewMut`] converts into the input's alone.
 ///
 /// `V` is the element type of the loss, and so of the upstream gradient.
 pub struct Grads<'a, T, V> {
@@ -440,6 +440,27 @@ macro_rules! methods {
             ) -> $crate::Result<()> {
                 let (input, target) = (input.into().memory, target.into().memory);
                 let (loss, grads) = (Some(loss.into()), Some($crate::Grads::none()));
+                let call = $crate::pairwise::Call { input, target, loss, grads, in_place: true };
+                self.pairwise()?.queue::<T>(call, workspace, stream)
+            }
+
+            /// As [`forward_backward_in_place`](Self::forward_backward_in_place), the gradient times `upstream`, the
+            /// gradient of the loss, which has its shape: the scale of mixed-precision training, for one.
+            ///
+            /// # Errors
+            #[doc = concat!("See [`", stringify!($loss), "`].")]
+            pub fn forward_backward_in_place_scaled<'a, T: $crate::Float>(
+                &self,
+                input: impl Into<$crate::ViewMut<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                upstream: impl Into<$crate::View<'a, R::Value<T>>>,
+                workspace: &mut $crate::Workspace,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                let (input, target) = (input.into().memory, target.into().memory);
+                let grads = Some($crate::Grads::none().scaled_by(upstream));
+                let loss = Some(loss.into());
                 let call = $crate::pairwise::Call { input, target, loss, grads, in_place: true };
                 self.pairwise()?.queue::<T>(call, workspace, stream)
             }

@@ -21,9 +21,16 @@ pub struct SmoothL1<R = Mean> {
     pub reduction: R,
 }
 
+impl SmoothL1<Mean> {
+    /// The terms' mean. Of another reduction: `SmoothL1 { beta, reduction }`.
+    pub const fn new(beta: f64) -> Self {
+        SmoothL1 { beta, reduction: Mean }
+    }
+}
+
 impl Default for SmoothL1<Mean> {
     fn default() -> Self {
-        SmoothL1 { beta: 1.0, reduction: Mean }
+        SmoothL1::new(1.0)
     }
 }
 
@@ -31,7 +38,7 @@ impl<R: Copy> SmoothL1<R> {
     fn pairwise(&self) -> Result<Pairwise<R>> {
         let (option, expected, got) = ("beta", "a number that is not negative", self.beta);
         if got.is_nan() || got < 0.0 {
-            return Err(Error::InvalidOption { option, expected, got });
+            return Err(Error::InvalidOption { option, expected, got: got.to_string() });
         }
         Ok(Pairwise { kernels: &KERNELS, parameter: self.beta, reduction: self.reduction })
     }

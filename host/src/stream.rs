@@ -8,7 +8,7 @@ use crate::view::{Memory, Shape};
 use cust::sys;
 use kernels_gpu::abi::WORKSPACE_BYTES;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A queue of work on a GPU. Work on one stream runs in the order of the calls; work on different
 /// streams may run at the same time.
@@ -20,17 +20,64 @@ pub struct Stream {
 }
 
 pub(crate) struct StreamInner {
+    queue: Arc<Queue>,
+    /// Scratch for the calls that are given none: work on one stream never runs at the same time.
+    workspace: Option<Workspace>,
+    /// Held while a call queues several launches that hand something on in the workspace.
+    calls: Mutex<()>,
+}
+
+/// The driver's stream. Memory keeps it as long as work on it may use the memory: without the stream's workspace, which is
+/// memory too and would keep what keeps it.
+pub(crate) struct Queue {
     gpu: Gpu,
     handle: sys::CUstream,
     owned: bool,
-    /// Scratch for the calls that are given none: work on one stream never runs at the same time.
-    workspace: Option<Workspace>,
 }
 
 // SAFETY: the handle may be used from any thread; the driver locks it.
-unsafe impl Send for StreamInner {}
+unsafe impl Send for Queue {}
 // SAFETY: as above.
-unsafe impl Sync for StreamInner {}
+unsafe impl Sync for Queue {}
+
+impl Queue {
+    /// Waits for all work queued so far.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _current = self.gpu.bind()?;
+        // SAFETY: the handle is valid while `self` is.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
+    }
+
+    /// Makes whatever is queued next wait for all work queued on `other` so far.
+    pub(crate) fn wait_for(&self, other: &Queue) -> Result<()> {
+        let event = Event::record(other)?;
+        let _current = self.gpu.bind()?;
+        // SAFETY: both handles are valid; an event may be destroyed while it is waited for.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+}
+
+impl PartialEq for Queue {
+    fn eq(&self, other: &Self) -> bool {
+        self.handle == other.handle && self.gpu.ordinal() == other.gpu.ordinal()
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        if let Ok(_current) = self.gpu.bind() {
+            // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued goes on.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        }
+    }
+}
 
 impl Stream {
     /// A new stream, which does not wait for the device's default stream.
@@ -49,7 +96,12 @@ impl Stream {
         let non_blocking = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes the handle to the pointer it is given.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, non_blocking) })?;
-        Ok(Self::of(Arc::new(StreamInner { gpu: gpu.clone(), handle, owned: true, workspace })))
+        Ok(Self::with(Queue { gpu: gpu.clone(), handle, owned: true }, workspace))
+    }
+
+    fn with(queue: Queue, workspace: Option<Workspace>) -> Self {
+        let queue = Arc::new(queue);
+        Self::of(Arc::new(StreamInner { queue, workspace, calls: Mutex::default() }))
     }
 
     pub(crate) fn of(inner: Arc<StreamInner>) -> Self {
@@ -66,14 +118,16 @@ impl Stream {
     /// [`Error::Driver`](crate::Error::Driver) where memory is short.
     ///
     /// # Safety
-    /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null.
+    /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`, which is another
+    ///    stream on each thread.
     /// 2. It stays valid until the `Stream`, its clones, and every [`Tensor`](crate::Tensor) and
     ///    [`Workspace`] that was used on it are dropped.
+    /// 3. Where it is captured into a graph: the library sees the capture, not the replays. Until the last of them is done,
+    ///    nothing that a captured call uses is dropped (the `Stream` and its clones too, where it is given no workspace),
+    ///    and nothing else uses it but in the order of the stream that the graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
         let workspace = Some(Workspace::new(gpu)?);
-        let inner =
-            StreamInner { gpu: gpu.clone(), handle: handle.cast(), owned: false, workspace };
-        Ok(Self::of(Arc::new(inner)))
+        Ok(Self::with(Queue { gpu: gpu.clone(), handle: handle.cast(), owned: false }, workspace))
     }
 
     /// Waits for all work queued so far.
@@ -81,9 +135,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) where some of it failed.
     pub fn synchronize(&self) -> Result<()> {
-        let _current = self.gpu().bind()?;
-        // SAFETY: the handle is valid while `self` is.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle()) })
+        self.inner.queue.synchronize()
     }
 
     /// Makes whatever is queued next wait for all work queued on `other` so far. The CPU does not wait.
@@ -91,26 +143,31 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
-        let event = Event::record(other)?;
-        let _current = self.gpu().bind()?;
-        // SAFETY: both handles are valid; an event may be destroyed while it is waited for.
-        check("cuStreamWaitEvent", unsafe {
-            sys::cuStreamWaitEvent(self.handle(), event.handle, 0)
-        })
+        self.inner.queue.wait_for(&other.inner.queue)
     }
 
     /// The device it is on.
     pub fn gpu(&self) -> &Gpu {
-        &self.inner.gpu
+        &self.inner.queue.gpu
     }
 
-    /// The stream's `CUstream`.
+    /// The stream's `CUstream`, to order other work with the library's. To capture it into a graph, mind the third
+    /// condition of [`from_raw`](Self::from_raw).
     pub fn as_raw(&self) -> *mut std::ffi::c_void {
-        self.inner.handle.cast()
+        self.handle().cast()
     }
 
     pub(crate) fn handle(&self) -> sys::CUstream {
-        self.inner.handle
+        self.inner.queue.handle
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.inner.queue
+    }
+
+    /// Keeps calls of other threads from the stream's workspace until the guard is dropped.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn workspace(&self) -> &Workspace {
@@ -120,30 +177,13 @@ impl Stream {
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        self.inner.handle == other.inner.handle
-            && self.inner.gpu.ordinal() == other.inner.gpu.ordinal()
+        self.inner.queue == other.inner.queue
     }
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({:?} on {:?})", self.inner.handle, self.inner.gpu)
-    }
-}
-
-impl Drop for StreamInner {
-    fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
-        if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: created by `new` and not destroyed yet; work that is still queued goes on.
-            unsafe {
-                // The workspace is freed after this.
-                let _ = sys::cuStreamSynchronize(self.handle);
-                let _ = sys::cuStreamDestroy_v2(self.handle);
-            }
-        }
+        write!(f, "Stream({:?} on {:?})", self.handle(), self.gpu())
     }
 }
 
@@ -154,9 +194,9 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// The point behind all work queued on `stream` so far.
-    pub(crate) fn record(stream: &Stream) -> Result<Self> {
-        let gpu = stream.gpu().clone();
+    /// The point behind all work queued on `queue` so far.
+    pub(crate) fn record(queue: &Queue) -> Result<Self> {
+        let gpu = queue.gpu.clone();
         let _current = gpu.bind()?;
         let mut handle = std::ptr::null_mut();
         let no_timing = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
@@ -164,7 +204,7 @@ impl Event {
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, no_timing) })?;
         let event = Event { gpu: gpu.clone(), handle };
         // SAFETY: both handles are valid.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(handle, stream.handle()) })?;
+        check("cuEventRecord", unsafe { sys::cuEventRecord(handle, queue.handle) })?;
         Ok(event)
     }
 
@@ -216,5 +256,23 @@ impl Workspace {
 impl fmt::Debug for Workspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Workspace({} bytes on {:?})", Self::BYTES, self.buffer.gpu())
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use crate::gpu::tests::gpu;
+    use crate::{Mse, Tensor};
+
+    /// Its scratch memory too, though what it has worked on is still there.
+    #[test]
+    fn a_stream_that_is_dropped_is_gone() {
+        let gpu = gpu();
+        let x = Tensor::<f32>::zeros(&gpu, [40]).unwrap();
+        let stream = gpu.stream().unwrap();
+        let (_loss, _gradient) = Mse::mean().forward_backward(&x, &x, &stream).unwrap();
+        let inner = stream.downgrade();
+        drop(stream);
+        assert!(inner.upgrade().is_none());
     }
 }

@@ -3,14 +3,14 @@
 use crate::driver::check;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::stream::{Event, Stream};
+use crate::stream::{Event, Queue, Stream};
 use crate::view::{Element, Fault, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use cust::sys;
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A dense tensor on a GPU, row-major, owned.
 ///
@@ -38,9 +38,9 @@ pub(crate) struct Usage(Mutex<Users>);
 #[derive(Default)]
 struct Users {
     /// The stream that wrote last.
-    writer: Option<Stream>,
+    writer: Option<Arc<Queue>>,
     /// Streams that have read since, or were made to wait for the writer.
-    readers: Vec<Stream>,
+    readers: Vec<Arc<Queue>>,
 }
 
 impl Usage {
@@ -50,39 +50,43 @@ impl Usage {
 
     /// Orders what `stream` gets next, a read, behind the last write.
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
-        let mut users = self.users();
-        if users.readers.contains(stream) || users.writer.as_ref() == Some(stream) {
+        let (mut users, queue) = (self.users(), stream.queue());
+        if users.readers.contains(queue) || users.writer.as_ref() == Some(queue) {
             return Ok(());
         }
         if let Some(writer) = &users.writer {
-            stream.wait_for(writer)?;
+            queue.wait_for(writer)?;
         }
-        users.readers.push(stream.clone());
+        users.readers.push(queue.clone());
         Ok(())
     }
 
     /// Orders what `stream` gets next, a write, behind everything before.
     pub(crate) fn before_write(&self, stream: &Stream) -> Result<()> {
-        let mut users = self.users();
+        let (mut users, queue) = (self.users(), stream.queue());
         for other in users.readers.iter().chain(&users.writer) {
-            if other != stream {
-                stream.wait_for(other)?;
+            if other != queue {
+                queue.wait_for(other)?;
             }
         }
         users.readers.clear();
-        users.writer = Some(stream.clone());
+        users.writer = Some(queue.clone());
         Ok(())
     }
 
-    /// Waits for everything, and forgets it.
+    /// Waits for everything, and forgets what is done.
     fn wait(&self) -> Result<()> {
         let mut users = self.users();
-        let Users { writer, readers } = &mut *users;
-        let mut result = Ok(());
-        for stream in readers.drain(..).chain(writer.take()) {
-            result = result.and(Event::record(&stream).and_then(|event| event.synchronize()));
+        let done = |queue: &Arc<Queue>| Event::record(queue).and_then(|event| event.synchronize());
+        while let Some(reader) = users.readers.last() {
+            done(reader)?;
+            users.readers.pop();
         }
-        result
+        if let Some(writer) = &users.writer {
+            done(writer)?;
+            users.writer = None;
+        }
+        Ok(())
     }
 }
 
@@ -106,22 +110,32 @@ impl Buffer {
         &self.gpu
     }
 
+    /// The stream that wrote last, whose work is done: a fault of it is reported here.
+    fn written(&self) -> Result<Option<Arc<Queue>>> {
+        let writer = self.usage.users().writer.clone();
+        if let Some(queue) = &writer {
+            queue.synchronize()?;
+        }
+        Ok(writer)
+    }
+
     /// Copies what is `offset` bytes behind the start to `data`. Waits for the work that writes it.
     fn read<T: Element>(&self, offset: usize, data: &mut [T]) -> Result<()> {
+        let writer = self.written()?;
         if data.is_empty() {
             return Ok(());
         }
-        // On the stream that wrote, so that a fault there is reported here.
-        let writer = self.usage.users().writer.clone();
-        let stream = writer.map_or_else(|| self.gpu.transfers(), Ok)?;
-        stream.synchronize()?;
+        let queue = match writer {
+            Some(queue) => queue,
+            None => self.gpu.transfers()?.queue().clone(),
+        };
         let _current = self.gpu.bind()?;
         // SAFETY: both sides have these bytes, and the copy is done before this returns.
         check("cuMemcpyDtoHAsync", unsafe {
             let (from, to) = (self.address + offset as u64, data.as_mut_ptr().cast::<c_void>());
-            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), stream.handle())
+            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), queue.handle())
         })?;
-        stream.synchronize()
+        queue.synchronize()
     }
 
     /// Sets the first `bytes` bytes to zero, behind all work that uses them, and waits until it is done.
@@ -145,8 +159,11 @@ impl Drop for Buffer {
         if self.address == 0 {
             return;
         }
-        // A fault of the work it waits for belongs to whoever waits for the work itself.
-        let _ = self.usage.wait();
+        // A fault of the work it waits for belongs to whoever waits for the work itself. Memory that may still be in use is not
+        // given to others: where a fault has broken the context, nothing is.
+        if self.usage.wait().is_err() {
+            return;
+        }
         if let Ok(_current) = self.gpu.bind() {
             // SAFETY: allocated by `new`, and no queued work uses it any more.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
@@ -172,8 +189,13 @@ impl<T: Element> Tensor<T> {
     /// [`Error::InvalidShape`]; [`Error::Driver`] where memory is short.
     pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
         let mut tensor = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
-        tensor.buffer.clear(tensor.bytes())?;
+        tensor.clear()?;
         Ok(tensor)
+    }
+
+    /// Sets all elements to zero, behind all work that uses them, and waits until it is done.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        self.buffer.clear(self.bytes())
     }
 
     /// A tensor with the elements of `data`, in row-major order. Returns when they are copied.
@@ -292,6 +314,40 @@ impl<T: Element> fmt::Debug for Tensor<T> {
     }
 }
 
+impl<T: Element> View<'_, T> {
+    /// The elements, in row-major order. Waits for what is queued on `stream`, and for work of this library that writes them.
+    ///
+    /// # Errors
+    /// [`Error::Stride`] where there are gaps between rows, or where one element stands for all; [`Error::NullPointer`],
+    /// [`Error::Misaligned`], [`Error::Device`]; [`Error::Driver`] where that work failed.
+    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
+        let memory = self.memory;
+        memory.check::<T>("self")?;
+        memory.check_elements("self")?;
+        memory.check_dense("self")?;
+        let expected = stream.gpu().ordinal();
+        if memory.device != expected {
+            return Err(Error::Device { argument: "self", expected, got: memory.device });
+        }
+        if let Some(usage) = memory.usage {
+            usage.before_read(stream)?;
+        }
+        let mut data = vec![T::default(); memory.shape.len()];
+        if data.is_empty() {
+            return Ok(data);
+        }
+        let _current = stream.gpu().bind()?;
+        // SAFETY: both sides have these bytes, by the conditions of whoever made the view, and the copy is done before
+        // this returns.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let to = data.as_mut_ptr().cast::<c_void>();
+            sys::cuMemcpyDtoHAsync_v2(to, memory.address, memory.bytes, stream.handle())
+        })?;
+        stream.synchronize()?;
+        Ok(data)
+    }
+}
+
 /// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
 pub struct Loss<V> {
     /// The values and, behind them, [`Fault`].
@@ -319,7 +375,7 @@ impl<V: Element> Loss<V> {
     /// As [`Tensor::zeros`].
     pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
         let mut loss = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
-        loss.values.buffer.clear(loss.values.bytes())?;
+        loss.values.clear()?;
         Ok(loss)
     }
 
@@ -329,10 +385,32 @@ impl<V: Element> Loss<V> {
     /// Those of [`check`](Self::check); [`Error::Shape`] where the loss is not a scalar.
     pub fn item(&self) -> Result<V> {
         check_shape("loss", Shape::SCALAR, self.values.shape)?;
-        self.check()?;
         let mut value = [V::default()];
-        self.values.copy_to_slice(&mut value)?;
+        self.copy_to_slice(&mut value)?;
         Ok(value[0])
+    }
+
+    /// Waits for the work that computes the loss, and returns its values, in row-major order.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check).
+    pub fn to_vec(&self) -> Result<Vec<V>> {
+        self.check()?;
+        self.values.to_vec()
+    }
+
+    /// Waits for the work that computes the loss, and copies its values to `data`, in row-major order.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check); [`Error::Length`] where `data` has not as many elements as the loss.
+    pub fn copy_to_slice(&self, data: &mut [V]) -> Result<()> {
+        self.check()?;
+        self.values.copy_to_slice(data)
+    }
+
+    /// The dimensions: none of a loss that is reduced to a scalar.
+    pub fn shape(&self) -> Shape {
+        self.values.shape
     }
 
     /// Waits for the work that computes the loss, and says whether it could.
@@ -343,7 +421,7 @@ impl<V: Element> Loss<V> {
     pub fn check(&self) -> Result<()> {
         let classes = self.classes.load(Ordering::Relaxed);
         if classes == 0 {
-            return Ok(());
+            return self.values.buffer.written().map(|_| ());
         }
         let mut fault = [0_i64; 2];
         self.values.buffer.read(Self::fault_offset(self.values.shape), &mut fault)?;
@@ -353,15 +431,25 @@ impl<V: Element> Loss<V> {
         }
     }
 
-    /// The values.
+    /// The values, for other calls to read. Read from here, what [`check`](Self::check) has to say is not asked for: of a
+    /// target that is no class, the value is NaN.
     pub fn values(&self) -> &Tensor<V> {
         &self.values
     }
 
-    /// The values, to write.
-    pub fn values_mut(&mut self) -> &mut Tensor<V> {
+    /// The values, to write. What is written by way of them is not [checked](Self::check): give a call the loss itself.
+    pub fn values_mut(&mut self) -> ViewMut<'_, V> {
         *self.classes.get_mut() = 0;
-        &mut self.values
+        self.values.view_mut()
+    }
+
+    /// Overwrites the values with those of `data`, as [`Tensor::copy_from_slice`] does.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as the loss; [`Error::Driver`].
+    pub fn copy_from_slice(&mut self, data: &[V]) -> Result<()> {
+        *self.classes.get_mut() = 0;
+        self.values.copy_from_slice(data)
     }
 }
 

@@ -91,6 +91,14 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
+    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or more elements than 2⁶⁰.
+    pub fn new(dims: impl IntoShape) -> Result<Self> {
+        dims.into_shape("dims")
+    }
+
+    /// A shape of these dimensions.
+    ///
+    /// # Errors
     /// [`Error::InvalidShape`] names `argument` where there are more than [`Shape::MAX_DIMS`], or where
     /// the number of elements is more than `isize::MAX` bytes could hold.
     fn checked(argument: &'static str, dims: &[usize]) -> Result<Self> {
@@ -178,7 +186,7 @@ pub(crate) fn check_shape(argument: &'static str, expected: Shape, got: Shape) -
     Err(Error::Shape { argument, expected: expected.to_string(), got: got.to_string() })
 }
 
-/// What can be a shape: an array or a slice of dimensions, or a [`Shape`].
+/// What can be a shape: dimensions, outermost first, as an array, a slice or a vector, or a [`Shape`].
 pub trait IntoShape {
     /// The shape, or an error that names `argument`.
     #[doc(hidden)]
@@ -197,7 +205,18 @@ impl<const N: usize> IntoShape for [usize; N] {
     }
 }
 
-impl IntoShape for &[usize] {
+macro_rules! slices {
+    ($($dims:ty),+) => {$(
+        impl IntoShape for $dims {
+            fn into_shape(self, argument: &'static str) -> Result<Shape> {
+                Shape::checked(argument, &self)
+            }
+        }
+    )+};
+}
+slices!(&[usize], Vec<usize>, &Vec<usize>);
+
+impl<const N: usize> IntoShape for &[usize; N] {
     fn into_shape(self, argument: &'static str) -> Result<Shape> {
         Shape::checked(argument, self)
     }
@@ -316,9 +335,35 @@ impl<'a> Memory<'a> {
         Err(Error::Stride { argument, expected, got: self.row_stride })
     }
 
+    /// Whether both have a byte in common.
     pub(crate) fn overlaps(&self, other: &Memory<'_>) -> bool {
         let end = |memory: &Memory<'_>| memory.address + memory.bytes as u64;
-        self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
+        self.bytes > 0
+            && other.bytes > 0
+            && self.address < end(other)
+            && other.address < end(self)
+            && !self.lies_between_rows_of(other)
+    }
+
+    /// Whether rows are as far apart as the other's, and lie in the gaps between those: as columns of one matrix do that are
+    /// beside each other.
+    fn lies_between_rows_of(&self, other: &Memory<'_>) -> bool {
+        if self.element_stride != 1 || other.element_stride != 1 {
+            return false;
+        }
+        // Bytes from row to row, and of a row.
+        let of_rows = |memory: &Memory<'_>| {
+            let (rows, cols) = (memory.shape.rows(), memory.shape.cols());
+            let element = memory.bytes / ((rows - 1) * memory.row_stride + cols);
+            ((memory.row_stride * element) as u64, (cols * element) as u64)
+        };
+        let ((stride, row), (stride_of_other, row_of_other)) = (of_rows(self), of_rows(other));
+        if stride != stride_of_other {
+            return false;
+        }
+        let ahead = (i128::from(other.address) - i128::from(self.address))
+            .rem_euclid(i128::from(stride)) as u64;
+        ahead >= row && ahead + row_of_other <= stride
     }
 
     /// Elements of `shape` in the middle, `offset` bytes behind the first.
@@ -392,11 +437,17 @@ raw_views! {
     ViewMut with fault, "2. Nothing accesses them but work that is ordered before on the call's stream.";
 }
 
-impl<T> fmt::Debug for View<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "View{:?} on device {}", self.memory.shape, self.memory.device)
-    }
+macro_rules! shown {
+    ($($view:ident)+) => {$(
+        impl<T> fmt::Debug for $view<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let Memory { shape, device, .. } = self.memory;
+                write!(f, "{}{shape:?} on device {device}", stringify!($view))
+            }
+        }
+    )+};
 }
+shown!(View ViewMut);
 
 impl<'a, T: Element> View<'a, T> {
     /// One element that stands for all of `shape`: an upstream gradient that is the same for every loss.
@@ -406,7 +457,7 @@ impl<'a, T: Element> View<'a, T> {
     pub fn expand(self, shape: impl IntoShape) -> Result<Self> {
         let shape = shape.into_shape("shape")?;
         if self.memory.shape.len() != 1 {
-            let (argument, expected) = ("self", "one element".to_owned());
+            let (argument, expected) = ("self", "of one element".to_owned());
             return Err(Error::Shape { argument, expected, got: self.memory.shape.to_string() });
         }
         Ok(Self::of(Memory { shape, row_stride: 0, element_stride: 0, ..self.memory }))
@@ -454,5 +505,26 @@ mod tests {
         assert!(memory(0x100, 4).overlaps(&memory(0x10c, 1)));
         assert!(!memory(0x100, 4).overlaps(&memory(0x110, 4)));
         assert!(!memory(0x100, 4).overlaps(&memory(0x104, 0)));
+    }
+
+    #[test]
+    fn columns_of_one_matrix_share_no_byte() {
+        let columns = |from: u64, cols: usize, stride: usize| {
+            let shape = [4, cols].into_shape("x").unwrap();
+            Memory::strided::<f32>(0x100 + 4 * from, shape, stride, 0).unwrap()
+        };
+        let left = columns(0, 4, 8);
+        for (other, overlaps) in [
+            (columns(4, 4, 8), false),
+            (columns(5, 2, 8), false),
+            (columns(12, 4, 8), false),
+            (columns(3, 4, 8), true),
+            (columns(4, 5, 8), true),
+            (columns(4, 4, 9), true),
+            (columns(8, 4, 8), true),
+        ] {
+            assert_eq!(left.overlaps(&other), overlaps, "{:?}", other.address);
+            assert_eq!(other.overlaps(&left), overlaps, "{:?}", other.address);
+        }
     }
 }

@@ -74,6 +74,37 @@ fn one_workspace_serves_streams_in_turn() {
     assert!(bits.iter().all(|&other| other == bits[0]), "{bits:x?}");
 }
 
+/// What a call queues in several launches is handed on in the stream's scratch memory: rows of a team, and of several blocks.
+#[test]
+fn threads_that_share_a_stream_get_what_one_gets() {
+    let stream = gpu().stream().unwrap();
+    for (rows, cols) in [(64, 40), (64, 1_000), (2, 9_000)] {
+        let inputs = [17, 18].map(|seed| {
+            let x = Tensor::from_slice(gpu(), [rows, cols], &uniforms(seed, rows * cols)).unwrap();
+            // Of the second, every other row does not count.
+            let counts = |row| seed == 17 || row % 2 == 0;
+            let class = |row: usize| if counts(row) { (row * 7 % cols) as i64 } else { -100 };
+            let classes: Vec<_> = (0..rows).map(class).collect();
+            (x, Tensor::from_slice(gpu(), [rows], &classes).unwrap())
+        });
+        let run = |(x, classes): &(Tensor<f32>, Tensor<i64>)| {
+            let (loss, gradient) =
+                CrossEntropy::mean().forward_backward(x, classes, &stream).unwrap();
+            (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
+        };
+        let alone = inputs.each_ref().map(run);
+        std::thread::scope(|scope| {
+            for (input, alone) in inputs.iter().zip(&alone) {
+                scope.spawn(move || {
+                    for _ in 0..100 {
+                        assert!(run(input) == *alone, "a thread got other bits");
+                    }
+                });
+            }
+        });
+    }
+}
+
 /// Elements that keep a second stream busy for some time.
 fn busy_len() -> usize {
     if gpu().is_emulated() { 20_000 } else { 1 << 26 }

@@ -905,7 +905,7 @@ fn a_target_that_is_no_class() {
         let error = loss.item().unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("target: expected a class below {cols}, got -1 in row 2")
+            format!("target: expected a class from 0 to below {cols}, got -1 in row 2")
         );
         assert!(matches!(error, Error::TargetOutOfRange { row: 2, target: -1, .. }));
         assert!(loss.values().to_vec().unwrap()[0].is_nan());
@@ -988,14 +988,87 @@ fn log_sum_exp_on_request() {
     let input = Tensor::from_slice(gpu(), [2, 2, cols], &x).unwrap();
     let target = Tensor::from_slice(gpu(), [2, 2], &[1_i64, -100, 2, 3]).unwrap();
     let (_, saved) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
-    // Read through another loss: Σ (lse − 0)² ÷ 4 is their mean square.
+    let got = saved.log_sum_exp().to_vec(&stream).unwrap();
+    assert_eq!(got.len(), rows);
+    for (got, row) in got.into_iter().zip(x.chunks(cols)) {
+        let expected = row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+        assert_relative_eq!(f64::from(got), expected, max_relative = 1e-6);
+    }
+    // Another loss reads it where it is.
     let zero = Tensor::zeros(gpu(), [2, 2]).unwrap();
     let square = Mse::mean().forward(saved.log_sum_exp(), &zero, &stream).unwrap().item().unwrap();
-    let expected: f64 = x
-        .chunks(cols)
-        .map(|row| row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln().powi(2) / 4.0)
-        .sum();
-    assert_relative_eq!(f64::from(square), expected, max_relative = 1e-6);
+    assert!(square > 0.0);
+}
+
+/// What a mean is divided by is saved whatever becomes of the losses, and though nobody asks which target was no class.
+#[test]
+fn a_mean_from_what_losses_of_rows_have_saved() {
+    let stream = gpu().stream().unwrap();
+    let (rows, cols) = (3, 40);
+    let input = Tensor::from_slice(gpu(), [rows, cols], &uniforms(19, rows * cols)).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &[1_i64, -100, 2]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let (_, expected) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+    let mut saved = Saved::zeros(gpu(), [rows, cols]).unwrap();
+    let mut losses = Tensor::<f32>::zeros(gpu(), [rows]).unwrap();
+    CrossEntropy::none()
+        .forward_saving_into(&input, &target, &mut losses, &mut saved, &mut workspace, &stream)
+        .unwrap();
+    let got = CrossEntropy::mean().backward(&input, &target, &saved, &upstream, &stream).unwrap();
+    for (got, expected) in got.to_vec().unwrap().into_iter().zip(expected.to_vec().unwrap()) {
+        assert_relative_eq!(got, expected, max_relative = 1e-6, epsilon = 1e-8);
+    }
+}
+
+/// However its values are read.
+#[test]
+fn a_target_that_is_no_class_is_told_of_wherever_the_loss_is_read() {
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [2, 3], &uniforms(20, 6)).unwrap();
+    let target = Tensor::from_slice(gpu(), [2], &[1_i64, 7]).unwrap();
+    let mut loss = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
+    let told = |error: Error| matches!(error, Error::TargetOutOfRange { row: 1, target: 7, .. });
+    assert!(told(loss.check().unwrap_err()));
+    assert!(told(loss.to_vec().unwrap_err()));
+    assert!(told(loss.copy_to_slice(&mut [0.0; 2]).unwrap_err()));
+    assert_eq!(loss.shape().dims(), [2]);
+    let values = loss.values().to_vec().unwrap();
+    assert!(values[0] > 0.0 && values[1].is_nan());
+    // What is written over it is something else.
+    loss.copy_from_slice(&[1.0, 2.0]).unwrap();
+    assert_eq!(loss.to_vec().unwrap(), [1.0, 2.0]);
+}
+
+/// Each gradient is scaled before it is rounded, over the logits as beside them.
+#[test]
+fn an_upstream_in_place_is_the_one_beside() {
+    let stream = gpu().stream().unwrap();
+    let (rows, cols) = (20, 64);
+    let x: Vec<_> = uniforms(21, rows * cols).into_iter().map(half::f16::from_f32).collect();
+    let mut input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let classes: Vec<_> = (0..rows as i64).collect();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let scale = Tensor::from_slice(gpu(), [], &[4096.0_f32]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let (mut loss, mut gradient) =
+        (Loss::zeros(gpu(), []).unwrap(), Tensor::zeros(gpu(), [rows, cols]).unwrap());
+    let grads = Grads::input(&mut gradient).scaled_by(&scale);
+    CrossEntropy::mean()
+        .forward_backward_into(&input, &target, &mut loss, grads, &mut workspace, &stream)
+        .unwrap();
+    let expected = (loss.item().unwrap(), gradient.to_vec().unwrap());
+    CrossEntropy::mean()
+        .forward_backward_in_place_scaled(
+            &mut input,
+            &target,
+            &mut loss,
+            &scale,
+            &mut workspace,
+            &stream,
+        )
+        .unwrap();
+    assert_eq!((loss.item().unwrap(), input.to_vec().unwrap()), expected);
 }
 
 /// Rows are the last dimension, and targets have all others.

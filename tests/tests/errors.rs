@@ -104,7 +104,7 @@ fn an_input_whose_elements_are_one() {
         Mse::mean().forward(one.view().expand([2, 3]).unwrap(), &t, &stream()),
         "input: expected a stride of 1, elements beside each other, got 0",
     );
-    assert_message(t.view().expand([4]), "self: expected shape one element, got [2, 3]");
+    assert_message(t.view().expand([4]), "self: expected shape of one element, got [2, 3]");
 }
 
 #[test]
@@ -170,6 +170,29 @@ fn gradients_that_overlap() {
         Mse::mean().backward_into(&x, &t, &upstream, Grads::both(one, other), &stream()),
         "grad_target: expected memory of its own, got memory that overlaps grad_input",
     );
+}
+
+/// The gradient in the right half of each row, of which the left is the logits'.
+#[test]
+fn columns_of_one_matrix_do_not_overlap() {
+    let data: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    let wide = Tensor::from_slice(gpu(), [2, 8], &data).unwrap();
+    let (t, ordinal) = (Tensor::<f32>::zeros(gpu(), [2, 4]).unwrap(), gpu().ordinal());
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let (stream, columns) = (stream(), [2, 4]);
+    // SAFETY: both are of `wide`, which is read only when the work is done, and share no element.
+    let (left, right) = unsafe {
+        let left = View::<f32>::from_raw_strided(wide.as_raw(), columns, 8, ordinal).unwrap();
+        let right = wide.as_raw() + 16;
+        (left, ViewMut::<f32>::from_raw_strided(right, columns, 8, ordinal).unwrap())
+    };
+    Mse::sum().backward_into(left, &t, &upstream, right, &stream).unwrap();
+    stream.synchronize().unwrap();
+    let expected: Vec<f32> = data
+        .chunks(8)
+        .flat_map(|row| [&row[..4], &[row[0], row[1], row[2], row[3]].map(|x| 2.0 * x)].concat())
+        .collect();
+    assert_eq!(wide.to_vec().unwrap(), expected);
 }
 
 #[test]

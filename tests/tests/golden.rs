@@ -183,7 +183,7 @@ where
     let new_loss = || {
         let mut loss = Loss::<T::Loss>::zeros(gpu(), of_loss).unwrap();
         let len = of_loss.iter().product();
-        loss.values_mut().copy_from_slice(&vec![T::Loss::round(UNWRITTEN); len]).unwrap();
+        loss.copy_from_slice(&vec![T::Loss::round(UNWRITTEN); len]).unwrap();
         loss
     };
     let new_gradient =

@@ -2,10 +2,15 @@
 //! libraries.
 
 use crate::flags;
+use anyhow::ensure;
 use std::ffi::OsString;
 use xshell::{Shell, cmd};
 
 pub(crate) fn run(sh: &Shell, flags: &flags::Bench) -> anyhow::Result<()> {
+    if let Some(path) = &flags.from {
+        // Before the benchmark is compiled.
+        ensure!(path.is_file(), "--from {}: expected a file", path.display());
+    }
     let mut args: Vec<OsString> = flags.names.clone();
     args.extend(flags.no_peers.then(|| "--no-peers".into()));
     for (option, path) in

@@ -18,6 +18,12 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
             .env("RUSTDOCFLAGS", "-D warnings")
             .run()?)
     })?;
+    step("doc, as published", || {
+        // Without the features that a program does not ask for.
+        Ok(cmd!(sh, "cargo doc -p fused-loss --no-deps")
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .run()?)
+    })?;
     let ptx = step("build-ptx --check", || build_ptx::check(sh, None, None, !flags.no_install))?;
     let device = step("device", || {
         let device = device(sh)?;

@@ -23,6 +23,7 @@ use options::Options;
 use peers::Case;
 use serde_json::{Value, json};
 use std::error::Error;
+use std::process::ExitCode;
 use timing::{Graph, interleaved};
 
 /// Samples of each candidate.
@@ -54,15 +55,27 @@ struct Bench {
     stream: Stream,
     /// What a name must contain to be run; any of them.
     wanted: Vec<String>,
+    /// The names there are.
+    names: Vec<String>,
     rows: Vec<Row>,
     /// What was run, for the other libraries to repeat.
     cases: Vec<Case>,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("error: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let options = Options::from_args(std::env::args().skip(1))?;
     let results = match &options.from {
-        Some(path) => serde_json::from_str(&options::read(path)?)?,
+        Some(path) => options::results(path)?,
         None => measure(&options)?,
     };
     println!("\n{}", table::markdown(&results));
@@ -77,8 +90,8 @@ fn measure(options: &Options) -> Result<Value> {
     let gpu = Gpu::new(0)?;
     println!("{}, medians of {SAMPLES} samples", gpu.name());
     let wanted = options.wanted.clone();
-    let (rows, cases) = (Vec::new(), Vec::new());
-    let mut bench = Bench { stream: gpu.stream()?, gpu, wanted, rows, cases };
+    let (rows, cases, names) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bench = Bench { stream: gpu.stream()?, gpu, wanted, names, rows, cases };
 
     bench.mse::<f32>(32768)?;
     bench.mse::<bf16>(32768)?;
@@ -91,6 +104,7 @@ fn measure(options: &Options) -> Result<Value> {
     bench.cross_entropy::<f32>(4096, 50257)?;
     bench.cross_entropy::<f32>(262_144, 128)?;
     bench.small()?;
+    bench.check_wanted()?;
 
     let rows: Vec<_> = bench.rows.iter().map(Row::json).collect();
     let mut results = json!({ "device": bench.gpu.name(), "samples": SAMPLES, "rows": rows });
@@ -115,10 +129,23 @@ impl Bench {
     fn wants(&mut self, case: Case) -> bool {
         let name = &case.name;
         let wants = self.wanted.is_empty() || self.wanted.iter().any(|part| name.contains(part));
+        self.names.push(name.clone());
         if wants {
             self.cases.push(case);
         }
         wants
+    }
+
+    /// Refuses a part of a name that no name has.
+    fn check_wanted(&self) -> Result<()> {
+        let is_in_none = |part: &&String| !self.names.iter().any(|name| name.contains(*part));
+        match self.wanted.iter().find(is_in_none) {
+            Some(part) => {
+                let names = self.names.join("\n  ");
+                Err(format!("expected a part of one of these names, got {part}:\n  {names}").into())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Times `call` beside the ceiling of its pattern. It gets its number, and uses the arrays, of `bytes` each, of

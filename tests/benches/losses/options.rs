@@ -1,6 +1,8 @@
 //! What the command line asks for.
 
 use crate::Result;
+use serde_json::Value;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The command line of the benchmark, in the words of `cargo xtask bench --help`.
@@ -42,6 +44,12 @@ impl Options {
             let path = args.next().ok_or_else(|| format!("{arg}: expected a file"))?;
             *file = Some(path.into());
         }
+        let measures = !options.wanted.is_empty() || options.json.is_some() || options.no_peers;
+        if options.from.is_some() && measures {
+            return Err(
+                "--from measures nothing: expected no names, --json or --no-peers beside it".into(),
+            );
+        }
         Ok(options)
     }
 }
@@ -51,7 +59,13 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     Ok(std::fs::write(path, text).map_err(|why| format!("{}: {why}", path.display()))?)
 }
 
-/// Reads a file; an error names it.
-pub(crate) fn read(path: &Path) -> Result<String> {
-    Ok(std::fs::read_to_string(path).map_err(|why| format!("{}: {why}", path.display()))?)
+/// Reads the results of an earlier run; an error names the file.
+pub(crate) fn results(path: &Path) -> Result<Value> {
+    let named = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|why| named(&why))?;
+    let results: Value = serde_json::from_str(&text).map_err(|why| named(&why))?;
+    if !results["rows"].is_array() {
+        return Err(named(&"expected the results of a run, with their rows").into());
+    }
+    Ok(results)
 }

@@ -6,7 +6,7 @@
 use crate::launch::Launch;
 use crate::memory;
 use crate::objects::{
-    EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, STREAMS, Stream,
+    EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, Recorded, STREAMS, Stream,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -40,6 +40,9 @@ const UNSUPPORTED_PTX_VERSION: u32 = 222;
 const INVALID_HANDLE: u32 = 400;
 const NOT_FOUND: u32 = 500;
 const CAPTURE_UNSUPPORTED: u32 = 900;
+const CAPTURE_INVALIDATED: u32 = 901;
+const CAPTURE_ISOLATION: u32 = 905;
+const CAPTURED_EVENT: u32 = 907;
 
 /// Numbers of `CUfunction_attribute`.
 const SHARED_SIZE_BYTES: c_int = 1;
@@ -73,6 +76,21 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
         CAPTURE_UNSUPPORTED,
         c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         c"operation not permitted when stream is capturing",
+    ),
+    (
+        CAPTURE_INVALIDATED,
+        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        c"operation failed due to a previous error during capture",
+    ),
+    (
+        CAPTURE_ISOLATION,
+        c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+        c"dependency created on uncaptured work in another stream",
+    ),
+    (
+        CAPTURED_EVENT,
+        c"CUDA_ERROR_CAPTURED_EVENT",
+        c"operation not permitted on an event last recorded in a capturing stream",
     ),
 ];
 
@@ -129,6 +147,11 @@ fn stream(handle: usize) -> std::result::Result<Arc<Stream>, u32> {
     Ok(stream)
 }
 
+/// Refuses what might wait while this CPU thread captures.
+fn not_capturing() -> Result {
+    if CAPTURES.get() > 0 { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
 /// Whether these bytes lie in one allocation.
 fn allocated(start: u64, bytes: usize) -> Result {
     if bytes == 0 || memory::find(start as usize, bytes).is_some() {
@@ -144,6 +167,7 @@ fn allocated(start: u64, bytes: usize) -> Result {
 /// `from` and `to` are valid for `bytes`.
 unsafe fn copy_now(stream: &Stream, from: usize, to: usize, bytes: usize) -> Result {
     if stream.is_capturing() {
+        stream.invalidate_capture();
         return Err(CAPTURE_UNSUPPORTED);
     }
     // SAFETY: the caller's condition.
@@ -315,6 +339,9 @@ mod calls {
         }
 
         fn cuCtxSetCurrent(context: usize) {
+            if context != 0 && !(CONTEXTS..CONTEXTS + DEVICES as usize).contains(&context) {
+                return Err(INVALID_CONTEXT);
+            }
             CURRENT.set(context);
             Ok(())
         }
@@ -339,18 +366,19 @@ mod calls {
             if bytes == 0 {
                 return Err(INVALID_VALUE);
             }
-            if CAPTURES.get() > 0 {
-                return Err(CAPTURE_UNSUPPORTED);
-            }
+            not_capturing()?;
             let start = memory::allocate(bytes).ok_or(OUT_OF_MEMORY)?;
             unsafe { put(address, start as u64) }
         }
 
         fn cuMemFree_v2(address: u64) {
+            current_device()?;
+            not_capturing()?;
             if address == 0 || memory::free(address as usize) { Ok(()) } else { Err(INVALID_VALUE) }
         }
 
         fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, handle: usize) {
+            current_device()?;
             allocated(to, bytes)?;
             unsafe {
                 copy_now(&*stream(handle)?, from, to as usize, bytes)?;
@@ -360,6 +388,7 @@ mod calls {
         }
 
         fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, handle: usize) {
+            current_device()?;
             allocated(from, bytes)?;
             unsafe { copy_now(&*stream(handle)?, from as usize, to, bytes) }
         }
@@ -372,6 +401,7 @@ mod calls {
         }
 
         fn cuMemsetD8Async(start: u64, value: u8, bytes: usize, handle: usize) {
+            current_device()?;
             allocated(start, bytes)?;
             stream(handle)?.queue(Operation::Fill { start: start as usize, value, bytes });
             Ok(())
@@ -392,17 +422,30 @@ mod calls {
         }
 
         fn cuStreamSynchronize(handle: usize) {
+            current_device()?;
             let stream = stream(handle)?;
-            if stream.is_capturing() || CAPTURES.get() > 0 {
+            if stream.is_capturing() {
+                stream.invalidate_capture();
                 return Err(CAPTURE_UNSUPPORTED);
             }
+            not_capturing()?;
             stream.synchronize()
         }
 
         // An event is recorded when its stream has done all before it: there is nothing to wait for.
         fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) {
-            stream(handle)?;
-            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+            current_device()?;
+            let (stream, event) = (stream(handle)?, EVENTS.get(event).ok_or(INVALID_HANDLE)?);
+            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
+            match (stream.is_capturing(), captured) {
+                (false, false) | (true, true) => Ok(()),
+                (true, false) => {
+                    stream.invalidate_capture();
+                    Err(CAPTURE_ISOLATION)
+                }
+                // The driver would have the stream join the capture, which nothing here has needed.
+                (false, true) => Err(CAPTURE_UNSUPPORTED),
+            }
         }
 
         fn cuStreamIsCapturing(handle: usize, status: *mut c_int) {
@@ -410,7 +453,8 @@ mod calls {
         }
 
         fn cuStreamBeginCapture_v2(handle: usize, _mode: c_int) {
-            if !stream(handle)?.begin_capture() {
+            // The default stream waits for others.
+            if handle < 2 || !stream(handle)?.begin_capture() {
                 return Err(CAPTURE_UNSUPPORTED);
             }
             CAPTURES.set(CAPTURES.get() + 1);
@@ -418,8 +462,11 @@ mod calls {
         }
 
         fn cuStreamEndCapture(handle: usize, graph: *mut usize) {
-            let recorded = stream(handle)?.end_capture().ok_or(INVALID_VALUE)?;
+            let (recorded, valid) = stream(handle)?.end_capture().ok_or(INVALID_VALUE)?;
             CAPTURES.set(CAPTURES.get().saturating_sub(1));
+            if !valid {
+                return Err(CAPTURE_INVALIDATED);
+            }
             unsafe { put(graph, GRAPHS.add(recorded)) }
         }
 
@@ -445,17 +492,20 @@ mod calls {
         }
 
         fn cuEventCreate(event: *mut usize, _flags: c_uint) {
+            current_device()?;
             unsafe { put(event, EVENTS.add(Mutex::new(None))) }
         }
 
         fn cuEventRecord(event: usize, handle: usize) {
-            stream(handle)?;
-            *EVENTS.get(event).ok_or(INVALID_HANDLE)?.lock().unwrap() = Some(Instant::now());
+            let recorded = Recorded { at: Instant::now(), captured: stream(handle)?.is_capturing() };
+            *EVENTS.get(event).ok_or(INVALID_HANDLE)?.lock().unwrap() = Some(recorded);
             Ok(())
         }
 
         fn cuEventSynchronize(event: usize) {
-            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+            let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
+            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
+            if captured { Err(CAPTURED_EVENT) } else { Ok(()) }
         }
 
         fn cuEventQuery(event: usize) {
@@ -463,7 +513,10 @@ mod calls {
         }
 
         fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) {
-            let time = |event| EVENTS.get(event).and_then(|at| *at.lock().unwrap()).ok_or(INVALID_HANDLE);
+            let time = |event| {
+                let at = |event: Arc<Mutex<Option<Recorded>>>| Some(event.lock().unwrap().as_ref()?.at);
+                EVENTS.get(event).and_then(at).ok_or(INVALID_HANDLE)
+            };
             let elapsed = time(end)?.saturating_duration_since(time(start)?);
             unsafe { put(milliseconds, elapsed.as_secs_f32() * 1e3) }
         }
@@ -479,6 +532,8 @@ mod calls {
             names: *mut c_uint,
             values: *mut *mut c_void,
         ) {
+            current_device()?;
+            not_capturing()?;
             if image.is_null() {
                 return Err(INVALID_VALUE);
             }
@@ -547,6 +602,7 @@ mod calls {
             params: *mut *mut c_void,
             _extra: *mut *mut c_void,
         ) {
+            current_device()?;
             let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
             if config.is_null() || params.is_null() {
                 return Err(INVALID_VALUE);

@@ -38,10 +38,16 @@ impl<T> Registry<T> {
 }
 
 pub(crate) static STREAMS: Registry<Stream> = Registry::new();
-pub(crate) static EVENTS: Registry<Mutex<Option<Instant>>> = Registry::new();
+pub(crate) static EVENTS: Registry<Mutex<Option<Recorded>>> = Registry::new();
 pub(crate) static MODULES: Registry<Module> = Registry::new();
 pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
 pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
+
+/// When an event was recorded, and whether into a graph.
+pub(crate) struct Recorded {
+    pub(crate) at: Instant,
+    pub(crate) captured: bool,
+}
 
 /// A loaded PTX text.
 pub(crate) struct Module {
@@ -100,8 +106,8 @@ impl Operation {
 pub(crate) struct Stream {
     /// The first fault since the last synchronisation.
     fault: Mutex<Option<Fault>>,
-    /// What has been recorded, while a graph is captured.
-    recorded: Mutex<Option<Vec<Operation>>>,
+    /// What has been recorded, while a graph is captured, and whether all of it could be.
+    recorded: Mutex<Option<(Vec<Operation>, bool)>>,
     /// One operation at a time.
     queue: Mutex<()>,
 }
@@ -109,7 +115,7 @@ pub(crate) struct Stream {
 impl Stream {
     /// Runs the operation, or records it.
     pub(crate) fn queue(&self, operation: Operation) {
-        if let Some(recorded) = self.recorded.lock().unwrap().as_mut() {
+        if let Some((recorded, _)) = self.recorded.lock().unwrap().as_mut() {
             recorded.push(operation);
             return;
         }
@@ -138,11 +144,18 @@ impl Stream {
     pub(crate) fn begin_capture(&self) -> bool {
         let mut recorded = self.recorded.lock().unwrap();
         let begins = recorded.is_none();
-        recorded.get_or_insert_default();
+        recorded.get_or_insert_with(|| (Vec::new(), true));
         begins
     }
 
-    pub(crate) fn end_capture(&self) -> Option<Vec<Operation>> {
+    /// Notes that something was asked for which no graph can hold: no graph comes of the capture.
+    pub(crate) fn invalidate_capture(&self) {
+        if let Some((_, valid)) = self.recorded.lock().unwrap().as_mut() {
+            *valid = false;
+        }
+    }
+
+    pub(crate) fn end_capture(&self) -> Option<(Vec<Operation>, bool)> {
         self.recorded.lock().unwrap().take()
     }
 }

@@ -464,11 +464,12 @@ pub(crate) mod tests {
 
     #[test]
     fn the_context_of_the_thread_is_put_back() {
+        // The primary context of the emulator's second device.
         let (gpu, other) = (gpu(), std::ptr::without_provenance_mut(0x101));
         if !gpu.is_emulated() {
             return;
         }
-        // SAFETY: the emulator takes any number for a context.
+        // SAFETY: the emulator knows it, and refuses others.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(other) }).unwrap();
         drop(gpu.bind().unwrap());
         assert_eq!(Restore::current().unwrap().context, other);

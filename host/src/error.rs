@@ -113,7 +113,10 @@ pub enum Error {
     },
 
     /// A target is no class: found on the device, when the loss is asked for.
-    #[error("target: expected a class from 0 to below {classes}, got {target} in row {row}")]
+    #[error(
+        "target: expected a class from 0 to {}, got {target} in row {row}",
+        classes.saturating_sub(1)
+    )]
     TargetOutOfRange {
         /// The lowest row with such a target.
         row: usize,

@@ -448,8 +448,9 @@ impl<V: Element> Loss<V> {
     /// # Errors
     /// [`Error::Length`] where `data` has not as many elements as the loss; [`Error::Driver`].
     pub fn copy_from_slice(&mut self, data: &[V]) -> Result<()> {
+        self.values.copy_from_slice(data)?;
         *self.classes.get_mut() = 0;
-        self.values.copy_from_slice(data)
+        Ok(())
     }
 }
 

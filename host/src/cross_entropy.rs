@@ -606,7 +606,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let (of_rows, totals) = (save.rows.view_mut().memory, save.totals.view().memory);
             (args.saved, args.totals) = (of_rows.address, totals.address);
             // Of losses of rows, kernels add up nothing unless a fault is asked for.
-            args.fault = totals.address + FAULT_OF_SAVED;
+            args.fault = if probabilities { 0 } else { totals.address + FAULT_OF_SAVED };
             writes.push(("saved", of_rows));
             writes.push(("saved", totals));
             return self.launch(pass, &mut args, fault, stream, &reads, &writes);
@@ -673,8 +673,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             &CLASSES
         };
         let reports = args.class_bytes != 0;
-        let unasked = if reports { args.fault } else { 0 };
-        args.fault = fault.filter(|_| reports).map_or(unasked, |fault| fault.address);
+        args.fault = fault.filter(|_| reports).map_or(args.fault, |fault| fault.address);
         self.queue_launches(pass, kernels, args, stream, reads, writes)?;
         if let Some(fault) = fault {
             let classes = if reports { args.cols as usize } else { 0 };

@@ -22,9 +22,7 @@ pub(crate) fn check_memory(
 ) -> Result<()> {
     let expected = stream.gpu().ordinal();
     for &(argument, memory) in reads.iter().chain(writes) {
-        if memory.device != expected {
-            return Err(Error::Device { argument, expected, got: memory.device });
-        }
+        memory.check_device(argument, expected)?;
     }
     for (index, &(argument, memory)) in writes.iter().enumerate() {
         for &(other, others) in reads.iter().chain(&writes[..index]) {

@@ -4,7 +4,7 @@ use crate::driver::check;
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::tensor::Buffer;
-use crate::view::{Memory, Shape};
+use crate::view::{Element, Memory, Shape};
 use cust::sys;
 use kernels_gpu::abi::WORKSPACE_BYTES;
 use std::fmt;
@@ -23,7 +23,7 @@ pub(crate) struct StreamInner {
     queue: Arc<Queue>,
     /// Scratch for the calls that are given none: work on one stream never runs at the same time.
     workspace: Option<Workspace>,
-    /// Held while a call queues several launches that hand something on in the workspace.
+    /// Held while a call queues its launches: what one leaves in the workspace for the next is not to be another call's.
     calls: Mutex<()>,
 }
 
@@ -56,8 +56,19 @@ impl Queue {
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
     }
 
-    pub(crate) fn handle(&self) -> sys::CUstream {
-        self.handle
+    /// Copies what is at `from` to `data`, behind all work queued so far. Returns when it is done.
+    ///
+    /// # Safety
+    /// 1. `from` is the address of as many elements on the stream's device.
+    /// 2. Nothing writes them but work that is ordered before on this stream.
+    pub(crate) unsafe fn copy_to_host<T: Element>(&self, from: u64, data: &mut [T]) -> Result<()> {
+        let _current = self.gpu.bind()?;
+        // SAFETY: both sides have these bytes, by the first condition, and the copy is done before this returns.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let to = data.as_mut_ptr().cast();
+            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), self.handle)
+        })?;
+        self.synchronize()
     }
 }
 

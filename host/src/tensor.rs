@@ -129,13 +129,8 @@ impl Buffer {
             Some(queue) => queue,
             None => self.gpu.transfers()?.queue().clone(),
         };
-        let _current = self.gpu.bind()?;
-        // SAFETY: both sides have these bytes, and the copy is done before this returns.
-        check("cuMemcpyDtoHAsync", unsafe {
-            let (from, to) = (self.address + offset as u64, data.as_mut_ptr().cast::<c_void>());
-            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), queue.handle())
-        })?;
-        queue.synchronize()
+        // SAFETY: the buffer has these bytes, and what writes them is done.
+        unsafe { queue.copy_to_host(self.address + offset as u64, data) }
     }
 
     /// Sets the first `bytes` bytes to zero, behind all work that uses them, and waits until it is done.
@@ -325,10 +320,7 @@ impl<T: Element> View<'_, T> {
         memory.check::<T>("self")?;
         memory.check_elements("self")?;
         memory.check_dense("self")?;
-        let expected = stream.gpu().ordinal();
-        if memory.device != expected {
-            return Err(Error::Device { argument: "self", expected, got: memory.device });
-        }
+        memory.check_device("self", stream.gpu().ordinal())?;
         if let Some(usage) = memory.usage {
             usage.before_read(stream)?;
         }
@@ -336,14 +328,8 @@ impl<T: Element> View<'_, T> {
         if data.is_empty() {
             return Ok(data);
         }
-        let _current = stream.gpu().bind()?;
-        // SAFETY: both sides have these bytes, by the conditions of whoever made the view, and the copy is done before
-        // this returns.
-        check("cuMemcpyDtoHAsync", unsafe {
-            let to = data.as_mut_ptr().cast::<c_void>();
-            sys::cuMemcpyDtoHAsync_v2(to, memory.address, memory.bytes, stream.handle())
-        })?;
-        stream.synchronize()?;
+        // SAFETY: by the conditions of whoever made the view, or the tensor's doing; it is dense.
+        unsafe { stream.queue().copy_to_host(memory.address, &mut data)? };
         Ok(data)
     }
 }

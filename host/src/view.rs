@@ -317,6 +317,14 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
+    /// Refuses memory of another device.
+    pub(crate) fn check_device(&self, argument: &'static str, expected: u32) -> Result<()> {
+        if self.device == expected {
+            return Ok(());
+        }
+        Err(Error::Device { argument, expected, got: self.device })
+    }
+
     /// Refuses one element that stands for many.
     pub(crate) fn check_elements(&self, argument: &'static str) -> Result<()> {
         if self.element_stride == 1 {
@@ -355,7 +363,8 @@ impl<'a> Memory<'a> {
         let of_rows = |memory: &Memory<'_>| {
             let (rows, cols) = (memory.shape.rows(), memory.shape.cols());
             let element = memory.bytes / ((rows - 1) * memory.row_stride + cols);
-            ((memory.row_stride * element) as u64, (cols * element) as u64)
+            // Of one row, nothing else bounds the stride.
+            (memory.row_stride.saturating_mul(element) as u64, (cols * element) as u64)
         };
         let ((stride, row), (stride_of_other, row_of_other)) = (of_rows(self), of_rows(other));
         if stride != stride_of_other {
@@ -475,6 +484,9 @@ mod tests {
         assert_eq!(shape.dims(), [2, 3, 4]);
         assert_eq!(Shape::SCALAR.len(), 1);
         assert_eq!([0, 5].into_shape("shape").unwrap().len(), 0);
+        for same in [Shape::new([2, 3, 4]), Shape::new(vec![2, 3, 4]), Shape::new(shape.dims())] {
+            assert_eq!(same.unwrap(), shape);
+        }
     }
 
     #[test]
@@ -522,6 +534,8 @@ mod tests {
             (columns(4, 5, 8), true),
             (columns(4, 4, 9), true),
             (columns(8, 4, 8), true),
+            // Of one row, and a stride that no memory has.
+            (Memory::strided::<f32>(0x104, Shape::row(4), usize::MAX, 0).unwrap(), true),
         ] {
             assert_eq!(left.overlaps(&other), overlaps, "{:?}", other.address);
             assert_eq!(other.overlaps(&left), overlaps, "{:?}", other.address);

@@ -990,14 +990,18 @@ fn log_sum_exp_on_request() {
     let (_, saved) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
     let got = saved.log_sum_exp().to_vec(&stream).unwrap();
     assert_eq!(got.len(), rows);
-    for (got, row) in got.into_iter().zip(x.chunks(cols)) {
+    for (&got, row) in got.iter().zip(x.chunks(cols)) {
         let expected = row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
         assert_relative_eq!(f64::from(got), expected, max_relative = 1e-6);
     }
-    // Another loss reads it where it is.
+    // Another loss reads it where it is: Σ (lse − 0)² ÷ 4 is their mean square.
     let zero = Tensor::zeros(gpu(), [2, 2]).unwrap();
     let square = Mse::mean().forward(saved.log_sum_exp(), &zero, &stream).unwrap().item().unwrap();
-    assert!(square > 0.0);
+    let expected: f64 = x
+        .chunks(cols)
+        .map(|row| row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln().powi(2) / 4.0)
+        .sum();
+    assert_relative_eq!(f64::from(square), expected, max_relative = 1e-6);
 }
 
 /// What a mean is divided by is saved whatever becomes of the losses, and though nobody asks which target was no class.

@@ -2,7 +2,10 @@
 //! squared error stands for all of them, which share everything but the term.
 
 use fused_loss::reduction::{self, ElementwiseReduction};
-use fused_loss::{Grads, Loss, Mean, Mse, RowMean, RowSum, Sum, Tensor, Workspace};
+use fused_loss::{
+    BatchMean, Grads, Huber, KlDiv, Loss, Mean, Mse, RowMean, RowSum, SmoothL1, Sum, Tensor,
+    Workspace,
+};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tests::number::Number;
@@ -153,14 +156,37 @@ where
     mse.backward_in_place(over.view_mut(), on_t.view(), &on_upstream, &stream).unwrap();
     stream.synchronize().unwrap();
     assert_gradient(&over.to_vec(), 1.0, "in place");
-    if !with_upstream {
-        let (mut over, mut loss) = (place(&x, 0, nan), Loss::zeros(gpu(), of_loss).unwrap());
-        let input = over.view_mut();
-        mse.forward_backward_in_place(input, target, &mut loss, &mut workspace, &stream).unwrap();
-        stream.synchronize().unwrap();
-        assert_loss(&loss.values().to_vec().unwrap(), "both in place");
-        assert_gradient(&over.to_vec(), 1.0, "both in place");
+    let (mut over, mut loss) = (place(&x, 0, nan), Loss::zeros(gpu(), of_loss).unwrap());
+    let (input, workspace) = (over.view_mut(), &mut workspace);
+    if with_upstream {
+        mse.forward_backward_in_place_scaled(
+            input,
+            target,
+            &mut loss,
+            &on_upstream,
+            workspace,
+            &stream,
+        )
+        .unwrap();
+    } else {
+        mse.forward_backward_in_place(input, target, &mut loss, workspace, &stream).unwrap();
     }
+    stream.synchronize().unwrap();
+    assert_loss(&loss.values().to_vec().unwrap(), "both in place");
+    assert_gradient(&over.to_vec(), 1.0, "both in place");
+}
+
+#[test]
+fn a_short_name_is_the_loss_in_full() {
+    assert_eq!(Mse::none(), Mse { reduction: reduction::None });
+    assert_eq!(Huber::new(0.5), Huber { delta: 0.5, reduction: Mean });
+    assert_eq!(SmoothL1::new(0.5), SmoothL1 { beta: 0.5, reduction: Mean });
+    assert_eq!((Huber::new(1.0), SmoothL1::new(1.0)), Default::default());
+    let (log_input, log_target) = (true, false);
+    assert_eq!(KlDiv::batch_mean(), KlDiv { log_input, log_target, reduction: BatchMean });
+    assert_eq!(KlDiv::mean(), KlDiv { log_input, log_target, reduction: Mean });
+    assert_eq!(KlDiv::sum(), KlDiv { log_input, log_target, reduction: Sum });
+    assert_eq!(KlDiv::none(), KlDiv { log_input, log_target, reduction: reduction::None });
 }
 
 /// Every reduction of one dtype.

@@ -127,11 +127,13 @@ fn a_method_that_allocates_cannot_be_captured() {
 #[test]
 fn work_of_another_stream_cannot_be_waited_for_in_a_capture() {
     let (stream, other) = (gpu().stream().unwrap(), gpu().stream().unwrap());
-    let x = Tensor::<f32>::from_slice(gpu(), [100], &uniforms(22, 100)).unwrap();
+    let data = uniforms(22, 100);
+    let x = Tensor::<f32>::from_slice(gpu(), [100], &data).unwrap();
+    let zero = Tensor::<f32>::zeros(gpu(), [100]).unwrap();
     let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
     let mut gradient = Tensor::<f32>::zeros(gpu(), [100]).unwrap();
     let mse = Mse::sum();
-    mse.backward_into(&x, &x, &upstream, &mut gradient, &other).unwrap();
+    mse.backward_into(&x, &zero, &upstream, &mut gradient, &other).unwrap();
     other.synchronize().unwrap();
     let handle: sys::CUstream = stream.as_raw().cast();
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -139,17 +141,19 @@ fn work_of_another_stream_cannot_be_waited_for_in_a_capture() {
     // SAFETY: the stream is valid; no graph comes of it.
     unsafe {
         check(sys::cuStreamBeginCapture_v2(handle, mode));
-        let error = mse.backward_into(&x, &x, &upstream, &mut gradient, &stream).unwrap_err();
+        let error = mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap_err();
         let expected = "cuStreamWaitEvent: CUDA_ERROR_STREAM_CAPTURE_ISOLATION";
         assert!(error.to_string().starts_with(expected), "{error}");
         assert_ne!(sys::cuStreamEndCapture(handle, &mut graph), CUresult::CUDA_SUCCESS);
     }
-    mse.backward_into(&x, &x, &upstream, &mut gradient, &stream).unwrap();
+    mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap();
     let graph = Graph::capture(&stream, || {
-        mse.backward_into(&x, &x, &upstream, &mut gradient, &stream).unwrap();
+        mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap();
     });
+    gradient.copy_from_slice(&[0.0; 100]).unwrap();
     graph.replay(&stream);
-    assert!(gradient.to_vec().unwrap().iter().all(|&value| value == 0.0));
+    let expected: Vec<_> = data.iter().map(|x| 2.0 * x).collect();
+    assert_eq!(gradient.to_vec().unwrap(), expected);
 }
 
 /// Both launches of a mean with its gradient, and what one pass saves for another; a target that is no class is

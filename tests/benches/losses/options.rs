@@ -44,11 +44,18 @@ impl Options {
             let path = args.next().ok_or_else(|| format!("{arg}: expected a file"))?;
             *file = Some(path.into());
         }
-        let measures = !options.wanted.is_empty() || options.json.is_some() || options.no_peers;
-        if options.from.is_some() && measures {
-            return Err(
-                "--from measures nothing: expected no names, --json or --no-peers beside it".into(),
-            );
+        let of_a_run = [
+            ("a name", !options.wanted.is_empty()),
+            ("--json", options.json.is_some()),
+            ("--no-peers", options.no_peers),
+        ];
+        if options.from.is_some()
+            && let Some((got, _)) = of_a_run.iter().find(|(_, given)| *given)
+        {
+            return Err(format!(
+                "--from measures nothing: expected --picture beside it, got {got}"
+            )
+            .into());
         }
         Ok(options)
     }

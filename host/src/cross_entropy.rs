@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
 use crate::pairwise::Grads;
-use crate::plan::{self, Ahead, Form, Launch, Pass, RowsLaunch, SamplesKernels};
+use crate::plan::{self, Ahead, Form, Pass, RowsLaunch, SamplesKernels};
 use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
@@ -195,8 +195,8 @@ struct Kernels {
     forward_split: &'static Family<CrossEntropyArgs>,
     /// Likewise, but few rows as any.
     forward_backward: [&'static Family<CrossEntropyArgs>; 6],
-    totals: &'static Family<CrossEntropyArgs>,
-    backward: &'static Family<CrossEntropyArgs>,
+    /// Likewise.
+    backward: [&'static Family<CrossEntropyArgs>; 6],
 }
 
 macro_rules! kernels {
@@ -222,8 +222,14 @@ macro_rules! kernels {
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
             ],
-            totals: &kernels_gpu::kernels::$loss::TOTALS,
-            backward: &kernels_gpu::kernels::$loss::BACKWARD,
+            backward: [
+                &kernels_gpu::kernels::$loss::BACKWARD,
+                &kernels_gpu::kernels::$loss::BACKWARD_SHORT_WHOLE,
+                &kernels_gpu::kernels::$loss::BACKWARD,
+                &kernels_gpu::kernels::$loss::BACKWARD_HELD,
+                &kernels_gpu::kernels::$loss::BACKWARD_HELD,
+                &kernels_gpu::kernels::$loss::BACKWARD,
+            ],
         }
     };
 }
@@ -579,6 +585,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             plain: 0,
             tail_rows: 0,
             tail_at: 0,
+            team_shift: 0,
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -708,7 +715,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
                 Pass::ForwardBackward => kernels.forward_backward,
-                Pass::Backward => [kernels.backward; 6],
+                Pass::Backward => kernels.backward,
             };
             let [short, _, _, held, few, long] =
                 forms.map(|family| family.entry(T::DTYPE).map_or(32, |entry| entry.block));
@@ -742,6 +749,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let mut args =
                 CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
             args.plain = args.is_plain().into();
+            args.team_shift = team.trailing_zeros();
             if plan.tail.rows > 0 {
                 args.splits = plan.tail.parts;
                 (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
@@ -762,19 +770,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             }
             if pass == Pass::ForwardBackward && args.divisor == 0.0 {
                 let blocks = plan::totals_blocks(rows, shape.threads);
-                let totals = CrossEntropyArgs { totals_blocks: blocks, ..args };
-                if matches!(plan.form, Form::Short | Form::ShortWhole | Form::ShortMany) {
-                    find(family)?;
-                    // The blocks of short rows that begin at once have little else to do, and would all wait.
-                    let shape = Launch { blocks, ..shape };
-                    // SAFETY: as below.
-                    unsafe {
-                        launch(stream, kernels.totals, T::DTYPE, shape, &totals, reads, writes)?;
-                    }
-                } else {
-                    args = totals;
-                    shape.blocks += blocks;
-                }
+                args.totals_blocks = blocks;
+                shape.blocks += blocks;
             }
             // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
             // what is written overlaps nothing else but, in place, the input that it is the gradient of; the plan

@@ -3,7 +3,8 @@
 
 use kernels_gpu::abi::{
     CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
-    blocks_of_pieces, held_within, max_blocks, max_pieces, reduction, words_of_piece,
+    TOTALS_FLIGHT, blocks_of_pieces, held_within, max_blocks, max_pieces, reduction,
+    words_of_piece,
 };
 use std::num::NonZeroU32;
 
@@ -209,7 +210,7 @@ const ROOM: usize = 132 * 2048;
 const FLIGHT: usize = 4;
 
 /// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has
-/// no forms, but teams all the same. Rows that are long and few are split over blocks, but not in the pass that does
+/// forms of its own for whole rows alone. Rows that are long and few are split over blocks, but not in the pass that does
 /// all.
 pub(crate) fn samples(
     pass: Pass,
@@ -220,13 +221,16 @@ pub(crate) fn samples(
 ) -> SamplesLaunch {
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
-    let of_team = groups.div_ceil(if backward { FLIGHT } else { kernels.held });
+    // The gradients of rows that are not whole are made tile by tile.
+    let by_tiles = backward && !kernels.whole;
+    let of_team = groups.div_ceil(if by_tiles { FLIGHT } else { kernels.held });
     let few = STRETCH as usize;
     // Those of which there is room for what blocks leave.
     let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
     let most_pieces = max_pieces(words_of_piece(sums, element_bytes)) as usize;
     let held_rows = least..=most_pieces;
-    let held = if pass == Pass::Forward { kernels.held } else { kernels.held_with_gradients };
+    let of_both = pass == Pass::ForwardBackward;
+    let held = if of_both { kernels.held_with_gradients } else { kernels.held };
     let of_block = groups.div_ceil(held).next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
@@ -236,9 +240,7 @@ pub(crate) fn samples(
     let fills = |held, team| kernels.whole && held_within(held) * team <= groups;
     let form = if of_team <= 32 && (backward || kernels.alike) {
         let teams = kernels.short_block as usize / short_team;
-        if backward {
-            Form::Short
-        } else if rows.div_ceil(teams) > most_pieces {
+        if !backward && rows.div_ceil(teams) > most_pieces {
             Form::ShortMany
         } else if fills(kernels.held, short_team) {
             Form::ShortWhole
@@ -251,10 +253,9 @@ pub(crate) fn samples(
         && (1..=few.min(room / of_few)).contains(&rows)
     {
         Form::Few
-    } else if !backward
-        && of_block <= kernels.held_block as usize
+    } else if of_block <= kernels.held_block as usize
         && fills(held, of_block)
-        && held_rows.contains(&rows)
+        && (backward || held_rows.contains(&rows))
     {
         Form::Held
     } else {
@@ -365,10 +366,14 @@ pub(crate) fn ahead(
     if row_bytes < CACHE_LINE as usize || splits.get() > 1 {
         return none;
     }
-    // Rows that are in the cache before they are read: a sixth of it, on an H200 5 to 13 MB do as well.
-    let whole_rows = Ahead { rows: (cache.bytes / 6 / row_bytes) as u32, bytes: row_bytes as u32 };
+    // Rows that are in the cache before they are read: as many as are a part of it.
+    let part = |of| Ahead { rows: (cache.bytes / of / row_bytes) as u32, bytes: row_bytes as u32 };
+    // On an H200, 5 to 13 MB do as well.
+    let whole_rows = part(6);
     match (pass, form) {
         (Pass::ForwardBackward, Form::Held) => whole_rows,
+        // Of rows of which a block has several it asks for more at once: on an H200, 4 MB do best.
+        (Pass::ForwardBackward, Form::Short | Form::ShortWhole) => part(12),
         // A multiprocessor has one such row at a time, and this one is wanted when half of them have begun another. Nearer and
         // farther is slower on an H200, and of elements of 16 bits whole rows are.
         (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => {
@@ -377,7 +382,7 @@ pub(crate) fn ahead(
             Ahead { rows: rows as u32, bytes: bytes.min(cache.bytes / 4 / rows) as u32 }
         }
         // Rows of which a thread has all that it reads in flight at once, where that is little or few blocks have room.
-        (Pass::Backward, Form::Short) => whole_rows,
+        (Pass::Backward, Form::Short | Form::ShortWhole | Form::Held) => whole_rows,
         (Pass::Backward, _)
             if element_bytes == 2 && row_bytes <= launch.threads as usize * FLIGHT * 16 =>
         {
@@ -415,7 +420,7 @@ pub(crate) struct Early {
 /// How many blocks of `threads` add up the class weights of `rows` targets, for those that compute gradients.
 pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
     // Everybody waits for them: a few targets in each thread are fastest.
-    rows.div_ceil(threads as usize * 2).clamp(1, MAX_TOTALS_BLOCKS as usize) as u32
+    rows.div_ceil(threads as usize * TOTALS_FLIGHT).clamp(1, MAX_TOTALS_BLOCKS as usize) as u32
 }
 
 #[cfg(test)]
@@ -523,7 +528,7 @@ mod tests {
             let form = |rows| samples(pass, rows, 128, 4, KERNELS).form;
             assert_eq!((form(most), form(most + 1)), (Form::ShortWhole, Form::ShortMany));
         }
-        assert_eq!(samples(Pass::Backward, most + 1, 128, 4, KERNELS).form, Form::Short);
+        assert_eq!(samples(Pass::Backward, most + 1, 128, 4, KERNELS).form, Form::ShortWhole);
     }
 
     #[test]
@@ -627,10 +632,12 @@ mod tests {
         assert_eq!(ahead(Pass::ForwardBackward, 8192, 1 << 20, 4), (66, 238_312));
         assert_eq!(ahead(Pass::ForwardBackward, 8192, 16385, 4), (0, 0));
         assert_eq!(ahead(Pass::Backward, 32768, 4096, 2), (1280, 8192));
-        assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (0, 0));
+        assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (640, 16384));
+        assert_eq!(ahead(Pass::Backward, 32768, 50257, 4), (0, 0));
         assert_eq!(ahead(Pass::Backward, 262_144, 128, 4), (20480, 512));
         assert_eq!(ahead(Pass::Backward, 262_144, 31, 4), (0, 0));
         assert_eq!(ahead(Pass::Forward, 32768, 4096, 4), (0, 0));
+        assert_eq!(ahead(Pass::ForwardBackward, 262_144, 128, 4), (10240, 512));
     }
 
     #[test]

@@ -90,6 +90,9 @@ pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
 }
 
+/// Targets that a thread has in flight when it adds up totals: everybody waits for them, and few come soonest.
+pub const TOTALS_FLIGHT: usize = 2;
+
 /// The most [`CrossEntropyArgs::totals_blocks`].
 pub const MAX_TOTALS_BLOCKS: u32 = 512;
 
@@ -305,6 +308,8 @@ pub struct CrossEntropyArgs {
     pub tail_rows: u32,
     /// See `tail_rows`.
     pub tail_at: u32,
+    /// The logarithm of `team` to the base of 2, of a team of a warp at most.
+    pub team_shift: u32,
 }
 
 impl CrossEntropyArgs {

@@ -472,13 +472,6 @@ impl TotalsAhead {
         }
     }
 
-    /// Total `index`, which a launch before this has added up.
-    #[inline(always)]
-    pub(crate) fn known(self, index: u32) -> f64 {
-        let got = self.ask(index);
-        if self.are_counts() { f64::from(got as u32) } else { f64::from_bits(got) }
-    }
-
     /// Asks for both.
     #[inline(always)]
     pub(crate) fn ask_for_both(self) -> [u64; 2] {

@@ -138,6 +138,8 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
+    // SAFETY: the caller's conditions.
+    unsafe { pass.begin_with_totals() };
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.

@@ -1,9 +1,9 @@
 //! What a row's class says, and what a mean is divided by.
 
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CACHE_LINE, CrossEntropyArgs, TOTALS_FLIGHT};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{TotalsAhead, Workspace};
-use cuda_std::memory::{load, store};
+use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
 /// A row's target, but for probabilities.
@@ -119,9 +119,6 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
     unsafe { load((weights as *const E).wrapping_add(class as usize)).widen() }
 }
 
-/// Targets that a thread has in flight when it adds up totals.
-const FLIGHT: usize = 2;
-
 /// What a mean is divided by, the sum of the class weights of the rows that count, and their number: without weights both
 /// are a count.
 ///
@@ -138,6 +135,33 @@ pub(crate) unsafe fn totals_ahead(args: &CrossEntropyArgs) -> TotalsAhead {
     }
 }
 
+/// The first target that a block looks at when it adds up totals.
+#[inline(always)]
+fn first_target() -> u64 {
+    u64::from(block_idx_x() * (block_dim_x() * TOTALS_FLIGHT as u32))
+}
+
+/// Asks for the targets that this block looks at first, if it adds up totals.
+///
+/// # Safety
+/// The kernels' condition 1.
+#[inline(always)]
+pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
+    if block_idx_x() >= args.totals_blocks {
+        return;
+    }
+    let (first, threads) = (first_target(), block_dim_x());
+    let targets = args.rows.saturating_sub(first).min(u64::from(threads) * TOTALS_FLIGHT as u64);
+    let bytes = targets as u32 * args.class_bytes;
+    let start = args.target + first * u64::from(args.class_bytes);
+    let mut at = thread_idx_x() * CACHE_LINE;
+    while at < bytes {
+        // SAFETY: condition 1; the bytes are the targets'.
+        unsafe { prefetch((start + u64::from(at)) as *const u8) };
+        at += threads * CACHE_LINE;
+    }
+}
+
 /// Adds up the totals.
 ///
 /// # Safety
@@ -149,21 +173,20 @@ pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
     let totals = unsafe { totals_ahead(args) };
     let (blocks, threads) = (args.totals_blocks, u64::from(block_dim_x()));
     let (mut weights, mut count, mut looked_at) = (0.0, 0, 0);
-    let step = u64::from(blocks) * threads;
-    let mut row = u64::from(block_idx_x()) * threads + u64::from(thread_idx_x());
+    let mut row = first_target() + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: condition 1.
-        let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, step) };
-        unrolled!(for k in 0..FLIGHT; {
+        let classes: [i64; TOTALS_FLIGHT] = unsafe { load_classes(args, row, threads) };
+        unrolled!(for k in 0..TOTALS_FLIGHT; {
             // SAFETY: condition 1.
             let label = unsafe { label::<E>(args, args.weight, classes[k]) };
             if label.counts && !label.fault {
                 weights += label.weight.to_f64();
                 count += 1;
             }
-            looked_at += u32::from(row + (k as u64 * step) < args.rows);
+            looked_at += u32::from(row + (k as u64 * threads) < args.rows);
         });
-        row += FLIGHT as u64 * step;
+        row += u64::from(blocks) * threads * TOTALS_FLIGHT as u64;
     }
     // SAFETY: condition 2; by the launch, the blocks are no more than may be; all rows have been looked at once.
     unsafe {

@@ -256,6 +256,18 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
+    /// Where the row begins.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> u64 {
+        self.input.start()
+    }
+
+    /// The same row, of which where it begins is computed here.
+    #[inline(always)]
+    pub(crate) fn anew(self) -> Self {
+        Lanes { input: Row::at_cut(opaque(self.start())), ..self }
+    }
+
     /// The same row, of which the groups from `first` on that find room are kept from [`keep`](Self::keep) to
     /// [`gradients_behind`](Self::gradients_behind).
     #[inline(always)]

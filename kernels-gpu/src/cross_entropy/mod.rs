@@ -28,10 +28,9 @@ mod short;
 mod stats;
 mod team;
 
-pub(crate) use backward::backward;
+pub(crate) use backward::{backward, backward_held, backward_short};
 pub(crate) use forward::{forward_long, forward_split};
 pub(crate) use held::{forward_backward_held, forward_held};
-pub(crate) use label::add_up_totals;
 pub(crate) use lanes::lies;
 pub(crate) use long::forward_backward_long;
 pub(crate) use short::short;
@@ -55,7 +54,7 @@ macro_rules! kernels {
         use crate::abi::CrossEntropyArgs;
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            add_up_totals, backward, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
+            backward, backward_held, backward_short, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
             few_block, lies, mode, resident, resident_backward, resident_long, resident_short, resident_short_exps, resident_short_whole,
         };
 
@@ -82,12 +81,13 @@ macro_rules! kernels {
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 2 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 2 barriers;
-            FORWARD_BACKWARD_SHORT_MANY = forward_backward_short_many: short::<E, MODE, $held, { lies::ALIKE }, true, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident - 1), 3 barriers;
+            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 6 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 6 barriers;
+            FORWARD_BACKWARD_SHORT_MANY = forward_backward_short_many: short::<E, MODE, $held, { lies::ALIKE }, true, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident - 1), 7 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            TOTALS = totals: add_up_totals::<E>, (CrossEntropyArgs), 256 by 1, 4 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            BACKWARD_HELD = backward_held: backward_held::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), 256 by resident_backward::<E>($resident), 0 barriers;
         }
     };

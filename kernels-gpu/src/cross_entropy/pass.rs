@@ -1,7 +1,9 @@
 //! What all passes over rows share: the target's part in a row, what gradients are made of, and what becomes of a
 //! row's sums.
 
-use super::label::{Label, class_weight, label, load_class, load_classes, totals_ahead};
+use super::label::{
+    Label, ask_for_targets, class_weight, label, load_class, load_classes, totals_ahead,
+};
 use super::mode;
 use super::stats::Stats;
 use super::team::Team;
@@ -112,17 +114,6 @@ impl Totals for TotalsAhead {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
         self.wait(which as u32)
-    }
-}
-
-/// Those that a launch before this has added up.
-#[derive(Clone, Copy)]
-pub(crate) struct Known(pub(crate) TotalsAhead);
-
-impl Totals for Known {
-    #[inline(always)]
-    fn total(self, which: Total) -> f64 {
-        self.0.known(which as u32)
     }
 }
 
@@ -323,17 +314,19 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let (args, row) = (self.args, row + u64::from(self.args.ahead));
         if args.ahead != 0 && row < args.rows {
             // SAFETY: the caller's conditions.
-            unsafe { self.prefetch_row(row, args.ahead_bytes, team) };
+            unsafe {
+                self.prefetch_bytes(Row::<E>::address(args.input, row), args.ahead_bytes, team);
+            }
         }
     }
 
-    /// Asks for the first `bytes` of a row.
+    /// Asks for the first `bytes` of the row that begins at `start`.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch); the row has as many.
     #[inline(always)]
-    unsafe fn prefetch_row(&self, row: u64, bytes: u32, team: Team) {
-        let (start, mut at) = (Row::<E>::address(self.args.input, row), team.lane * CACHE_LINE);
+    unsafe fn prefetch_bytes(&self, start: u64, bytes: u32, team: Team) {
+        let mut at = team.lane * CACHE_LINE;
         while at < bytes {
             // SAFETY: the caller's condition; the bytes are the row's.
             unsafe { prefetch((start + u64::from(at)) as *const u8) };
@@ -349,11 +342,35 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// As [`prefetch`](Self::prefetch), of `row`, if it is one of `rows`.
     #[inline(always)]
     pub(crate) unsafe fn begin(&self, block: u32, row: u64, team: Team) {
-        let args = self.args;
-        if block < args.early_blocks && row < args.rows {
+        let is_row = row < self.args.rows;
+        let start = is_row.then(|| Row::<E>::address(self.args.input, row));
+        // SAFETY: the caller's conditions.
+        unsafe { self.begin_at(block, start, team) };
+    }
+
+    /// The same, of the row that begins at `start`, if there is one.
+    ///
+    /// # Safety
+    /// As [`begin`](Self::begin).
+    #[inline(always)]
+    pub(crate) unsafe fn begin_at(&self, block: u32, start: Option<u64>, team: Team) {
+        if block < self.args.early_blocks
+            && let Some(start) = start
+        {
             // SAFETY: the caller's conditions.
-            unsafe { self.prefetch_row(row, args.early_bytes, team) };
+            unsafe { self.prefetch_bytes(start, self.args.early_bytes, team) };
         }
+        wait_for_launches_before();
+    }
+
+    /// Waits likewise, in a grid whose first blocks add up totals: these ask for their targets.
+    ///
+    /// # Safety
+    /// As [`begin`](Self::begin).
+    #[inline(always)]
+    pub(crate) unsafe fn begin_with_totals(&self) {
+        // SAFETY: the caller's conditions.
+        unsafe { ask_for_targets(self.args) };
         wait_for_launches_before();
     }
 
@@ -471,16 +488,24 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         Saved { max: of(saved::MAX), log_sum: of(saved::LOG_SUM), weight: of(saved::WEIGHT) }
     }
 
-    /// The factors of a row from what is saved of it.
+    /// The [scale](Self::scale) of a row's gradients, by the totals that the forward pass has left.
     ///
     /// # Safety
-    /// As [`scale`](Self::scale).
+    /// As `scale`.
     #[inline(always)]
-    pub(crate) unsafe fn factors_of_saved(
+    pub(crate) unsafe fn scale_of_saved(&self, row: u64, which: Total) -> E::Real {
+        let totals = SavedTotals { start: self.args.totals };
+        // SAFETY: the caller's condition.
+        unsafe { self.scale(row, totals, which) }
+    }
+
+    /// The factors of a row from what is saved of it, and its `scale`s.
+    #[inline(always)]
+    pub(crate) fn factors_of_saved(
         &self,
-        row: u64,
         label: &Label<E::Real>,
         Saved { max, log_sum, weight }: Saved<E::Real>,
+        scale: impl Fn(Total) -> E::Real,
     ) -> Factors<E::Real> {
         if !label.counts {
             return Factors::NONE;
@@ -493,10 +518,6 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             weight,
             ..Factors::NONE
         };
-        // SAFETY: the caller's condition.
-        let totals = SavedTotals { start: self.args.totals };
-        // SAFETY: as above.
-        let scale = |which| unsafe { self.scale(row, totals, which) };
         self.scale_factors(label, scale(Total::Weights), || scale(Total::Rows), &mut factors);
         factors
     }

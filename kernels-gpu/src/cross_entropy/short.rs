@@ -1,10 +1,10 @@
 //! Short rows, of which a warp takes one or several at once and holds them in registers.
 
 use super::finish::{finish_pieces, has_sums, leave_terms};
-use super::label::{Label, load_class, totals_ahead};
-use super::lanes::Lanes;
+use super::label::{Label, add_up_totals, load_class, totals_ahead};
+use super::lanes::{Lanes, lies};
 use super::mode;
-use super::pass::{Known, Pass, TERMS, Total, writes};
+use super::pass::{Asked, Pass, TERMS, Total, writes};
 use super::stats::{Relative, Stats};
 use super::team::{Rows, Team};
 use crate::abi::CrossEntropyArgs;
@@ -144,7 +144,7 @@ type Place = reduce::Place<2>;
 /// # Safety
 /// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a row, in a block of at
 /// most 256; rows lie as `LIES` says, [`ALIKE`](super::lies::ALIKE) or [`SHORT`](super::lies::SHORT). The grid has
-/// `abi::blocks_of_pieces`. With gradients, a launch before this has added up the totals, if `divisor` is 0.
+/// `abi::blocks_of_pieces`, with gradients behind those that add up totals.
 #[inline(always)]
 pub(crate) unsafe fn short<
     E: Element,
@@ -160,12 +160,26 @@ pub(crate) unsafe fn short<
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let team = Team::of_threads(args);
-    let place = Place::of_block(0);
-    let rows = Rows::of_block(args, place);
-    let row = rows.as_ref().map_or(args.rows, |rows| rows.next + u64::from(team.in_block));
-    if !GRADS {
+    let place = Place::of_block(if GRADS { args.totals_blocks } else { 0 });
+    if GRADS {
         // SAFETY: the caller's conditions.
-        unsafe { pass.begin(block_idx_x(), row, team) };
+        unsafe { pass.begin_with_totals() };
+        if block_idx_x() < args.totals_blocks {
+            // SAFETY: conditions 1 and 2.
+            unsafe { add_up_totals::<E>(args) };
+            return;
+        }
+    }
+    let rows = Rows::of_block::<MANY, _>(args, place);
+    let mut lanes = None;
+    if !GRADS {
+        // Where the row is, is not to be computed behind the launches before.
+        lanes = rows.as_ref().map(|rows| {
+            let row = row_of::<MANY>(rows.next, team.in_block);
+            Lanes::<E, LIES>::new(&pass, row_to_read::<E, MODE, MANY>(&pass, row, true)).anew()
+        });
+        // SAFETY: the caller's conditions.
+        unsafe { pass.begin_at(block_idx_x(), lanes.as_ref().map(Lanes::start), team) };
     }
     let Some(rows) = rows else {
         // SAFETY: conditions 1 and 2.
@@ -175,7 +189,9 @@ pub(crate) unsafe fn short<
     let mut next = rows.next;
     loop {
         // SAFETY: the caller's conditions.
-        unsafe { turn::<E, MODE, HELD, LIES, GRADS, MANY>(&pass, next, &rows, place, workspace) };
+        unsafe {
+            turn::<E, MODE, HELD, LIES, GRADS, MANY>(&pass, next, lanes, &rows, place, workspace);
+        }
         if !MANY {
             return;
         }
@@ -185,7 +201,26 @@ pub(crate) unsafe fn short<
         }
         // What is kept of the rows before is to be replaced.
         sync_threads();
+        lanes = None;
     }
+}
+
+/// Row `index` behind `first`; unless there may be `MANY`, of fewer than 2³².
+#[inline(always)]
+fn row_of<const MANY: bool>(first: u64, index: u32) -> u64 {
+    if MANY { first + u64::from(index) } else { (first as u32 + index).into() }
+}
+
+/// The row to read as `row`: the last in place of one that is none, or that is not to be `read`.
+#[inline(always)]
+fn row_to_read<E: Element, const MODE: u32, const MANY: bool>(
+    pass: &Pass<'_, E, MODE>,
+    row: u64,
+    read: bool,
+) -> u64 {
+    let last = pass.args.rows.wrapping_sub(1);
+    let (row, last) = if MANY { (row, last) } else { ((row as u32).into(), (last as u32).into()) };
+    if read { row.min(last) } else { last }
 }
 
 /// A row for each team of the block at `place`: of its `rows` those from `first` on.
@@ -203,6 +238,7 @@ unsafe fn turn<
 >(
     pass: &Pass<'_, E, MODE>,
     first: u64,
+    lanes: Option<Lanes<E, LIES>>,
     rows: &Rows,
     place: Place,
     workspace: Workspace,
@@ -211,37 +247,40 @@ unsafe fn turn<
     // SAFETY: condition 2.
     let ahead = unsafe { totals_ahead(args) };
     let team = Team::of_threads(args);
-    let row = first + u64::from(team.in_block);
+    let row = row_of::<MANY>(first, team.in_block);
+    let is_row = |row| if MANY { row < args.rows } else { (row as u32) < args.rows as u32 };
     // The class of which row of the block's this thread asks for and keeps: where the row's team needs it, each of its threads.
     let index = if GRADS { team.in_block } else { thread_idx_x() };
     let has_class = MODE != mode::PROBABILITIES
         && index < team.of_block
-        && first + u64::from(index) < args.rows;
-    // SAFETY: the caller's conditions; of a row that is none the last is read once more, for nothing, and though its gradients
-    // may lie there by then: cheaper than to ask of each group whether it is to be read.
+        && is_row(row_of::<MANY>(first, index));
+    // SAFETY: the caller's conditions; in place of a row that is none, or of a whole one that does not count, the last is read, for
+    // nothing, and though its gradients may lie there by then: cheaper than to ask of each group whether it is to be read.
     unsafe {
-        let lanes = Lanes::<E, LIES>::new(pass, row.min(args.rows - 1));
         let mut class = 0;
         if GRADS && has_class {
-            class = load_class(args, first + u64::from(index));
+            class = load_class(args, row_of::<MANY>(first, index));
         }
-        // A row that does not count is read for nothing: its class takes as long to arrive.
-        let mut held = lanes.tile::<HELD>(team.lane, true, team);
-        let scale_of = |which| pass.scale(row, Known(ahead), which);
-        let mut scale = E::Real::ZERO;
-        if GRADS && row < args.rows {
-            scale = scale_of(Total::Weights);
+        // Waits for the class: beside what is written, memory is faster with fewer reads under way.
+        let read = !GRADS || MODE == mode::PROBABILITIES || class != args.ignore_index;
+        let at = row_to_read::<E, MODE, MANY>(pass, row, read || LIES != lies::SHORT);
+        let lanes = lanes.unwrap_or_else(|| Lanes::new(pass, at));
+        let mut held = lanes.tile::<HELD>(team.lane, read || LIES == lies::SHORT, team);
+        let mut totals = None;
+        if GRADS && is_row(row) {
+            totals = Some(Asked::new(args, ahead));
         }
         // All of it asked for first: a wait for the class would be moved to between.
         sync_warp();
         if !GRADS {
             if has_class {
-                class = load_class(args, first + u64::from(index));
+                class = load_class(args, row_of::<MANY>(first, index));
             }
             sync_warp();
         }
         let mut logit = None;
         if GRADS {
+            pass.prefetch(row, team);
             // Before it is overwritten: the team meets for its sums before it writes.
             logit = lanes.logit_of_class(pass, class, &held, team);
             if let Some(logit) = logit {
@@ -260,8 +299,10 @@ unsafe fn turn<
         if team.lane == 0 {
             RowsOfBlock::keep(team.in_block, stats, Pass::<E, MODE>::DENSE);
         }
-        if GRADS && row < args.rows {
-            let factors = pass.factors(&label, stats, scale, || scale_of(Total::Rows));
+        if let Some(totals) = totals {
+            let scale_of = |which| pass.scale(row, totals, which);
+            let factors =
+                pass.factors(&label, stats, scale_of(Total::Weights), || scale_of(Total::Rows));
             let to = lanes.to(pass, row);
             // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
             // what memory moves.
@@ -273,6 +314,8 @@ unsafe fn turn<
             } else {
                 let unit = Relative::<_, MODE>::to(factors.center).unit();
                 let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
+                // Asked anew where the groups are: from the reads on, that would take registers.
+                let held = held.at(team.anew().lane, team.threads);
                 lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &held);
             }
             let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);

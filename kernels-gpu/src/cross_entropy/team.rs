@@ -16,16 +16,22 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Those of the block at `place`, if it takes any.
+    /// Those of the block at `place`, if it takes any. Unless it may have `MANY`, they are one a team, of fewer than 2³².
     #[inline(always)]
-    pub(crate) fn of_block<const EARLY: u32>(
+    pub(crate) fn of_block<const MANY: bool, const EARLY: u32>(
         args: &CrossEntropyArgs,
         place: Place<EARLY>,
     ) -> Option<Self> {
-        let rows = u64::from(args.rows_of_block.get());
-        let next = u64::from(place.piece()) * rows;
-        let takes = !place.takes_none() && next < args.rows;
-        takes.then(|| Rows { next, end: args.rows.min(next + rows) })
+        let (piece, rows) = (place.piece(), args.rows_of_block.get());
+        let (next, end) = if MANY {
+            let next = u64::from(piece) * u64::from(rows);
+            (next, args.rows.min(next + u64::from(rows)))
+        } else {
+            let next = piece * rows;
+            (next.into(), (args.rows as u32).min(next + rows).into())
+        };
+        let takes = !place.takes_none() && next < end;
+        takes.then_some(Rows { next, end })
     }
 
     /// Row `index` of them, if there is one.
@@ -59,7 +65,7 @@ impl Team {
     /// Teams of a power of two of threads.
     #[inline(always)]
     pub(crate) fn of_threads(args: &CrossEntropyArgs) -> Self {
-        let (threads, shift) = (args.team.get(), args.team.trailing_zeros());
+        let (threads, shift) = (args.team.get(), args.team_shift);
         let (in_block, of_block) = (thread_idx_x() >> shift, block_dim_x() >> shift);
         Team { threads, lane: thread_idx_x() & (threads - 1), in_block, of_block }
     }

@@ -223,12 +223,12 @@ macro_rules! kernels {
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
             ],
             backward: [
-                &kernels_gpu::kernels::$loss::BACKWARD,
+                &kernels_gpu::kernels::$loss::BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::BACKWARD_SHORT_WHOLE,
+                &kernels_gpu::kernels::$loss::BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::BACKWARD,
-                &kernels_gpu::kernels::$loss::BACKWARD_HELD,
-                &kernels_gpu::kernels::$loss::BACKWARD_HELD,
                 &kernels_gpu::kernels::$loss::BACKWARD,
+                &kernels_gpu::kernels::$loss::BACKWARD_LONG,
             ],
         }
     };

@@ -209,9 +209,8 @@ const ROOM: usize = 132 * 2048;
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
 
-/// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. The backward pass has
-/// forms of its own for whole rows alone. Rows that are long and few are split over blocks, but not in the pass that does
-/// all.
+/// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. Rows that are long are split over blocks
+/// where they are few, and in the backward pass, of which blocks hold what they compute; but not in the pass that does all.
 pub(crate) fn samples(
     pass: Pass,
     rows: usize,
@@ -221,9 +220,7 @@ pub(crate) fn samples(
 ) -> SamplesLaunch {
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
-    // The gradients of rows that are not whole are made tile by tile.
-    let by_tiles = backward && !kernels.whole;
-    let of_team = groups.div_ceil(if by_tiles { FLIGHT } else { kernels.held });
+    let of_team = groups.div_ceil(kernels.held);
     let few = STRETCH as usize;
     // Those of which there is room for what blocks leave.
     let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
@@ -277,23 +274,23 @@ pub(crate) fn samples(
             // Few rows want many warps, and each multiprocessor a block.
             (warps * 32, warps * 32)
         }
-        _ => {
-            let keeps = form == Form::Long && pass == Pass::ForwardBackward;
-            let threads = match form {
-                Form::Held => of_block,
-                _ if keeps => groups.div_ceil(KEPT),
-                _ => of_team,
-            };
-            let threads = threads.next_multiple_of(32).min(most);
+        Form::Long if backward => {
+            // Parts that a block holds, as even as warps can; what is missing in the row's first line takes room.
+            let groups = groups + LINE_GROUPS as usize - 1;
+            splits = groups.div_ceil(kernels.held * most);
+            let threads = groups.div_ceil(splits * kernels.held).next_multiple_of(32);
             (threads, threads)
         }
-    };
-    if form == Form::Long && team == most && pass != Pass::ForwardBackward && rows < BUSY {
-        splits = BUSY.div_ceil(rows.max(1)).min(groups / (FLIGHT * threads)).max(1);
-        if pass == Pass::Forward {
-            let warps = (MAX_PARTIALS / STATS_PARTS) as usize / rows.max(1);
-            splits = splits.min(warps / (threads / 32)).max(1);
+        Form::Long => {
+            let threads = groups.div_ceil(KEPT).next_multiple_of(32).min(most);
+            (threads, threads)
         }
+        Form::Held => (of_block, of_block),
+    };
+    if form == Form::Long && team == most && pass == Pass::Forward && rows < BUSY {
+        splits = BUSY.div_ceil(rows.max(1)).min(groups / (FLIGHT * threads)).max(1);
+        let warps = (MAX_PARTIALS / STATS_PARTS) as usize / rows.max(1);
+        splits = splits.min(warps / (threads / 32)).max(1);
     }
     let teams = threads / team;
     let (blocks, rows_of_block) = match form {
@@ -361,9 +358,9 @@ pub(crate) fn ahead(
     element_bytes: usize,
     cache: Cache,
 ) -> Ahead {
-    let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } = *plan;
+    let SamplesLaunch { rows: RowsLaunch { launch, .. }, form, .. } = *plan;
     let none = Ahead { rows: 0, bytes: 0 };
-    if row_bytes < CACHE_LINE as usize || splits.get() > 1 {
+    if row_bytes < CACHE_LINE as usize || pass == Pass::Forward {
         return none;
     }
     // Rows that are in the cache before they are read: as many as are a part of it.
@@ -381,13 +378,8 @@ pub(crate) fn ahead(
             let bytes = if element_bytes == 2 { row_bytes / 2 } else { row_bytes };
             Ahead { rows: rows as u32, bytes: bytes.min(cache.bytes / 4 / rows) as u32 }
         }
-        // Rows of which a thread has all that it reads in flight at once, where that is little or few blocks have room.
-        (Pass::Backward, Form::Short | Form::ShortWhole | Form::Held) => whole_rows,
-        (Pass::Backward, _)
-            if element_bytes == 2 && row_bytes <= launch.threads as usize * FLIGHT * 16 =>
-        {
-            whole_rows
-        }
+        // A thread has all that it reads in flight at once, which is little.
+        (Pass::Backward, _) => whole_rows,
         _ => none,
     }
 }
@@ -633,7 +625,7 @@ mod tests {
         assert_eq!(ahead(Pass::ForwardBackward, 8192, 16385, 4), (0, 0));
         assert_eq!(ahead(Pass::Backward, 32768, 4096, 2), (1280, 8192));
         assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (640, 16384));
-        assert_eq!(ahead(Pass::Backward, 32768, 50257, 4), (0, 0));
+        assert_eq!(ahead(Pass::Backward, 4096, 50257, 4), (52, 201_028));
         assert_eq!(ahead(Pass::Backward, 262_144, 128, 4), (20480, 512));
         assert_eq!(ahead(Pass::Backward, 262_144, 31, 4), (0, 0));
         assert_eq!(ahead(Pass::Forward, 32768, 4096, 4), (0, 0));
@@ -660,6 +652,29 @@ mod tests {
         assert_eq!(kept_groups(128_256, 2, 1024, 228_848), 14_303);
         assert_eq!(kept_groups(3, 4, 64, 228_848), 0);
         assert_eq!(kept_groups(128_256, 2, 4096, 15), 0);
+    }
+
+    #[test]
+    fn blocks_hold_parts_of_long_rows_for_their_gradients() {
+        let shape = |rows, cols, bytes| {
+            let RowsLaunch { launch, splits, .. } =
+                samples(Pass::Backward, rows, cols, bytes, KERNELS).rows;
+            (launch.blocks, launch.threads, splits.get())
+        };
+        assert_eq!(shape(8192, 128_256, 2), (131_072, 256, 16));
+        let anyhow = SamplesKernels { whole: false, alike: false, ..KERNELS };
+        for cols in (0..20).flat_map(|power| [(1 << power) + 1, (3 << power) - 1]) {
+            let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } =
+                samples(Pass::Backward, 100, cols, 4, anyhow);
+            let [groups, missing] = [cols.div_ceil(4), LINE_GROUPS as usize - 1];
+            let of_part = launch.threads as usize * KERNELS.held;
+            if form == Form::Long {
+                assert!(splits.get() as usize * of_part >= groups + missing, "{cols}");
+                assert!((splits.get() - 1) as usize * of_part < groups + missing, "{cols}");
+            } else {
+                assert_eq!((form, splits.get()), (Form::Short, 1), "{cols}");
+            }
+        }
     }
 
     #[test]

@@ -271,7 +271,7 @@ pub struct CrossEntropyArgs {
     /// What a sum is divided by; 0 for the totals.
     pub divisor: f64,
     /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
-    /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
+    /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`]; of a backward pass each holds its part.
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,

@@ -1,58 +1,28 @@
 //! The gradients, from what a forward pass has saved.
 
+use super::label::Label;
 use super::lanes::{Lanes, lies};
 use super::mode;
-use super::pass::{Factors, Pass, Saved, Total};
+use super::pass::{Factors, Pass, Total};
 use super::team::Team;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
-use core::num::NonZeroU64;
 use cuda_std::thread::{block_idx_x, sync_threads};
-use cuda_std::warp::{WARP_SIZE, sync_warp};
+use cuda_std::warp::sync_warp;
 
-/// The gradients, of rows or parts of them: one a team.
+/// The gradients of rows that lanes of a warp hold, a team one each: there is no loop, so that more blocks have room.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]), without the second; there are as many teams, and a team is a power of two of 2 to
-/// 32 threads, or the block. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input, target
-/// and options.
+/// The kernels' conditions ([`super`]), without the second. There are as many teams, a team is a power of two of 2 to 32 threads,
+/// its row has no more than `HELD` groups of 16 bytes a thread, and lies as `LIES` says. `saved` and, where `divisor` is 0, `totals`
+/// are from a forward pass with the same input, target and options.
 #[inline(always)]
-pub(crate) unsafe fn backward<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
-    let pass = Pass::<E, MODE>::new(args);
-    let splits = NonZeroU64::from(args.splits);
-    let team = if args.team.get() > WARP_SIZE { Team::of_block() } else { Team::of_threads(args) };
-    let piece = team.in_grid();
-    let active = piece < args.rows * splits.get();
-    let (row, split) =
-        if splits.get() == 1 { (piece, 0) } else { (piece / splits, (piece % splits) as u32) };
-    // SAFETY: the caller's conditions; a row that is none is not touched.
-    unsafe {
-        let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
-        // All at once: each takes as long to arrive as the others. A row that does not count is read for nothing.
-        let class = if active { pass.class(row) } else { args.ignore_index };
-        let saved = if active { pass.saved_of(row) } else { Saved::NONE };
-        let mut tile = lanes.tile_of_part(split, active, team);
-        pass.prefetch(row, team);
-        sync_warp();
-        if active {
-            let label = pass.label(class);
-            if !label.counts {
-                tile.forget::<E>();
-            }
-            let factors =
-                pass.factors_of_saved(&label, saved, |which| pass.scale_of_saved(row, which));
-            lanes.gradients(&pass, tile, split, &label, &factors, lanes.to(&pass, row), team);
-        }
-    }
-}
-
-/// The gradients of rows that lanes of a warp hold, a team one each: there is no loop and no edge, so that more blocks have room.
-///
-/// # Safety
-/// As [`backward`]; a team is a power of two of 2 to 32 threads, and its row lies as [`lies::SHORT`] says, `HELD` groups of 16 bytes
-/// a thread.
-#[inline(always)]
-pub(crate) unsafe fn backward_short<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn backward_short<
+    E: Element,
+    const MODE: u32,
+    const HELD: usize,
+    const LIES: u32,
+>(
     args: &CrossEntropyArgs,
 ) {
     if args.rows == 0 {
@@ -65,7 +35,7 @@ pub(crate) unsafe fn backward_short<E: Element, const MODE: u32, const HELD: usi
     // SAFETY: the caller's conditions; in place of a row that is none the last is read, for nothing, and though its gradients may
     // lie there by then.
     unsafe {
-        let lanes = Lanes::<E, { lies::SHORT }>::new(&pass, at);
+        let lanes = Lanes::<E, LIES>::new(&pass, at);
         // All at once: each takes as long to arrive as the others. A row that does not count is read for nothing.
         let mut tile = lanes.tile::<HELD>(team.lane, true, team);
         let saved = pass.saved_of(at);
@@ -82,9 +52,12 @@ pub(crate) unsafe fn backward_short<E: Element, const MODE: u32, const HELD: usi
                 Total::Weights => scale,
                 Total::Rows => pass.scale_of_saved(row, which),
             });
+            let to = lanes.to(&pass, row);
             let class = lanes.class_in_tile::<MODE, HELD>(&label, &tile);
             let class = class.map(|logit| (label.class, pass.at_class(&label, &factors, logit)));
-            lanes.gradients_of_tile(&pass, class, &factors, lanes.to(&pass, row), &tile);
+            lanes.gradients_of_tile(&pass, class, &factors, to, &tile);
+            let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
+            lanes.gradients_of_edges(&pass, &label, &factors, to, of_class, team);
         }
     }
 }
@@ -137,32 +110,43 @@ impl<R: Real> MadeOf<R> {
     }
 }
 
-/// The gradients of rows that a block holds, one each.
+/// The gradients of rows that a block holds, or of parts of rows: one each.
 ///
 /// # Safety
-/// As [`backward`]; a team is the block, and its row lies as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
+/// As [`backward_short`], but a team is the block, and has one of `splits` parts of its row; where rows lie as [`lies::HELD`] says,
+/// of one, otherwise of so many that all groups of 16 bytes and those missing in the first line have room.
 #[inline(always)]
-pub(crate) unsafe fn backward_held<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn backward_held<
+    E: Element,
+    const MODE: u32,
+    const HELD: usize,
+    const LIES: u32,
+>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
-    let row = u64::from(block_idx_x());
+    let (block, splits) = (block_idx_x(), args.splits.get());
+    let (row, part) =
+        if LIES == lies::HELD { (block, 0) } else { (block / splits, block % splits) };
+    let row = u64::from(row);
     if row >= args.rows {
         return;
     }
     let team = Team::of_block();
     // SAFETY: the caller's conditions.
     unsafe {
-        let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
+        let lanes = Lanes::<E, LIES>::new(&pass, row);
         // A row that does not count is read for nothing: its class takes as long to arrive.
-        let mut tile = lanes.tile::<HELD>(team.lane, true, team);
-        pass.prefetch(row, team);
+        let mut tile = lanes.tile_of_part::<HELD>(part, team);
+        let edge = if part == 0 { lanes.edge_of_thread(team) } else { None };
+        pass.prefetch_part(row, part, HELD, team);
         // All of it asked for first.
         sync_warp();
         if team.lane == 0 {
             let saved = pass.saved_of(row);
             let class = pass.class(row);
             let scale = pass.scale_of_saved(row, Total::Weights);
+            // In place, another block may have overwritten it: then it is of that one's part, and nobody looks at this.
             let logit = pass.logit(row, class);
             let label = pass.label(class);
             let factors = pass.factors_of_saved(&label, saved, |which| match which {
@@ -177,7 +161,13 @@ pub(crate) unsafe fn backward_held<E: Element, const MODE: u32, const HELD: usiz
         if !counts {
             tile.forget::<E>();
         }
-        let class = if MODE == mode::PROBABILITIES { None } else { Some((class, at_class)) };
-        lanes.gradients_of_tile(&pass, class, &factors, lanes.to(&pass, row), &tile);
+        let to = lanes.to(&pass, row);
+        let of_class = if MODE == mode::PROBABILITIES { None } else { Some((class, at_class)) };
+        lanes.gradients_of_tile(&pass, of_class, &factors, to, &tile);
+        if let Some(edge) = edge {
+            let label = Label { class, counts, ..Label::NONE };
+            let of_class = |_| to[0].store(class, E::narrow(at_class));
+            Lanes::<E, LIES>::gradient_of_edge(&pass, &label, &factors, to, edge, of_class);
+        }
     }
 }

@@ -797,66 +797,26 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         stats
     }
 
-    /// The first tile of part `split` of the row, of the team's parts; unless it is to be `read`, of −∞ alone.
+    /// The tile that is part `part` of the row, of which the team, a block, has one.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    pub(crate) unsafe fn tile_of_part(&self, split: u32, read: bool, team: Team) -> Tile<FLIGHT> {
-        let (lanes, part, parts) = team.parts();
-        let first = (split * parts + part) * lanes * FLIGHT as u32;
-        // SAFETY: the caller's condition.
-        unsafe { self.tile_of_lanes(first, lanes, read, team) }
-    }
-
-    /// Writes the gradients of the row's tiles `split`, `split + splits`, ..., of which it has the [first](Self::tile_of_part),
-    /// and with the first of its edges; `to` is where they go.
-    ///
-    /// # Safety
-    /// The kernels' conditions 1 and 3.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients<const MODE: u32>(
-        &self,
-        pass: &Pass<'_, E, MODE>,
-        mut tile: Tile<FLIGHT>,
-        split: u32,
-        label: &Label<E::Real>,
-        factors: &Factors<E::Real>,
-        to: [Row<E>; 2],
-        team: Team,
-    ) {
-        let (lanes, part, parts) = team.parts();
-        let width = lanes * FLIGHT as u32;
-        let mut first = (split * parts + part) * width;
-        while first < self.cut.end {
-            // Written with its group: by itself, it would be a store more, of a part of what memory moves.
-            let class = self.class_in_tile::<MODE, FLIGHT>(label, &tile);
-            let class = class.map(|logit| (label.class, pass.at_class(label, factors, logit)));
-            // SAFETY: the caller's conditions. A row that does not count is not read.
-            unsafe {
-                self.gradients_of_tile(pass, class, factors, to, &tile);
-                first += parts * width * pass.args.splits.get();
-                if first < self.cut.end {
-                    tile = self.tile_of_lanes(first, lanes, label.counts, team);
-                }
-            }
+    pub(crate) unsafe fn tile_of_part<const N: usize>(&self, part: u32, team: Team) -> Tile<N> {
+        if Self::WHOLE {
+            // SAFETY: the caller's condition.
+            return unsafe { self.tile(team.lane, true, team) };
         }
-        if split == 0 {
-            let of_class = |logit| {
-                // SAFETY: as above; the class's logit is an edge, which this thread has written.
-                unsafe { pass.store_at_class(label, factors, logit, to[0]) };
-            };
-            // SAFETY: as above.
-            unsafe { self.gradients_of_edges(pass, label, factors, to, of_class, team) };
-        }
+        let first = (part * team.warps() + team.warp()) * N as u32 * WARP_SIZE;
+        // SAFETY: as above.
+        unsafe { self.tile_of_lanes(first, WARP_SIZE, true, team) }
     }
 
     /// Writes the gradients of what is behind group `from`, and of edges, all as of logits that are not the class's; `to` is where
     /// they go.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients). This thread has kept its edge and, if the row counts, has waited for what it keeps of it.
+    /// The kernels' conditions 1 and 3. This thread has kept its edge and, if the row counts, has waited for what it keeps of it.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_behind<const MODE: u32>(
@@ -887,7 +847,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// Writes the gradients of a tile: of the row's `class` what is given, if it is, otherwise as of any other.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients).
+    /// The kernels' conditions 1 and 3.
     #[inline(always)]
     pub(crate) unsafe fn gradients_of_tile<const MODE: u32, const N: usize>(
         &self,
@@ -944,7 +904,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// its exponential.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients).
+    /// The kernels' conditions 1 and 3.
     #[inline(always)]
     pub(crate) unsafe fn gradients_of_exps<const N: usize>(
         &self,
@@ -1066,7 +1026,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// Writes the gradients of the thread's edges, and then does something with the logit `of_class`, if it is one of them.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients).
+    /// The kernels' conditions 1 and 3.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_of_edges<const MODE: u32>(
@@ -1089,9 +1049,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// Writes the gradients of an edge, and then does something with the logit `of_class`, if it is.
     ///
     /// # Safety
-    /// As [`gradients`](Self::gradients).
+    /// The kernels' conditions 1 and 3.
     #[inline(always)]
-    unsafe fn gradient_of_edge<const MODE: u32>(
+    pub(crate) unsafe fn gradient_of_edge<const MODE: u32>(
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,

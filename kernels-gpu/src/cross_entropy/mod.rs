@@ -28,7 +28,7 @@ mod short;
 mod stats;
 mod team;
 
-pub(crate) use backward::{backward, backward_held, backward_short};
+pub(crate) use backward::{backward_held, backward_short};
 pub(crate) use forward::{forward_long, forward_split};
 pub(crate) use held::{forward_backward_held, forward_held};
 pub(crate) use lanes::lies;
@@ -47,15 +47,15 @@ pub(crate) mod mode {
 /// groups, `_many` so many that a block takes some one after the other: in a loop, what each finishes with is computed by all warps
 /// before the first. `forward` and `forward_backward` hold them in a block's, at most `$held` groups of 16 bytes a thread, or
 /// `held_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long` keeps what it can of what is behind
-/// the first in shared memory. `$resident` blocks of a forward kernel have room on a multiprocessor, as many as there are registers for without a
+/// the first in shared memory; a block of `backward_long` holds a part of a row. `$resident` blocks of a forward or backward kernel have room on a multiprocessor, as many as there are registers for without a
 /// stack: one is enough to make short blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::CrossEntropyArgs;
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            backward, backward_held, backward_short, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
-            few_block, lies, mode, resident, resident_backward, resident_long, resident_short, resident_short_exps, resident_short_whole,
+            backward_held, backward_short, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
+            few_block, lies, mode, resident, resident_anyhow, resident_long, resident_short, resident_short_exps, resident_short_whole,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -86,9 +86,10 @@ macro_rules! kernels {
             FORWARD_BACKWARD_SHORT_MANY = forward_backward_short_many: short::<E, MODE, $held, { lies::ALIKE }, true, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident - 1), 7 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
-            BACKWARD_HELD = backward_held: backward_held::<E, MODE, $held>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
-            BACKWARD = backward: backward::<E, MODE>, (CrossEntropyArgs), 256 by resident_backward::<E>($resident), 0 barriers;
+            BACKWARD_SHORT = backward_short: backward_short::<E, MODE, $held, { lies::ANYHOW }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 0 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            BACKWARD = backward: backward_held::<E, MODE, $held, { lies::HELD }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
+            BACKWARD_LONG = backward_long: backward_held::<E, MODE, $held, { lies::AT_LINES }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 1 barriers;
         }
     };
 }
@@ -121,13 +122,9 @@ pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
-/// [`resident`] of those that hold a tile and what its gradients are made of.
-pub(crate) const fn resident_backward<E: Element>(blocks: u32) -> u32 {
-    match size_of::<E>() {
-        4 if blocks > 3 => 3,
-        _ if blocks > 2 => resident::<E>(2),
-        _ => 1,
-    }
+/// [`resident`] of those that make gradients of rows that have edges.
+pub(crate) const fn resident_anyhow<E: Element>(blocks: u32) -> u32 {
+    resident::<E>(if blocks > 4 { 4 } else { blocks })
 }
 
 /// The most threads of a block that holds a row: of float64 half as many.

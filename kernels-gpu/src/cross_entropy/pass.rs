@@ -93,11 +93,6 @@ pub(crate) struct Saved<R> {
     weight: R,
 }
 
-impl<R: Real> Saved<R> {
-    /// Of no row.
-    pub(crate) const NONE: Self = Saved { max: R::ZERO, log_sum: R::ZERO, weight: R::ZERO };
-}
-
 /// What a mean is divided by: the sum of the class weights of the rows that count, for the z-loss their number.
 #[derive(Clone, Copy)]
 pub(crate) enum Total {
@@ -311,23 +306,44 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The kernels' condition 1; all threads of the team call it.
     #[inline(always)]
     pub(crate) unsafe fn prefetch(&self, row: u64, team: Team) {
+        // SAFETY: the caller's conditions.
+        unsafe { self.prefetch_ahead(row, team, |bytes| (0, bytes)) };
+    }
+
+    /// Asks for part `part` of that row, `held` groups of 16 bytes a thread.
+    ///
+    /// # Safety
+    /// As [`prefetch`](Self::prefetch).
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch_part(&self, row: u64, part: u32, held: usize, team: Team) {
+        let of_part = team.threads * held as u32 * 16;
+        let part = |bytes: u32| (part * of_part, bytes.min((part + 1) * of_part));
+        // SAFETY: the caller's conditions.
+        unsafe { self.prefetch_ahead(row, team, part) };
+    }
+
+    /// Asks for bytes of the row that is `ahead`, of those that are to be asked for.
+    ///
+    /// # Safety
+    /// As [`prefetch`](Self::prefetch); they are some of those.
+    #[inline(always)]
+    unsafe fn prefetch_ahead(&self, row: u64, team: Team, which: impl Fn(u32) -> (u32, u32)) {
         let (args, row) = (self.args, row + u64::from(self.args.ahead));
         if args.ahead != 0 && row < args.rows {
+            let (from, to) = which(args.ahead_bytes);
             // SAFETY: the caller's conditions.
-            unsafe {
-                self.prefetch_bytes(Row::<E>::address(args.input, row), args.ahead_bytes, team);
-            }
+            unsafe { self.prefetch_bytes(Row::<E>::address(args.input, row), from, to, team) };
         }
     }
 
-    /// Asks for the first `bytes` of the row that begins at `start`.
+    /// Asks for bytes `from` to `to` of the row that begins at `start`.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch); the row has as many.
     #[inline(always)]
-    unsafe fn prefetch_bytes(&self, start: u64, bytes: u32, team: Team) {
-        let mut at = team.lane * CACHE_LINE;
-        while at < bytes {
+    unsafe fn prefetch_bytes(&self, start: u64, from: u32, to: u32, team: Team) {
+        let mut at = from + team.lane * CACHE_LINE;
+        while at < to {
             // SAFETY: the caller's condition; the bytes are the row's.
             unsafe { prefetch((start + u64::from(at)) as *const u8) };
             at += team.threads * CACHE_LINE;
@@ -358,7 +374,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             && let Some(start) = start
         {
             // SAFETY: the caller's conditions.
-            unsafe { self.prefetch_bytes(start, self.args.early_bytes, team) };
+            unsafe { self.prefetch_bytes(start, 0, self.args.early_bytes, team) };
         }
         wait_for_launches_before();
     }

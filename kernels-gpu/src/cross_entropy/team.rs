@@ -94,16 +94,6 @@ impl Team {
         self.lane / WARP_SIZE
     }
 
-    /// The warps of which it is made, or the lanes of one, of which such part this is, and how many there are.
-    #[inline(always)]
-    pub(crate) fn parts(self) -> (u32, u32, u32) {
-        if self.threads <= WARP_SIZE {
-            (self.threads, 0, 1)
-        } else {
-            (WARP_SIZE, self.warp(), self.warps())
-        }
-    }
-
     /// The same, of which the compiler does not know it: what comes of it is computed for each row, where it would be kept from one
     /// to the next, in registers that are not there.
     #[inline(always)]

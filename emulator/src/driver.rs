@@ -11,7 +11,7 @@ use crate::objects::{
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -47,6 +47,7 @@ const CAPTURED_EVENT: u32 = 907;
 /// Numbers of `CUfunction_attribute`.
 const SHARED_SIZE_BYTES: c_int = 1;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
+const PREFERRED_SHARED_MEMORY_CARVEOUT: c_int = 9;
 
 type Result = std::result::Result<(), u32>;
 
@@ -572,28 +573,39 @@ mod calls {
             let found = module.entries.iter().find(|(entry, ..)| entry.name == name);
             let &(entry, static_shared, waits) = found.ok_or(NOT_FOUND)?;
             let max_dynamic_shared = AtomicU32::new(SHARED - static_shared);
-            unsafe { put(function, FUNCTIONS.add(Function { entry, static_shared, waits, max_dynamic_shared })) }
+            let carveout = AtomicI32::new(-1);
+            let found = Function { entry, static_shared, waits, max_dynamic_shared, carveout };
+            unsafe { put(function, FUNCTIONS.add(found)) }
         }
 
         fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: usize) {
             let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
             let number = match attribute {
-                SHARED_SIZE_BYTES => function.static_shared,
-                MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_dynamic_shared.load(Ordering::Relaxed),
+                SHARED_SIZE_BYTES => function.static_shared as c_int,
+                MAX_DYNAMIC_SHARED_SIZE_BYTES => {
+                    function.max_dynamic_shared.load(Ordering::Relaxed) as c_int
+                }
+                PREFERRED_SHARED_MEMORY_CARVEOUT => function.carveout.load(Ordering::Relaxed),
                 _ => return Err(INVALID_VALUE),
             };
-            unsafe { put(value, number as c_int) }
+            unsafe { put(value, number) }
         }
 
         fn cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int) {
             let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
-            let bytes = u32::try_from(value).map_err(|_| INVALID_VALUE)?;
             let most = SHARED_OPTIN[current_device()? as usize] - function.static_shared;
-            if attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || bytes > most {
-                return Err(INVALID_VALUE);
+            match (attribute, u32::try_from(value)) {
+                (MAX_DYNAMIC_SHARED_SIZE_BYTES, Ok(bytes)) if bytes <= most => {
+                    function.max_dynamic_shared.store(bytes, Ordering::Relaxed);
+                    Ok(())
+                }
+                // A percentage, and a wish: here, there is no cache to have the rest.
+                (PREFERRED_SHARED_MEMORY_CARVEOUT, _) if (-1..=100).contains(&value) => {
+                    function.carveout.store(value, Ordering::Relaxed);
+                    Ok(())
+                }
+                _ => Err(INVALID_VALUE),
             }
-            function.max_dynamic_shared.store(bytes, Ordering::Relaxed);
-            Ok(())
         }
 
         fn cuLaunchKernelEx(

@@ -5,7 +5,7 @@ use crate::launch::Launch;
 use crate::memory;
 use kernels_gpu::Entry;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -64,6 +64,8 @@ pub(crate) struct Function {
     pub(crate) waits: bool,
     /// The most bytes of dynamic shared memory that a launch may ask for.
     pub(crate) max_dynamic_shared: AtomicU32,
+    /// How much of a multiprocessor's memory is to be shared memory, in percent, or −1.
+    pub(crate) carveout: AtomicI32,
 }
 
 /// What can be queued on a stream, or recorded into a graph.

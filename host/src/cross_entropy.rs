@@ -768,6 +768,12 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 args.kept_groups = plan::kept_groups(cols, size_of::<T>(), held, room);
                 shape.shared_bytes = args.kept_groups * 16;
             }
+            if (pass, plan.form) == (Pass::Forward, Form::ShortWhole)
+                && let Some(entry) = family.entry(T::DTYPE)
+            {
+                let one_more = plan::wants_shared_of_one_more(row_bytes);
+                stream.gpu().keep_shared(entry, shape.shared_bytes, one_more)?;
+            }
             if pass == Pass::ForwardBackward && args.divisor == 0.0 {
                 let blocks = plan::totals_blocks(rows, shape.threads);
                 args.totals_blocks = blocks;

@@ -42,6 +42,8 @@ struct Inner {
     functions: RwLock<HashMap<usize, Function>>,
     /// The bytes of dynamic shared memory of those that were asked for them, by the same key.
     dynamic_shared: Mutex<HashMap<usize, u32>>,
+    /// Whether multiprocessors are to have shared memory for one block more, by the same key.
+    keep_shared: Mutex<HashMap<usize, bool>>,
     /// The stream of synchronous copies, while anything is using it.
     transfers: Mutex<Weak<StreamInner>>,
 }
@@ -55,6 +57,22 @@ struct Module(sys::CUmodule);
 /// A kernel of a loaded module.
 #[derive(Clone, Copy)]
 pub(crate) struct Function(pub(crate) sys::CUfunction);
+
+impl Function {
+    /// The shared memory of its arrays.
+    fn shared_bytes(self) -> Result<u32> {
+        let (mut bytes, which) =
+            (0, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+        // SAFETY: the kernel is loaded; the driver writes a number to the pointer it is given.
+        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut bytes, which, self.0) })?;
+        Ok(bytes as u32)
+    }
+
+    fn set(self, attribute: sys::CUfunction_attribute, value: i32) -> Result<()> {
+        // SAFETY: the kernel is loaded; the driver refuses what it cannot do.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, attribute, value) })
+    }
+}
 
 // SAFETY: handles of the driver, which may be used from any thread.
 unsafe impl Send for Module {}
@@ -125,6 +143,7 @@ impl Gpu {
                 shared_bytes: shared_bytes as u32,
                 cache,
                 dynamic_shared: Mutex::default(),
+                keep_shared: Mutex::default(),
                 modules: Mutex::default(),
                 functions: RwLock::default(),
                 transfers: Mutex::default(),
@@ -234,20 +253,46 @@ impl Gpu {
             return Ok(bytes);
         }
         let _current = self.bind()?;
-        let (function, mut of_arrays) = (self.function(entry)?, 0);
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        // SAFETY: the kernel is loaded; the driver writes a number to the pointer it is given.
-        check("cuFuncGetAttribute", unsafe {
-            sys::cuFuncGetAttribute(&mut of_arrays, attribute, function.0)
-        })?;
-        let bytes = self.inner.shared_bytes.saturating_sub(of_arrays as u32);
+        let function = self.function(entry)?;
+        let bytes = self.inner.shared_bytes.saturating_sub(function.shared_bytes()?);
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: as above; no more than the device has.
-        check("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(function.0, attribute, bytes as i32)
-        })?;
+        // No more than the device has.
+        function.set(attribute, bytes as i32)?;
         known.insert(key, bytes);
         Ok(bytes)
+    }
+
+    /// Has multiprocessors keep shared memory for one block of this kernel more than they have registers for, each of `dynamic`
+    /// bytes besides its arrays, or as much as the driver finds right: what is left of it is the first-level cache.
+    pub(crate) fn keep_shared(
+        &self,
+        entry: &'static Entry,
+        dynamic: u32,
+        one_more: bool,
+    ) -> Result<()> {
+        /// Of each block's shared memory, the driver's.
+        const RESERVED: u32 = 1 << 10;
+        /// As much as the driver finds right.
+        const DEFAULT: i32 = -1;
+        let key = std::ptr::from_ref(entry) as usize;
+        let mut kept = self.inner.keep_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.get(&key).copied().unwrap_or_default() == one_more {
+            return Ok(());
+        }
+        let _current = self.bind()?;
+        let function = self.function(entry)?;
+        let mut percent = DEFAULT;
+        if one_more {
+            let of_block = function.shared_bytes()? + dynamic + RESERVED;
+            // One block may have all, but for what the driver has of it.
+            let all = self.inner.shared_bytes + RESERVED;
+            percent = ((entry.resident + 1) * of_block * 100).div_ceil(all).min(100) as i32;
+        }
+        let carveout =
+            sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        function.set(carveout, percent)?;
+        kept.insert(key, one_more);
+        Ok(())
     }
 
     /// The PTX of the module of `entry` for this device.
@@ -409,6 +454,33 @@ pub(crate) mod tests {
         let result = unsafe { crate::launch::launch_entry(&stream, entry, shape, &args) };
         let error = result.err().unwrap().to_string();
         assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+    }
+
+    #[test]
+    fn shared_memory_for_one_block_more_is_kept_as_long_as_it_is_wanted() {
+        use kernels_gpu::abi::Dtype;
+        let gpu = gpu();
+        let _current = gpu.bind().unwrap();
+        let family = &kernels_gpu::kernels::cross_entropy::FORWARD_SHORT_WHOLE;
+        let entry = family.entry(Dtype::F32).unwrap();
+        let kept = || {
+            let mut percent = 0;
+            let which =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // SAFETY: the kernel is loaded; the driver writes a number to the pointer it is given.
+            let result = unsafe {
+                sys::cuFuncGetAttribute(&mut percent, which, gpu.function(entry).unwrap().0)
+            };
+            check("cuFuncGetAttribute", result).unwrap();
+            percent
+        };
+        let found_right = kept();
+        for (dynamic, percent) in [(4 << 10, 1..=99), (1 << 20, 100..=100)] {
+            gpu.keep_shared(entry, dynamic, true).unwrap();
+            assert!(percent.contains(&kept()), "{} of {percent:?}", kept());
+            gpu.keep_shared(entry, dynamic, false).unwrap();
+            assert_eq!(kept(), found_right);
+        }
     }
 
     #[test]

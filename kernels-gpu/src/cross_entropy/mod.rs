@@ -55,7 +55,7 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
             backward_held, backward_short, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
-            few_block, lies, mode, resident, resident_anyhow, resident_long, resident_short, resident_short_exps, resident_short_whole,
+            few_block, lies, mode, resident, resident_anyhow, resident_long, resident_short, resident_short_exps, resident_short_exps_whole,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -74,15 +74,15 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 3 barriers;
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false, false>, (CrossEntropyArgs), 256 by resident_short_whole::<E>($resident), 3 barriers;
+            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
             FORWARD_SHORT_MANY = forward_short_many: short::<E, MODE, $held, { lies::ALIKE }, false, true>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 4 barriers;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
             FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 6 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 6 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
             FORWARD_BACKWARD_SHORT_MANY = forward_backward_short_many: short::<E, MODE, $held, { lies::ALIKE }, true, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident - 1), 7 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
@@ -100,9 +100,16 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 && blocks > 1 { blocks / 2 } else { blocks }
 }
 
-/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight.
+/// Whether there is room for many, of which each element does not take two registers.
+const fn are_many<E: Element>(blocks: u32) -> bool {
+    blocks > 4 && size_of::<E>() < 8
+}
+
+/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight. Where there is room for many, one
+/// more: short rows are done the sooner, by a tenth.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
-    if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) }
+    let fewer = if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) };
+    fewer + are_many::<E>(blocks) as u32
 }
 
 /// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as many.
@@ -111,10 +118,9 @@ pub(crate) const fn resident_short_exps<E: Element>(blocks: u32) -> u32 {
     if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 }
 }
 
-/// [`resident_short`] where rows are whole groups: of elements of 32 bits, where there is room for many, one more.
-pub(crate) const fn resident_short_whole<E: Element>(blocks: u32) -> u32 {
-    let more = if blocks > 4 && size_of::<E>() == 4 { 1 } else { 0 };
-    resident_short::<E>(blocks) + more
+/// The same where rows are whole groups: where there is room for many, one more.
+pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
+    resident_short_exps::<E>(blocks) + are_many::<E>(blocks) as u32
 }
 
 /// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has four, one more.

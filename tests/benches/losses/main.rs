@@ -102,6 +102,7 @@ fn measure(options: &Options) -> Result<Value> {
     bench.cross_entropy::<bf16>(32768, 4096)?;
     bench.cross_entropy::<bf16>(8192, 128_256)?;
     bench.cross_entropy::<f32>(4096, 50257)?;
+    bench.cross_entropy::<bf16>(65536, 1000)?;
     bench.cross_entropy::<f32>(262_144, 128)?;
     bench.small()?;
     bench.check_wanted()?;

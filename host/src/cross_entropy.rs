@@ -734,11 +734,6 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             let split = pass == Pass::Forward && plan.rows.splits.get() > 1;
             (plan, if split { kernels.forward_split } else { forms[plan.form as usize] })
         };
-        // Of two launches, the second kernel is there before the first is queued.
-        let find = |family: &Family<_>| match family.entry(T::DTYPE) {
-            Some(entry) => stream.gpu().function(entry).map(|_| ()),
-            None => Ok(()),
-        };
         let queue = |pass, args: &CrossEntropyArgs| {
             let (plan, family) = plan(pass);
             let RowsLaunch { launch: mut shape, team, splits } = plan.rows;
@@ -799,7 +794,10 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 totals: args.workspace + layout::TOTALS,
                 ..*args
             };
-            find(plan(Pass::Backward).1)?;
+            // The second kernel is there before the first is queued.
+            if let Some(entry) = plan(Pass::Backward).1.entry(T::DTYPE) {
+                stream.gpu().function(entry)?;
+            }
             queue(Pass::Forward, &forward)?;
             return queue(Pass::Backward, &forward);
         }

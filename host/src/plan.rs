@@ -183,13 +183,6 @@ pub(crate) enum Form {
     Long,
 }
 
-impl Form {
-    /// Whether teams of a warp hold rows.
-    pub(crate) fn is_short(self) -> bool {
-        matches!(self, Form::Short | Form::ShortWhole | Form::ShortMany)
-    }
-}
-
 /// What the kernels of a pass of cross-entropy can do, and may.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
@@ -278,8 +271,14 @@ pub(crate) fn samples(
         Form::Long if pass == Pass::Forward => {
             // Warps that have all of a row's groups in flight at once.
             let warps = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
+            let threads = warps * 32;
             // Few rows want many warps, and each multiprocessor a block.
-            (warps * 32, warps * 32)
+            if threads == most && rows < BUSY {
+                let room = (MAX_PARTIALS / STATS_PARTS) as usize / rows.max(1) / warps;
+                let wanted = BUSY.div_ceil(rows.max(1));
+                splits = wanted.min(groups / (FLIGHT * threads)).min(room).max(1);
+            }
+            (threads, threads)
         }
         Form::Long if backward => {
             // Parts that a block holds, as even as warps can; what is missing in the row's first line takes room.
@@ -294,11 +293,6 @@ pub(crate) fn samples(
         }
         Form::Held => (of_block, of_block),
     };
-    if form == Form::Long && team == most && pass == Pass::Forward && rows < BUSY {
-        splits = BUSY.div_ceil(rows.max(1)).min(groups / (FLIGHT * threads)).max(1);
-        let warps = (MAX_PARTIALS / STATS_PARTS) as usize / rows.max(1);
-        splits = splits.min(warps / (threads / 32)).max(1);
-    }
     let teams = threads / team;
     let (blocks, rows_of_block) = match form {
         _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
@@ -319,7 +313,9 @@ pub(crate) fn samples(
     // A block that holds a row keeps the group of its class, teams keep theirs.
     let shared_bytes = match form {
         Form::Held => 16,
-        _ if form.is_short() && pass == Pass::Forward => 16 * kernels.held * ROWS_BLOCK as usize,
+        Form::Short | Form::ShortWhole | Form::ShortMany if pass == Pass::Forward => {
+            16 * kernels.held * ROWS_BLOCK as usize
+        }
         _ => 0,
     } as u32;
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
@@ -391,7 +387,7 @@ pub(crate) fn ahead(
 
 /// Whether a forward pass over short and whole rows of `row_bytes` wants shared memory for one block more than there are registers
 /// for, and a first-level cache that is smaller by as much: on an H200, rows of f32 of 512 bytes and more are faster so, by 1 to 3
-/// parts in a hundred, and shorter ones slower. Of 16 bits, it is all the same.
+/// parts in a hundred, and most shorter ones slower. Of 16 bits, it is all the same.
 pub(crate) fn wants_shared_of_one_more(row_bytes: usize) -> bool {
     row_bytes >= 512
 }

@@ -4,9 +4,11 @@
 use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::launch::Launch;
 use crate::memory::{self, Nearest, Range};
+use crate::race::{Clock, Conflict, History, Touch};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use cuda_std::host::{self, Access, Machine, Place};
+use cuda_std::memory::Vec16;
 use cuda_std::warp::WARP_SIZE;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -41,14 +43,16 @@ struct Block<'a> {
     /// Whether a block of the launch has ended in a fault.
     failed: &'a AtomicBool,
     shared: RefCell<Vec<Shared>>,
+    clock: Clock,
 }
 
 /// A shared array: what stands for it in the source, its memory (which does not move when another is
-/// added, and lies on a 16-byte boundary), and for each byte whether it was written.
+/// added, and lies on a 16-byte boundary), for each byte whether it was written, and who accessed it.
 struct Shared {
     key: usize,
     memory: Box<[u128]>,
     written: Vec<bool>,
+    history: History,
 }
 
 /// What stands for the dynamic shared memory: no array of the source's, which have addresses for keys.
@@ -150,13 +154,19 @@ impl Machine for Thread<'_> {
         let mut shared = self.block.shared.borrow_mut();
         let at = shared.iter().position(|array| array.key == key).unwrap_or_else(|| {
             let memory = vec![0; bytes.div_ceil(16)].into_boxed_slice();
-            shared.push(Shared { key, memory, written: vec![false; bytes] });
+            shared.push(Shared {
+                key,
+                memory,
+                written: vec![false; bytes],
+                history: History::new(),
+            });
             shared.len() - 1
         });
         shared[at].memory.as_mut_ptr() as usize
     }
 
     fn copy_to_shared(&self, to: usize, from: usize, place: Place) {
+        self.touch_shared(to, size_of::<Vec16>(), Touch::StartCopy, place);
         let mut batches = self.copies.borrow_mut();
         batches.last_mut().expect("one is not ended").push((to, from, place));
     }
@@ -213,34 +223,55 @@ impl Machine for Thread<'_> {
     }
 
     fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place) {
+        self.touch_shared(address, bytes, access.into(), place);
+    }
+}
+
+impl Thread<'_> {
+    fn touch_shared(&self, address: usize, bytes: usize, touch: Touch, place: Place) {
+        let verb = match touch {
+            Touch::Read => "reads",
+            Touch::Write => "writes",
+            Touch::StartCopy => "starts to copy",
+        };
         let mut arrays = self.block.shared.borrow_mut();
         let Some(array) = arrays.iter_mut().find(|array| array.range().contains(address, bytes))
         else {
             drop(arrays);
-            let what = format!("{} {bytes} bytes outside the block's shared arrays", verb(access));
+            let what = format!("{verb} {bytes} bytes outside the block's shared arrays");
             self.fault(ILLEGAL_ADDRESS, what, place);
         };
         let offset = address - array.range().start;
+        let found =
+            format_args!("{verb} {bytes} bytes of shared memory, from byte {offset} of an array");
         if !address.is_multiple_of(bytes) {
+            let what = format!("{found}, not aligned");
             drop(arrays);
-            let verb = verb(access);
-            let what = format!(
-                "{verb} {bytes} bytes of shared memory, from byte {offset} of an array, not aligned"
-            );
             self.fault(MISALIGNED_ADDRESS, what, place);
         }
         let written = &mut array.written[offset..offset + bytes];
-        match access {
-            Access::Store => written.fill(true),
-            Access::Load => {
+        match touch {
+            // A copy is made when its thread has waited for it.
+            Touch::StartCopy => {}
+            Touch::Write => written.fill(true),
+            Touch::Read => {
                 if !written.iter().all(|&written| written) {
+                    let what = format!("{found}, that nothing has written");
                     drop(arrays);
-                    let what = format!(
-                        "reads {bytes} bytes of shared memory, from byte {offset} of an array, that nothing has written"
-                    );
                     self.fault(LAUNCH_FAILED, what, place);
                 }
             }
+        }
+        let by = (self.index, place);
+        let result = array.history.touch((offset, bytes), touch, by, &self.block.clock);
+        if let Err(Conflict { verb, thread, place: other }) = result {
+            let what = format!(
+                "{found}, that thread {thread} {verb} at {}:{}, with no barrier between the two",
+                other.file(),
+                other.line()
+            );
+            drop(arrays);
+            self.fault(LAUNCH_FAILED, what, place);
         }
     }
 }
@@ -254,7 +285,8 @@ fn verb(access: Access) -> &'static str {
 
 /// Runs block `index` of a launch to its end, or to its first fault.
 pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<(), Fault> {
-    let block = Block { launch, index, failed, shared: RefCell::default() };
+    let clock = Clock::new(launch.block);
+    let block = Block { launch, index, failed, shared: RefCell::default(), clock };
     let threads: Vec<Thread<'_>> = (0..launch.block)
         .map(|index| Thread {
             block: &block,
@@ -384,6 +416,10 @@ fn shuffle(threads: &[Thread<'_>]) -> Result<(), Fault> {
         thread.received.set(values[lane ^ lane_mask as usize]);
         thread.waiting.set(Waiting::No);
     }
+    // As `sync_warp` is written: each lane's own value.
+    if lane_mask == 0 {
+        leader.block.clock.pass_warp(leader.index);
+    }
     Ok(())
 }
 
@@ -405,6 +441,7 @@ fn release_barrier(threads: &[Thread<'_>]) -> Result<(), Fault> {
     for thread in threads {
         thread.waiting.set(Waiting::No);
     }
+    leader.block.clock.pass_barrier();
     Ok(())
 }
 

@@ -18,6 +18,7 @@ mod fault;
 mod launch;
 mod memory;
 mod objects;
+mod race;
 #[cfg(test)]
 mod tests;
 

@@ -8,7 +8,7 @@ use cuda_std::memory::{
     Vec16, end_copies, load, load_shared_by_grid, store, store_shared_by_grid, wait_for_copies,
 };
 use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::WarpShuffleValue;
+use cuda_std::warp::{WarpShuffleValue, sync_warp};
 use kernels_gpu::Entry;
 use kernels_gpu::abi::Dtype;
 
@@ -364,5 +364,182 @@ fn memory_is_mapped_when_touched() {
         last.write(7);
         assert_eq!(last.read(), 7);
     }
+    assert!(memory::free(memory));
+}
+
+/// Runs `kernel` in one block, which the machine must refuse for a race of two places of this file.
+#[track_caller]
+fn assert_race(kernel: unsafe fn(*const u8), address: usize, parts: &[&str]) {
+    let fault = run(kernel, 1, address).expect_err("the planted race was not found");
+    assert_eq!(fault.report.matches("tests.rs:").count(), 2, "{}", fault.report);
+    assert_report(Err(fault), 719, &[parts, &["no barrier between the two"]].concat());
+}
+
+#[test]
+fn a_write_after_another_warp_has_read() {
+    unsafe fn kernel(_: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: the machine refuses the write of thread 32.
+        unsafe {
+            if own == 0 {
+                scratch().set(0, 1);
+            }
+            sync_threads();
+            scratch().get(0);
+            if own == 32 {
+                scratch().set(0, 2);
+            }
+        }
+    }
+    let what = "thread 32: writes 8 bytes of shared memory, from byte 0 of an array, that thread";
+    assert_race(kernel, 0, &[what, "reads at"]);
+}
+
+#[test]
+fn a_read_after_another_warp_has_written() {
+    unsafe fn kernel(_: *const u8) {
+        // SAFETY: the machine refuses the read of thread 32.
+        unsafe {
+            if thread_idx_x() == 0 {
+                scratch().set(0, 1);
+            }
+            // Orders the warp, not the block.
+            sync_warp();
+            scratch().get(0);
+        }
+    }
+    let what = "thread 32: reads 8 bytes of shared memory, from byte 0 of an array, that thread 0";
+    assert_race(kernel, 0, &[what, "writes at"]);
+}
+
+#[test]
+fn two_writes() {
+    unsafe fn kernel(_: *const u8) {
+        // SAFETY: the machine refuses the second.
+        unsafe { scratch().set(thread_idx_x() / 2, 1) };
+    }
+    assert_race(kernel, 0, &["thread 1: writes", "that thread 0 writes at"]);
+}
+
+#[test]
+fn a_race_in_a_warp_that_a_shuffle_does_not_order() {
+    unsafe fn kernel<const SYNC: bool>(_: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: as the machine allows, if the warp synchronises.
+        unsafe {
+            scratch().set(own, 1);
+            1_u32.shuffle_xor(1);
+            if SYNC {
+                sync_warp();
+            }
+            scratch().get(own ^ 1);
+            if SYNC {
+                sync_warp();
+            }
+            scratch().set(own ^ 2, 1);
+        }
+    }
+    run(kernel::<true>, 1, 0).unwrap();
+    assert_race(kernel::<false>, 0, &["thread 0: reads", "that thread 1 writes at"]);
+}
+
+/// Both lanes and another warp have read; `sync_warp` orders the lanes' reads alone.
+#[test]
+fn a_write_after_two_warps_have_read() {
+    unsafe fn kernel<const FIRST: u32>(_: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: the machine refuses the last write.
+        unsafe {
+            scratch().set(own, 1);
+            sync_threads();
+            if own / 32 == FIRST {
+                scratch().get(0);
+            }
+            sync_warp();
+            scratch().get(0);
+            sync_warp();
+            if own == 63 {
+                scratch().set(0, 2);
+            }
+        }
+    }
+    assert_race(kernel::<0>, 0, &["thread 63: writes", "reads at"]);
+    assert_race(kernel::<1>, 0, &["thread 63: writes", "reads at"]);
+}
+
+/// Half of what was written in one piece.
+#[test]
+fn a_race_of_accesses_of_several_widths() {
+    unsafe fn kernel(_: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: the machine refuses the read of thread 7.
+        unsafe {
+            rest().set(own, Vec16([own; 4]));
+            sync_threads();
+            let words = rest().words::<u16>();
+            if own == 5 {
+                words.set(8 * 5 + 3, 1);
+            } else if own == 6 {
+                words.get(8 * 5 + 4);
+            } else if own == 7 {
+                rest().words::<u32>().get(4 * 5 + 1);
+            }
+        }
+    }
+    let what = "thread 7: reads 4 bytes of shared memory, from byte 84 of an array, that thread 5";
+    assert_race(kernel, 0, &[what]);
+}
+
+#[test]
+fn a_copy_to_shared_memory_that_others_access() {
+    /// Who reads, after which meetings, what thread 0 copies.
+    unsafe fn kernel<const READER: u32, const WAITS: bool, const BARRIER: bool>(args: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: as the machine allows, if the copy is waited for before a barrier.
+        unsafe {
+            rest().set(own, Vec16([own; 4]));
+            sync_threads();
+            if own == 0 {
+                rest().copy(0, address(args) as *const Vec16);
+                end_copies();
+                if WAITS {
+                    wait_for_copies::<0>();
+                }
+            }
+            if BARRIER {
+                sync_threads();
+            }
+            if own == READER {
+                rest().get(0);
+            }
+        }
+    }
+    let memory = allocate_written(16);
+    run(kernel::<40, true, true>, 1, memory).unwrap();
+    run(kernel::<0, true, false>, 1, memory).unwrap();
+    let what = "that thread 0 writes at";
+    assert_race(kernel::<40, true, false>, memory, &["thread 40: reads", what]);
+    assert_race(kernel::<40, false, true>, memory, &["thread 40: reads", what]);
+    assert_race(kernel::<0, false, true>, memory, &["thread 0: reads", what]);
+    assert!(memory::free(memory));
+}
+
+#[test]
+fn a_copy_over_what_others_have_read() {
+    unsafe fn kernel(args: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: the machine refuses the copy.
+        unsafe {
+            rest().set(own, Vec16([own; 4]));
+            sync_threads();
+            rest().get(own);
+            if own == 33 {
+                rest().copy(32, address(args) as *const Vec16);
+            }
+        }
+    }
+    let memory = allocate_written(16);
+    let what = "thread 33: starts to copy 16 bytes of shared memory, from byte 512 of an array";
+    assert_race(kernel, memory, &[what, "that thread 32 reads at"]);
     assert!(memory::free(memory));
 }

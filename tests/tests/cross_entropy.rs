@@ -667,6 +667,35 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
+/// More rows of float64 than a launch has blocks, each of two warps: a block takes one after the other, and counts them in
+/// shared memory.
+#[test]
+fn long_rows_of_f64_that_share_a_block() {
+    let (rows, cols, stream) = (53_000, 769, gpu().stream().unwrap());
+    let mut input = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
+    let class = |row: usize| if row < 5 || row + 5 > rows { row as i64 % 769 } else { -100 };
+    let classes: Vec<i64> = (0..rows).map(class).collect();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    CrossEntropy::sum()
+        .forward_backward_in_place(&mut input, &target, &mut loss, &mut workspace, &stream)
+        .unwrap();
+    let counting = classes.iter().filter(|&&class| class >= 0).count() as f64;
+    let expected = counting * (cols as f64).ln();
+    assert_relative_eq!(loss.item().unwrap(), expected, max_relative = 1e-12);
+    for (row, by) in input.to_vec().unwrap().chunks(cols).enumerate() {
+        for (col, &by) in by.iter().enumerate() {
+            let of_class = if classes[row] == col as i64 { 1.0 } else { 0.0 };
+            let expected = if classes[row] < 0 { 0.0 } else { 1.0 / cols as f64 - of_class };
+            assert!(
+                (by - expected).abs() <= 1e-14,
+                "row {row}, {col}: expected {expected}, got {by}"
+            );
+        }
+    }
+}
+
 /// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed, and of
 /// one that saves; and the gradients.
 fn check_rows(rows: usize, cols: usize) {

@@ -20,7 +20,8 @@ cuda_std::shared_array! {
 }
 
 cuda_std::shared_array! {
-    /// How many rows the block has done, where it is in no register. It is asked for behind a barrier in each row.
+    /// How many rows the block has done, where no register is left for it. All threads read it between the barrier in a row's
+    /// `of_block` and the barrier at the end of the row; the first thread writes it between that one and the next row's `of_block`.
     fn rows_done() -> [u64; 1];
 }
 
@@ -59,7 +60,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     // Of float64, there is no register for it.
     let keeps_done = size_of::<E>() == 8;
     if keeps_done && first {
-        // SAFETY: a barrier stands before anybody asks.
+        // SAFETY: all threads pass the barrier in `of_block` before they read it.
         unsafe { rows_done().set(0, 0) };
     }
     let mut index = 0;
@@ -100,12 +101,9 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 logit_of_row().set(0, logit.to_bits64());
             }
             let of_warp = lanes.stats_behind(&pass, of_thread, behind, batches, label.counts, team);
-            if keeps_done {
-                index = rows_done().get(0) as u32;
-            }
-            let row = row_at(index).unwrap_or_default();
-            // All of this row has arrived. Of float64, there is no register for it.
-            if size_of::<E>() < 8 {
+            let mut row = row_at(index).unwrap_or_default();
+            // All of this row has arrived. For float64, there is no register for it.
+            if !keeps_done {
                 pass.prefetch(row, team);
             }
             let stats = if Pass::<E, MODE>::DENSE {
@@ -113,6 +111,11 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             } else {
                 of_warp.of_block::<false, true>()
             };
+            if keeps_done {
+                // After the barrier in `of_block`: the first thread may write it until then.
+                index = rows_done().get(0) as u32;
+                row = row_at(index).unwrap_or_default();
+            }
             let of_row = |index| E::Real::from_bits64(scales_of_row().get(index));
             let label = Label { weight: of_row(2), ..label };
             let factors = pass.factors(&label, stats, of_row(0), || of_row(1));
@@ -150,7 +153,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             }
         }
         if keeps_done {
-            // SAFETY: set before a barrier.
+            // SAFETY: written before the barrier in `of_block`, and again only after the next one.
             index = unsafe { rows_done().get(0) as u32 };
         }
         index += 1;
@@ -159,7 +162,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
         // The row is finished, of which what is kept is to be replaced.
         sync_threads();
         if keeps_done && first {
-            // SAFETY: all have asked, and a barrier stands before anybody asks again.
+            // SAFETY: all have read it before the barrier above, and read it again after the one in `of_block`.
             unsafe { rows_done().set(0, index.into()) };
         }
     }

@@ -18,8 +18,8 @@ impl<R: Real> Pairwise<R> for Huber<R> {
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
-        let held = if d > self.delta { self.delta } else { d };
-        [held, d - R::HALF * held]
+        // Each way by itself: where d and δ are infinite, d − δ/2 is NaN.
+        if d > self.delta { [self.delta, d - R::HALF * self.delta] } else { [d, R::HALF * d] }
     }
 
     /// d held between −δ and δ; NaN stays NaN.

@@ -277,3 +277,20 @@ fn halves_reduce_to_f32() {
     let none = Mse { reduction: reduction::None }.forward(&x, &t, &stream).unwrap();
     assert_eq!(none.values().to_vec().unwrap(), [f16::INFINITY]);
 }
+
+/// Without a bound, Huber's loss is d²/2 of any difference.
+#[test]
+fn huber_of_infinite_delta() {
+    let stream = gpu().stream().unwrap();
+    let x = Tensor::from_slice(gpu(), [4], &[f32::INFINITY, f32::NEG_INFINITY, 3.0, f32::NAN]);
+    let (x, t) = (x.unwrap(), Tensor::<f32>::zeros(gpu(), [4]).unwrap());
+    let huber = Huber { delta: f64::INFINITY, reduction: fused_loss::reduction::None };
+    let losses = huber.forward(&x, &t, &stream).unwrap().values().to_vec().unwrap();
+    assert_eq!(losses[..3], [f32::INFINITY, f32::INFINITY, 4.5]);
+    assert!(losses[3].is_nan());
+    let sum = Huber { delta: f64::INFINITY, reduction: Sum };
+    let (_, gradient) = sum.forward_backward(&x, &t, &stream).unwrap();
+    let gradient = gradient.to_vec().unwrap();
+    assert_eq!(gradient[..3], [f32::INFINITY, f32::NEG_INFINITY, 3.0]);
+    assert!(gradient[3].is_nan());
+}

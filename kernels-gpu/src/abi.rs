@@ -217,7 +217,8 @@ pub mod saved {
     pub const MAX: u64 = 0;
     /// log Σ exp(x − m).
     pub const LOG_SUM: u64 = 1;
-    /// What the shares of all classes in the target add up to: the class weights or, of probabilities, the target.
+    /// What the shares of all classes in the target add up to: the class weights, times a power of two near 1/C, or, for
+    /// probabilities, the target.
     pub const WEIGHT: u64 = 2;
     /// m + log Σ exp(x − m).
     pub const LOG_SUM_EXP: u64 = 3;

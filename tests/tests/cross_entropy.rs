@@ -696,6 +696,33 @@ fn long_rows_of_f64_that_share_a_block() {
     }
 }
 
+/// Σ (x − m) over the classes is beyond f32, the loss is not; nor is it where one logit is far below all others.
+#[test]
+fn smoothing_of_logits_far_apart() {
+    let stream = gpu().stream().unwrap();
+    for (cols, targets) in [(100_000, 2), (1_500, 1), (100, 1)] {
+        for first in [1e34_f32, -1e34] {
+            let mut x = vec![0.0; targets * cols];
+            x.chunks_mut(cols).for_each(|row| row[0] = first);
+            let first = f64::from(first);
+            let input = Tensor::from_slice(gpu(), [targets, cols], &x).unwrap();
+            let target = Tensor::from_slice(gpu(), [targets], &vec![0_i64; targets]).unwrap();
+            let mean = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::mean() };
+            let share = 0.1 / cols as f64;
+            // Of the largest logit and no other, or of all but the first.
+            let expected = if first > 0.0 {
+                first * share * (cols - 1) as f64
+            } else {
+                -first * (0.9 + share)
+            };
+            let (loss, _) = mean.forward_backward(&input, &target, &stream).unwrap();
+            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-5);
+            let loss = mean.forward(&input, &target, &stream).unwrap();
+            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-5);
+        }
+    }
+}
+
 /// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed, and of
 /// one that saves; and the gradients.
 fn check_rows(rows: usize, cols: usize) {

@@ -193,7 +193,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether the target has a share for every class.
     pub(crate) const DENSE: bool = MODE != mode::CLASS;
 
-    /// A class's share of the target: its weight, or q, of which `t` is the probability.
+    /// A class's share of the target: its weight by the [`unit`](Self::unit) of weights, or q, of which `t` is the probability.
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is one.
@@ -202,10 +202,29 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's condition.
         let weight = unsafe { class_weight::<E>(self.args.weight, class) };
         if MODE != mode::PROBABILITIES {
-            return weight;
+            return weight * self.unit();
         }
         let share = E::Real::from_f64(self.args.share);
         weight * self.keep().fma(t, share)
+    }
+
+    /// What smoothing multiplies class weights by: the power of two next below 1/C. The sum over all classes of x − m by their
+    /// weights is then in the range of x − m, and multiplying by it rounds nothing.
+    #[inline(always)]
+    fn unit(&self) -> E::Real {
+        let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
+        let bits =
+            if size_of::<E::Real>() == 4 { (127 - power) << 23 } else { (1023 - power) << 52 };
+        E::Real::from_bits64(bits)
+    }
+
+    /// ε/C by which smoothing multiplies what is [in units](Self::unit), or 1 for probabilities, whose shares have it already.
+    #[inline(always)]
+    fn by_unit(&self) -> E::Real {
+        if MODE == mode::PROBABILITIES {
+            return E::Real::ONE;
+        }
+        E::Real::from_f64(self.args.share) * E::Real::ONE.over_plain(self.unit())
     }
 
     /// An argument that says how a row is finished.
@@ -473,7 +492,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ) -> E::Real {
         // Of the likeliest class, what it lacks of 1.
         let less_one = if likeliest { -factors.others } else { p - E::Real::ONE };
-        let of_shares = factors.by_share * (p * factors.weight - label.weight);
+        let of_shares = factors.by_share * (p * factors.weight - label.weight * self.unit());
         factors.by_class.fma(less_one, factors.by_z.fma(p, of_shares))
     }
 
@@ -553,7 +572,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors: &mut Factors<E::Real>,
     ) {
         let args = self.args;
-        let (keep, share) = (self.keep(), E::Real::from_f64(args.share));
+        let keep = self.keep();
         if args.z_loss != 0.0 {
             let twice = E::Real::from_f64(self.z_loss() + self.z_loss());
             let log_sum_exp = factors.center + factors.log_sum;
@@ -562,7 +581,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if MODE != mode::PROBABILITIES {
             factors.by_class = keep * label.weight * scale;
             if Self::DENSE {
-                factors.by_share = share * scale;
+                factors.by_share = self.by_unit() * scale;
             }
         } else {
             factors.by_share = scale;
@@ -606,12 +625,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                 term = self.keep() * label.weight * (log_sum - (logit - stats.max));
             }
             if Self::DENSE {
-                let share = if MODE != mode::PROBABILITIES {
-                    E::Real::from_f64(args.share)
-                } else {
-                    E::Real::ONE
-                };
-                term = term + share * (stats.weight * log_sum - stats.dot);
+                term = term + self.by_unit() * (stats.weight * log_sum - stats.dot);
             }
             if label.fault {
                 term = E::Real::NAN;

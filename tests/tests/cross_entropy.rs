@@ -723,6 +723,32 @@ fn smoothing_of_logits_far_apart() {
     }
 }
 
+/// Smoothing takes a share of every class's weight, which may be infinite or NaN: of a row to be ignored, it takes none.
+#[test]
+fn an_ignored_row_with_smoothing_and_weights_that_are_no_numbers() {
+    let stream = gpu().stream().unwrap();
+    for cols in [5, 700, 40_000] {
+        let x = uniforms(5, 2 * cols);
+        let input = Tensor::from_slice(gpu(), [2, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu(), [2], &[-100_i64, 1]).unwrap();
+        let mut weights = vec![1.0_f32; cols];
+        (weights[0], weights[cols - 1]) = (f32::INFINITY, f32::NAN);
+        let weights = Tensor::from_slice(gpu(), [cols], &weights).unwrap();
+        let weight = Some(weights.view());
+        let sum = CrossEntropy { label_smoothing: 0.1, weight, ..CrossEntropy::sum() };
+        let (_, both) = sum.forward_backward(&input, &target, &stream).unwrap();
+        let (loss, saved) = sum.forward_saving(&input, &target, &stream).unwrap();
+        let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+        let after = sum.backward(&input, &target, &saved, &one, &stream).unwrap();
+        drop(loss);
+        for gradient in [both, after] {
+            let gradient = gradient.to_vec().unwrap();
+            assert!(gradient[..cols].iter().all(|&by| by == 0.0), "{cols} classes");
+            assert!(gradient[cols..].iter().any(|by| by.is_nan()), "{cols} classes");
+        }
+    }
+}
+
 /// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed, and of
 /// one that saves; and the gradients.
 fn check_rows(rows: usize, cols: usize) {

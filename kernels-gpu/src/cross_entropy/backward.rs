@@ -98,7 +98,9 @@ impl<R: Real> MadeOf<R> {
         let number = |k| R::from_bits64(unsafe { made_of().get(k) });
         // SAFETY: as above.
         let class = unsafe { made_of().get(0) };
+        let counts = class & 1 == 1;
         let factors = Factors {
+            counts,
             center: number(1),
             factor: number(2),
             by_share: number(3),
@@ -106,7 +108,7 @@ impl<R: Real> MadeOf<R> {
             log_sum: number(5),
             ..Factors::NONE
         };
-        MadeOf { factors, counts: class & 1 == 1, class: (class >> 1) as u32, at_class: number(6) }
+        MadeOf { factors, counts, class: (class >> 1) as u32, at_class: number(6) }
     }
 }
 

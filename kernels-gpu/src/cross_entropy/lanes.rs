@@ -1122,7 +1122,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         t: E::Real,
     ) -> E::Real {
         // SAFETY: the caller's conditions.
-        factors.by_share * unsafe { self.share_of(class, t) }
+        let share = unsafe { self.share_of(class, t) };
+        // A weight may be infinite or NaN, of which 0 times is NaN.
+        if factors.counts { factors.by_share * share } else { E::Real::ZERO }
     }
 
     /// The gradient of the target's probability of a class.

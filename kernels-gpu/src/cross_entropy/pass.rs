@@ -50,6 +50,8 @@ impl BlockTerms {
 
 /// What the gradients of a row are made of.
 pub(crate) struct Factors<R> {
+    /// Whether the row counts. If it does not, all its gradients are 0, whatever the class weights are.
+    pub(crate) counts: bool,
     /// An element's probability is exp(x − center) · inverse.
     pub(crate) center: R,
     pub(crate) inverse: R,
@@ -72,6 +74,7 @@ pub(crate) struct Factors<R> {
 impl<R: Real> Factors<R> {
     /// Of a row that does not count.
     pub(crate) const NONE: Self = Factors {
+        counts: false,
         center: R::ZERO,
         inverse: R::ZERO,
         factor: R::ZERO,
@@ -459,7 +462,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         let inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
         let weight = stats.weight;
-        let mut factors = Factors { center: stats.max, inverse, weight, ..Factors::NONE };
+        let mut factors =
+            Factors { counts: true, center: stats.max, inverse, weight, ..Factors::NONE };
         factors.others = stats.others() * inverse;
         if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
             factors.log_sum = stats.log_sum();
@@ -546,6 +550,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             return Factors::NONE;
         }
         let mut factors = Factors {
+            counts: true,
             center: max,
             inverse: (-log_sum).exp_below(),
             others: -exp_m1_below(-log_sum),

@@ -701,7 +701,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         writes: &[Argument<'_>],
     ) -> Result<()> {
         let (rows, cols) = (args.rows as usize, args.cols as usize);
-        let bytes = |elements: u64| elements * size_of::<T>() as u64;
+        // To 16 bytes alone: the stride of a single row may be beyond all bytes.
+        let bytes = |elements: u64| elements.wrapping_mul(size_of::<T>() as u64);
         let alike = [args.grad_input, args.grad_target, args.probabilities()].iter().all(|rows| {
             let alike = |of: u64, as_of: u64| (of ^ as_of).is_multiple_of(16);
             rows.start == 0

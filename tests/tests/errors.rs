@@ -2,8 +2,8 @@
 //! nothing queued.
 
 use fused_loss::{
-    Error, Gpu, Grads, Huber, Loss, Mean, Mse, RowSum, SmoothL1, Stream, Tensor, View, ViewMut,
-    Workspace,
+    CrossEntropy, Error, Gpu, Grads, Huber, Loss, Mean, Mse, RowSum, SmoothL1, Stream, Tensor,
+    View, ViewMut, Workspace,
 };
 use tests::{gpu, tensor};
 
@@ -122,6 +122,43 @@ fn rows_that_would_overlap() {
             usize::MAX / 8
         ),
     );
+}
+
+/// One row has no gap behind it, however large its stride; and no rows have none either.
+#[test]
+fn a_stride_of_one_row() {
+    let t = Tensor::from_slice(gpu(), [1, 4], &[1.0_f32; 4]).unwrap();
+    let (x, ordinal) = (Tensor::<f32>::zeros(gpu(), [1, 4]).unwrap(), gpu().ordinal());
+    let class = Tensor::from_slice(gpu(), [1], &[0_i64]).unwrap();
+    for stride in [1 << 60, 1 << 61, 1 << 62, 1 << 63, usize::MAX] {
+        // SAFETY: the tensor's row, which lives to the end.
+        let row = unsafe { View::<f32>::from_raw_strided(x.as_raw(), [1, 4], stride, ordinal) };
+        let (row, stream) = (row.unwrap(), stream());
+        let (loss, _) = Mse::sum().forward_backward(row, &t, &stream).unwrap();
+        assert_eq!(loss.item().unwrap(), 4.0);
+        let loss = Mse { reduction: RowSum }.forward(row, &t, &stream).unwrap();
+        assert_eq!(loss.values().to_vec().unwrap(), [4.0]);
+        let (loss, _) = CrossEntropy::mean().forward_backward(row, &class, &stream).unwrap();
+        assert!((loss.item().unwrap() - 4.0_f32.ln()).abs() < 1e-6);
+        // SAFETY: no elements.
+        let none = unsafe { View::<f32>::from_raw_strided(x.as_raw(), [0, 4], stride, ordinal) };
+        let t = Tensor::<f32>::zeros(gpu(), [0, 4]).unwrap();
+        let loss = Mse::sum().forward(none.unwrap(), &t, &stream).unwrap();
+        assert_eq!(loss.item().unwrap(), 0.0);
+        // In the gap between a matrix's rows, or not: nothing overlaps.
+        // SAFETY: half of the tensor's row each.
+        let (left, right) = unsafe {
+            let at = |byte| x.as_raw() + byte;
+            let left = View::<f32>::from_raw_strided(at(0), [1, 2], stride, ordinal).unwrap();
+            (left, ViewMut::<f32>::from_raw_strided(at(8), [1, 2], stride, ordinal).unwrap())
+        };
+        let (t, mut one) = (Tensor::zeros(gpu(), [1, 2]).unwrap(), Loss::zeros(gpu(), []).unwrap());
+        let mut workspace = Workspace::new(gpu()).unwrap();
+        Mse::sum()
+            .forward_backward_into(left, &t, &mut one, right, &mut workspace, &stream)
+            .unwrap();
+        assert_eq!(one.item().unwrap(), 0.0);
+    }
 }
 
 #[test]

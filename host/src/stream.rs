@@ -253,10 +253,21 @@ impl Workspace {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) where memory is short.
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        let mut buffer = Buffer::new(gpu, Self::BYTES)?;
-        // The count of finished blocks begins at zero, and each launch leaves it so.
-        buffer.clear(Self::BYTES)?;
-        Ok(Workspace { buffer })
+        let mut workspace = Workspace { buffer: Buffer::new(gpu, Self::BYTES)? };
+        workspace.clear()?;
+        Ok(workspace)
+    }
+
+    /// Sets it to what a new one is, behind all work that was queued with it, and waits until that is done. A call that ended in
+    /// a fault may have left in it what the next would take for its own.
+    ///
+    /// The workspace that a [`Stream`] has for itself cannot be cleared: after a fault, make a new stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the process ends.
+    pub fn clear(&mut self) -> Result<()> {
+        // Blocks take zero for a sum that is not there yet, and set each place back to zero when they have taken it.
+        self.buffer.clear(Self::BYTES)
     }
 
     pub(crate) fn memory(&self) -> Memory<'_> {
@@ -273,7 +284,7 @@ impl fmt::Debug for Workspace {
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use crate::gpu::tests::gpu;
-    use crate::{Mse, Tensor};
+    use crate::{CrossEntropy, Error, Loss, Mse, Tensor, View, Workspace};
 
     /// Its scratch memory too, though what it has worked on is still there.
     #[test]
@@ -285,5 +296,42 @@ mod tests {
         let inner = stream.downgrade();
         drop(stream);
         assert!(inner.upgrade().is_none());
+    }
+
+    /// The first block of the call notes that its row's target is no class, the last reads behind the memory: what was noted
+    /// is there still when the next call looks for the lowest such row.
+    #[test]
+    fn a_workspace_that_a_fault_left_dirty_is_cleared() {
+        let (gpu, rows, cols) = (gpu(), 64, 1000);
+        let x = Tensor::<f32>::zeros(&gpu, [rows, cols]).unwrap();
+        let short = Tensor::<f32>::zeros(&gpu, [rows - 1, cols]).unwrap();
+        let no_class = |at: usize| {
+            let mut classes = vec![0_i64; rows];
+            classes[at] = cols as i64;
+            Tensor::from_slice(&gpu, [rows], &classes).unwrap()
+        };
+        let (first, fifth) = (no_class(0), no_class(5));
+        let (mut workspace, mean) = (Workspace::new(&gpu).unwrap(), CrossEntropy::mean());
+        let mut faulty = Loss::zeros(&gpu, []).unwrap();
+        let stream = gpu.stream().unwrap();
+        let behind = x.view().shape();
+        // SAFETY: the emulator refuses what is behind the tensor.
+        let behind = unsafe { View::<f32>::from_raw(short.as_raw(), behind, gpu.ordinal()) };
+        let (behind, loss) = (behind.unwrap(), &mut faulty);
+        let result = mean.forward_into(behind, &first, loss, &mut workspace, &stream);
+        assert!(result.and_then(|()| stream.synchronize()).is_err());
+
+        let stream = gpu.stream().unwrap();
+        let row = |workspace: &mut Workspace| {
+            let mut loss = Loss::zeros(&gpu, []).unwrap();
+            mean.forward_into(&x, &fifth, &mut loss, workspace, &stream).unwrap();
+            match loss.item() {
+                Err(Error::TargetOutOfRange { row, .. }) => row,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(row(&mut workspace), 0, "the fault has left nothing");
+        workspace.clear().unwrap();
+        assert_eq!(row(&mut workspace), 5);
     }
 }

@@ -749,6 +749,34 @@ fn an_ignored_row_with_smoothing_and_weights_that_are_no_numbers() {
     }
 }
 
+/// See 'Limits of f32' in docs/semantics.md.
+#[test]
+fn class_weights_at_the_end_of_f32() {
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::<f32>::zeros(gpu(), [2, 4]).unwrap();
+    let target = Tensor::from_slice(gpu(), [2], &[0_i64, 1]).unwrap();
+    let losses = |weight: f32| {
+        let weights = Tensor::from_slice(gpu(), [4], &[weight; 4]).unwrap();
+        let mean = CrossEntropy { weight: Some(weights.view()), ..CrossEntropy::mean() };
+        let forward = mean.forward(&input, &target, &stream).unwrap().item().unwrap();
+        let (both, gradient) = mean.forward_backward(&input, &target, &stream).unwrap();
+        (forward, both.item().unwrap(), gradient.to_vec().unwrap())
+    };
+    let gradient = [-0.375, 0.125, 0.125, 0.125, 0.125, -0.375, 0.125, 0.125];
+    let (forward, both, got) = losses(1e37);
+    assert_relative_eq!(forward, 4.0_f32.ln(), max_relative = 1e-6);
+    assert_relative_eq!(both, 4.0_f32.ln(), max_relative = 1e-6);
+    for (got, expected) in got.into_iter().zip(gradient) {
+        assert_relative_eq!(got, expected, max_relative = 1e-6);
+    }
+    // The sum of two weights is beyond f32, ...
+    let (forward, both, got) = losses(2e38);
+    assert!(forward.is_nan() && both == f32::INFINITY, "{forward}, {both}");
+    assert_eq!(got, [0.0; 8]);
+    // ... or the product of one and its loss.
+    assert!(losses(3e38).0.is_nan());
+}
+
 /// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed, and of
 /// one that saves; and the gradients.
 fn check_rows(rows: usize, cols: usize) {

@@ -1,5 +1,5 @@
 //! `cargo xtask bench`: each loss beside a kernel that only reads and writes the same bytes, and beside other
-//! libraries.
+//! libraries. The benchmark reads the options itself, and says which do not go together.
 
 use crate::flags;
 use anyhow::ensure;
@@ -19,6 +19,20 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Bench) -> anyhow::Result<()> {
         if let Some(path) = path {
             // Cargo starts a benchmark in its package's directory.
             args.extend([option.into(), std::path::absolute(path)?.into()]);
+        }
+    }
+    args.extend(flags.landscape.then(|| "--landscape".into()));
+    let numbers = [
+        ("--seed", flags.seed.map(|seed| seed.to_string())),
+        ("--shapes", flags.shapes.map(|shapes| shapes.to_string())),
+        ("--only", flags.only.clone()),
+        ("--max-mib", flags.max_mib.map(|mib| mib.to_string())),
+        ("--peers-shapes", flags.peers_shapes.map(|shapes| shapes.to_string())),
+    ];
+    let shapes = flags.shape.iter().map(|shape| ("--shape", Some(shape.clone())));
+    for (option, value) in numbers.into_iter().chain(shapes) {
+        if let Some(value) = value {
+            args.extend([option.into(), value.into()]);
         }
     }
     Ok(cmd!(sh, "cargo bench -p fused-loss-tests --features bench --bench losses -- {args...}")

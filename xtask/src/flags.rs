@@ -40,6 +40,22 @@ xflags::xflags! {
             optional --picture path: PathBuf
             /// Measures nothing, and shows the results of this JSON file.
             optional --from path: PathBuf
+            /// Measures shapes that are drawn at random in place of the fixed list, each beside the
+            /// ceiling of its bytes, and some of them with the other libraries.
+            optional --landscape
+            /// Of the landscape: what the shapes are drawn from. By default a new one, which is printed.
+            optional --seed number: u64
+            /// Of the landscape: how many shapes; 150 by default.
+            optional --shapes number: usize
+            /// Of the landscape: one loss alone, ce, kl or mse.
+            optional --only loss: String
+            /// Of the landscape: the most MiB of logits; 2048 by default.
+            optional --max-mib number: usize
+            /// Of the landscape: this shape, and others that are named so, in place of any that are drawn: e.g.
+            /// "ce f32 forward 65536x1000 weights,smoothing", as the results name them.
+            repeated --shape text: String
+            /// Of the landscape: how many shapes the other libraries measure; 60 by default.
+            optional --peers-shapes number: usize
         }
         /// Trains a softmax classifier: the example `03_softmax_classifier`, on the GPU or the emulator.
         cmd demo {

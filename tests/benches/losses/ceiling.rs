@@ -24,10 +24,36 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     }
 }
 
-/// The five fastest launches over `bytes` of each array and what there is of rows, with names, as graphs of `calls` calls that
+/// How many launches are tried.
+#[derive(Clone, Copy)]
+pub(crate) struct Search {
+    blocks: &'static [usize],
+    /// Blocks of the grid, as multiples of what the device holds at once; a block for each tile besides.
+    grids: &'static [usize],
+    /// Whether those that ask for nothing early are tried too.
+    late: bool,
+    samples: usize,
+    /// How many of the fastest are returned.
+    kept: usize,
+}
+
+/// For a few rows that are measured at leisure.
+pub(crate) const THOROUGH: Search =
+    Search { blocks: &[256, 512, 1024], grids: &[1, 2, 4, 8], late: true, samples: 5, kept: 5 };
+
+/// For many shapes, of which each has a second.
+pub(crate) const QUICK: Search =
+    Search { blocks: &[256, 512, 1024], grids: &[1, 4], late: false, samples: 3, kept: 3 };
+
+/// One launch, for the emulator.
+pub(crate) const ONE: Search =
+    Search { blocks: &[256], grids: &[], late: false, samples: 1, kept: 1 };
+
+/// The fastest launches over `bytes` of each array and what there is of rows, with names, as graphs of `calls` calls that
 /// take turns on the copies.
 pub(crate) fn best(
     stream: &Stream,
+    search: Search,
     pattern: Pattern,
     copies: &[Vec<u64>],
     bytes: usize,
@@ -35,31 +61,34 @@ pub(crate) fn best(
 ) -> Result<Vec<(String, Graph)>> {
     let mut candidates = Vec::new();
     for &(kernel, flight) in kernels(pattern) {
-        for block in [256, 512, 1024] {
+        for &block in search.blocks {
             let tiles = bytes / 16 / (block * flight);
+            let (of_rows, of_rows_bytes) = pattern.of_rows;
+            let of_rows_groups = of_rows_bytes / 16;
+            if tiles == 0 || of_rows_groups.div_ceil(tiles) > block {
+                // A block cannot read its share of what there is of rows.
+                continue;
+            }
+            let of_rows_share = of_rows_groups.div_ceil(tiles);
             let most = 132 * 2048 / block;
-            let grids = [most, 2 * most, 4 * most, 8 * most, tiles];
-            let mut early = vec![0];
+            let mut early = Vec::new();
             if CeilingArgs::asks_early(pattern.reads, pattern.writes) {
                 early.push(ceiling::early_bytes(stream.gpu()));
             }
+            if search.late || early.is_empty() {
+                early.push(0);
+            }
+            let grids = search.grids.iter().map(|times| times * most).chain([tiles]);
             for (grid, early_bytes) in
-                grids.into_iter().flat_map(|grid| early.iter().map(move |&early| (grid, early)))
+                grids.flat_map(|grid| early.iter().map(move |&early| (grid, early)))
             {
                 let grid = grid.min(tiles) as u32;
                 let graph = Graph::capture(stream, calls, |call| {
                     let arrays = &copies[call % copies.len()];
-                    let (of_rows, of_rows_bytes) = pattern.of_rows;
-                    let of_rows_groups = of_rows_bytes / 16;
-                    let of_rows_share = of_rows_groups.div_ceil(tiles);
-                    assert!(
-                        of_rows_share <= block,
-                        "what is read of rows is too much for the tiles"
-                    );
                     let mut args = CeilingArgs {
                         arrays: [0; 4],
                         groups: (tiles * block * flight) as u64,
-                        of_rows,
+                        of_rows: of_rows + (call % copies.len()) as u64 * pattern.of_rows_apart,
                         of_rows_groups: of_rows_groups as u64,
                         of_rows_share: of_rows_share as u64,
                         early_bytes,
@@ -75,9 +104,12 @@ pub(crate) fn best(
             }
         }
     }
+    if candidates.is_empty() {
+        return Err("no launch of the ceiling reads as much of rows as this".into());
+    }
     let graphs: Vec<_> = candidates.iter().map(|(_, graph)| graph).collect();
-    let times = interleaved(stream, &graphs, 5)?;
+    let times = interleaved(stream, &graphs, search.samples)?;
     let mut ranked: Vec<_> = times.into_iter().zip(candidates).collect();
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Ok(ranked.into_iter().take(5).map(|(_, candidate)| candidate).collect())
+    Ok(ranked.into_iter().take(search.kept).map(|(_, candidate)| candidate).collect())
 }

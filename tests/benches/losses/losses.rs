@@ -8,10 +8,10 @@ use tests::filled::{filled, total};
 use tests::number::Number;
 use tests::random::uniform;
 
-const READ: Pattern = Pattern { reads: 1, writes: 0, of_rows: (0, 0) };
-const READ_WRITE: Pattern = Pattern { reads: 1, writes: 1, of_rows: (0, 0) };
-const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0) };
-const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0) };
+const READ: Pattern = Pattern { reads: 1, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
+const READ_WRITE: Pattern = Pattern { reads: 1, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
+const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
+const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
 
 /// Bytes that calls in turn must read and write before they come back to the same: many times the cache.
 const ROTATION: usize = 512 << 20;

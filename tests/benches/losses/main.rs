@@ -8,12 +8,22 @@
 //! Every result is checked against float64 before it is timed.
 //!
 //! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.
+//!
+//! `--landscape` measures shapes that are drawn at random in place of the fixed rows.
 
+mod arena;
 mod ceiling;
+mod data;
+mod heat;
+mod landscape;
+mod layout;
 mod losses;
 mod options;
 mod peers;
 mod picture;
+mod shapes;
+mod subject;
+mod summary;
 mod table;
 mod timing;
 
@@ -38,6 +48,8 @@ struct Pattern {
     writes: usize,
     /// What is read besides once a row, an address and its bytes.
     of_rows: (u64, usize),
+    /// Bytes from there to the same of the next copy; 0 where copies share it.
+    of_rows_apart: u64,
 }
 
 /// One line of the table.
@@ -74,15 +86,25 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let options = Options::from_args(std::env::args().skip(1))?;
-    let results = match &options.from {
-        Some(path) => options::results(path)?,
-        None => measure(&options)?,
+    let results = match (&options.from, &options.landscape) {
+        (Some(path), _) => options::results(path)?,
+        (None, Some(landscape)) => landscape::measure(&options, landscape)?,
+        (None, None) => measure(&options)?,
     };
-    println!("\n{}", table::markdown(&results));
+    let of_landscape = results["landscape"].is_object();
+    println!(
+        "\n{}",
+        if of_landscape { summary::text(&results) } else { table::markdown(&results) }
+    );
     if let Some(path) = &options.picture {
-        options::write(path, &picture::svg(&results)?)?;
+        let svg = if of_landscape { heat::svg(&results)? } else { picture::svg(&results)? };
+        options::write(path, &svg)?;
     }
-    Ok(())
+    match table::list(&results["failed"]).count() {
+        _ if options.from.is_some() => Ok(()),
+        0 => Ok(()),
+        failed => Err(format!("{failed} shapes failed, which are named above").into()),
+    }
 }
 
 /// Measures what is wanted, by us and by the others.
@@ -161,7 +183,8 @@ impl Bench {
     ) -> Result<()> {
         let calls = losses::calls(bytes, copies.len());
         let ours = Graph::capture(&self.stream, calls, call)?;
-        let launches = ceiling::best(&self.stream, pattern, copies, bytes, calls)?;
+        let launches =
+            ceiling::best(&self.stream, ceiling::THOROUGH, pattern, copies, bytes, calls)?;
         let mut candidates = vec![&ours];
         candidates.extend(launches.iter().map(|(_, graph)| graph));
         let times = interleaved(&self.stream, &candidates, SAMPLES)?;

@@ -1,12 +1,14 @@
 //! What the command line asks for.
 
 use crate::Result;
+use crate::shapes::{LEAST_BYTES, Loss, MOST_BYTES, Range, Shape};
 use serde_json::Value;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// The command line of the benchmark, in the words of `cargo xtask bench --help`.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Options {
     /// What a name must contain to be run; any of them.
     pub(crate) wanted: Vec<String>,
@@ -14,50 +16,163 @@ pub(crate) struct Options {
     pub(crate) json: Option<PathBuf>,
     pub(crate) picture: Option<PathBuf>,
     pub(crate) from: Option<PathBuf>,
+    pub(crate) landscape: Option<Landscape>,
+}
+
+/// Which shapes `--landscape` measures.
+#[derive(Debug)]
+pub(crate) struct Landscape {
+    /// A new one by default.
+    pub(crate) seed: Option<u64>,
+    pub(crate) shapes: usize,
+    pub(crate) range: Range,
+    /// These instead of any that are drawn.
+    pub(crate) named: Vec<Shape>,
+    /// How many of the shapes the other libraries measure.
+    pub(crate) peers_shapes: usize,
+    /// Runs on the emulator, where times mean nothing: to try the benchmark itself. Not in the
+    /// help.
+    pub(crate) emulated: bool,
+}
+
+/// What is given with `--landscape` alone.
+#[derive(Default)]
+struct Given {
+    landscape: bool,
+    seed: Option<u64>,
+    shapes: Option<usize>,
+    only: Option<Loss>,
+    named: Vec<Shape>,
+    most_mib: Option<usize>,
+    peers_shapes: Option<usize>,
+    emulated: bool,
+}
+
+const EXPECTED: &str = "expected --no-peers, --json FILE, --picture FILE, --from FILE or a part \
+    of a name, or --landscape with --seed N, --shapes N, --only LOSS, --max-mib N, --shape TEXT, \
+    --peers-shapes N";
+
+/// An option's value, which must be there and be of its type.
+fn value<T: FromStr<Err: fmt::Display>>(
+    option: &str,
+    args: &mut impl Iterator<Item = String>,
+) -> Result<T> {
+    let text = args.next().ok_or_else(|| format!("{option}: expected a value"))?;
+    text.parse().map_err(|why| format!("{option} {text}: {why}").into())
 }
 
 impl Options {
     pub(crate) fn from_args(mut args: impl Iterator<Item = String>) -> Result<Self> {
-        let mut options = Options::default();
+        let (mut options, mut given) = (Options::default(), Given::default());
         while let Some(arg) = args.next() {
+            let args = &mut args;
             let file = match arg.as_str() {
                 "--json" => &mut options.json,
                 "--picture" => &mut options.picture,
                 "--from" => &mut options.from,
-                "--no-peers" => {
-                    options.no_peers = true;
-                    continue;
-                }
-                // `cargo bench` adds it.
-                "--bench" => continue,
-                option if option.starts_with('-') => {
-                    return Err(format!(
-                        "expected --no-peers, --json FILE, --picture FILE, --from FILE or a part of a name, got {option}"
-                    )
-                    .into());
-                }
-                _ => {
-                    options.wanted.push(arg);
+                option => {
+                    match option {
+                        "--no-peers" => options.no_peers = true,
+                        // `cargo bench` adds it.
+                        "--bench" => {}
+                        "--landscape" => given.landscape = true,
+                        "--emulated" => given.emulated = true,
+                        "--seed" => given.seed = Some(value(option, args)?),
+                        "--shapes" => given.shapes = Some(value(option, args)?),
+                        "--only" => given.only = Some(value(option, args)?),
+                        "--max-mib" => given.most_mib = Some(value(option, args)?),
+                        "--peers-shapes" => given.peers_shapes = Some(value(option, args)?),
+                        "--shape" => {
+                            let text = args.next().ok_or("--shape: expected a shape")?;
+                            given.named.push(text.parse()?);
+                        }
+                        option if option.starts_with('-') => {
+                            return Err(format!("{EXPECTED}; got {option}").into());
+                        }
+                        _ => options.wanted.push(arg),
+                    }
                     continue;
                 }
             };
             let path = args.next().ok_or_else(|| format!("{arg}: expected a file"))?;
             *file = Some(path.into());
         }
+        options.landscape = given.landscape(&options)?;
+        Ok(options)
+    }
+}
+
+impl Given {
+    /// What `--landscape` is to measure, if it is given; an error names two options that do not go
+    /// together.
+    fn landscape(self, options: &Options) -> Result<Option<Landscape>> {
+        let of_draws = [
+            ("--seed", self.seed.is_some()),
+            ("--shapes", self.shapes.is_some()),
+            ("--only", self.only.is_some()),
+            ("--max-mib", self.most_mib.is_some()),
+        ];
+        let of_landscape = [
+            ("--shape", !self.named.is_empty()),
+            ("--peers-shapes", self.peers_shapes.is_some()),
+            ("--emulated", self.emulated),
+        ];
         let of_a_run = [
             ("a name", !options.wanted.is_empty()),
             ("--json", options.json.is_some()),
             ("--no-peers", options.no_peers),
+            ("--landscape", self.landscape),
         ];
+        let first = |all: &[(&'static str, bool)]| {
+            all.iter().find(|(_, given)| *given).map(|(option, _)| *option)
+        };
         if options.from.is_some()
-            && let Some((got, _)) = of_a_run.iter().find(|(_, given)| *given)
+            && let Some(got) =
+                first(&of_a_run).or_else(|| first(&of_draws)).or_else(|| first(&of_landscape))
         {
             return Err(format!(
                 "--from measures nothing: expected --picture beside it, got {got}"
             )
             .into());
         }
-        Ok(options)
+        if !self.landscape {
+            return match first(&of_draws).or_else(|| first(&of_landscape)) {
+                Some(got) => Err(format!("expected --landscape beside {got}").into()),
+                None => Ok(None),
+            };
+        }
+        if let Some(name) = options.wanted.first() {
+            return Err(format!(
+                "--landscape draws shapes that have no fixed names: expected --shape or --only, \
+                 got {name}"
+            )
+            .into());
+        }
+        if !self.named.is_empty()
+            && let Some(got) = first(&of_draws)
+        {
+            return Err(format!("--shape draws nothing: expected no {got} beside it").into());
+        }
+        if options.no_peers && self.peers_shapes.is_some() {
+            return Err("--no-peers leaves out what --peers-shapes limits: expected one".into());
+        }
+        let shapes = self.shapes.unwrap_or(150);
+        if shapes == 0 {
+            return Err("--shapes 0: expected one at least".into());
+        }
+        let (least, most) = (LEAST_BYTES >> 20, MOST_BYTES >> 20);
+        let most_mib = self.most_mib.unwrap_or(most);
+        if !(least..=most).contains(&most_mib) {
+            return Err(format!("--max-mib {most_mib}: expected {least} to {most}").into());
+        }
+        Ok(Some(Landscape {
+            seed: self.seed,
+            shapes,
+            range: Range { only: self.only, most_bytes: most_mib << 20 },
+            named: self.named,
+            peers_shapes: self.peers_shapes.unwrap_or(60),
+            emulated: self.emulated,
+        }))
     }
 }
 

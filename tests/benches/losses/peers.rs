@@ -10,11 +10,14 @@ use std::process::{Command, Stdio};
 const SAME: f64 = 1.005;
 
 /// In the binary, which may run where the sources are not.
-const SCRIPT: &str = include_str!("peers.py");
+const SCRIPT: &str = concat!(include_str!("peers.py"), "\n\n", include_str!("landscape.py"));
 
 /// Seconds that the peers should take together: past a row's share of them, slow ways to a better time are not
 /// tried.
 const SECONDS: usize = 170;
+
+/// The same for the shapes of `--landscape`, each of which takes torch.compile some seconds.
+const SECONDS_OF_LANDSCAPE: usize = 420;
 
 /// A benchmark, as the others are to repeat it.
 pub(crate) struct Case {
@@ -64,8 +67,19 @@ pub(crate) fn add(results: &mut Value, cases: &[Case]) {
         "seconds": SECONDS,
         "cases": cases,
     });
+    add_plan(results, &plan);
+}
+
+/// As [`add`], for shapes that were drawn. A case says all there is to a shape: `name`, `loss`, `dtype`, `pass`,
+/// `rows`, `cols`, `stride`, `extras`, `copies` and `calls`, as the command line calls them.
+pub(crate) fn add_landscape(results: &mut Value, cases: &[Value]) {
+    let (samples, seconds) = (SAMPLES, SECONDS_OF_LANDSCAPE);
+    add_plan(results, &json!({ "samples": samples, "seconds": seconds, "landscape": cases }));
+}
+
+fn add_plan(results: &mut Value, plan: &Value) {
     results["libraries"] = json!([]);
-    if let Err(why) = run(&plan, |said| merge(results, said)) {
+    if let Err(why) = run(plan, |said| merge(results, said)) {
         note(results, format!("the other libraries: {why}"));
     }
 }

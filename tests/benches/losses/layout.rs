@@ -1,0 +1,125 @@
+//! Where the arrays of a shape lie in the one allocation that all shapes share, and which bytes of
+//! them a call has to move.
+
+use crate::shapes::{Extra, Loss, Pass, Shape};
+
+/// Bytes that calls in turn touch before they come back to the same: several times the second-level
+/// cache.
+const ROTATION: usize = 256 << 20;
+const MOST_COPIES: usize = 16;
+
+/// Bytes that the calls of a sample move, unless they are few or many: beside so many, the
+/// microsecond or two in which a graph begins and ends does not count.
+const TRAFFIC: usize = 2 << 30;
+const FEWEST_CALLS: usize = 3;
+const MOST_CALLS: usize = 100;
+
+/// Every array begins on such a boundary.
+const ALIGNED: usize = 256;
+
+/// What memory is fetched by.
+const SECTOR: usize = 32;
+
+/// The arrays of a copy, as bytes behind its start. Reads come first and writes last, so that the
+/// ceiling can take all reads as one array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Classes, or what a reduction to rows has of each: losses where they are computed, upstream
+    /// gradients in the backward pass. Long enough for all that is read of rows.
+    pub(crate) of_rows: usize,
+    /// Bytes that a call moves of rows: classes, per-row losses and gradients, and what the forward
+    /// pass saved.
+    pub(crate) of_rows_bytes: usize,
+    /// The target, where it is a matrix.
+    pub(crate) target: usize,
+    pub(crate) gradient: usize,
+    /// Bytes of a whole copy; the input is at its start.
+    pub(crate) slot: usize,
+    pub(crate) copies: usize,
+    pub(crate) calls: usize,
+    /// Bytes of a matrix, whatever its gaps.
+    pub(crate) matrix: usize,
+    /// Bytes of a matrix that a call moves: those of the sectors that have elements in them.
+    pub(crate) touched: usize,
+    /// Matrices that are read and written.
+    pub(crate) reads: usize,
+    pub(crate) writes: usize,
+}
+
+impl Layout {
+    pub(crate) fn new(shape: &Shape) -> Self {
+        let up = |bytes: usize| bytes.next_multiple_of(ALIGNED);
+        let elements = shape.rows * shape.stride() + usize::from(shape.has(Extra::Offset));
+        let matrix = up(elements * shape.dtype.bytes());
+        let touched = touched(shape);
+        let reads = if shape.target_is_a_matrix() { 2 } else { 1 };
+        let writes = if shape.pass == Pass::Forward { 0 } else { 1 };
+        let of_rows_bytes = of_rows_bytes(shape);
+
+        let of_rows = matrix;
+        let target = of_rows + up(of_rows_bytes);
+        let gradient = target + (reads - 1) * matrix;
+        let moved = (reads + writes) * touched + of_rows_bytes;
+        // Room for a third of all that is moved, where the ceiling writes as much as that.
+        let slot = gradient + if writes == 0 { 0 } else { up(matrix.max(moved / 3)) };
+        let copies = ROTATION.div_ceil(moved).clamp(1, MOST_COPIES);
+        let calls = TRAFFIC.div_ceil(moved).clamp(FEWEST_CALLS, MOST_CALLS).max(copies);
+        Layout {
+            of_rows,
+            of_rows_bytes,
+            target,
+            gradient,
+            slot,
+            copies,
+            calls,
+            matrix,
+            touched,
+            reads,
+            writes,
+        }
+    }
+
+    /// Bytes that a call moves.
+    pub(crate) fn moved(&self) -> usize {
+        (self.reads + self.writes) * self.touched + self.of_rows_bytes
+    }
+
+    /// Bytes of all copies.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slot * self.copies
+    }
+}
+
+/// What is moved once a row. Writes count as if they were reads: they are few.
+fn of_rows_bytes(shape: &Shape) -> usize {
+    let result = shape.dtype.result_bytes();
+    let classes = if shape.target_is_a_matrix() { 0 } else { size_of::<i64>() };
+    let saved = match (shape.loss, shape.pass) {
+        // The largest logit and the logarithm of the sum, and the target's total where it is not 1.
+        (Loss::Ce, Pass::Backward) => {
+            let weighted = shape.has(Extra::Weights) || shape.has(Extra::Probabilities);
+            result * if weighted { 3 } else { 2 }
+        }
+        _ => 0,
+    };
+    let results = if shape.has(Extra::Rows) { result } else { 0 };
+    shape.rows * (classes + saved + results)
+}
+
+/// Bytes of the sectors in which a matrix has elements, each counted once.
+fn touched(shape: &Shape) -> usize {
+    let size = shape.dtype.bytes();
+    let (row, stride) = (shape.cols * size, shape.stride() * size);
+    if stride == row {
+        return shape.rows * row;
+    }
+    // Rows begin at the same places in a sector again after so many.
+    let period = SECTOR.min(shape.rows);
+    let (mut sectors, mut end) = (0, 0);
+    for index in 0..period {
+        let first = (index * stride / SECTOR).max(end);
+        end = (index * stride + row).div_ceil(SECTOR);
+        sectors += end.saturating_sub(first);
+    }
+    sectors * SECTOR * shape.rows / period
+}

@@ -1,7 +1,7 @@
 //! Element types: how one is loaded 16 bytes at a time, widened for arithmetic, and narrowed.
 
 use crate::abi::Dtype;
-use crate::math::{horner, ln_of_parts};
+use crate::math::{exp_f32, horner, ln_of_parts};
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
@@ -40,10 +40,6 @@ pub trait Real:
     const LN_2_HIGH: Self;
     /// ln 2 less [`Self::LN_2_HIGH`].
     const LN_2_LOW: Self;
-    /// Beyond it the exponential is infinite.
-    const EXP_OVERFLOWS: Self;
-    /// Below it the exponential is zero.
-    const EXP_VANISHES: Self;
     /// Rounds to this type.
     fn from_f64(value: f64) -> Self;
     /// Exact.
@@ -54,8 +50,6 @@ pub trait Real:
     fn from_bits64(bits: u64) -> Self;
     /// Exact, for exponents.
     fn from_i32(value: i32) -> Self;
-    /// Towards zero; 0 for NaN.
-    fn to_i32(self) -> i32;
     /// `self * a + b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
     /// Logarithms may take the short way for plain numbers: those below 4 whose [`rank`](Self::rank) is below this.
@@ -66,7 +60,8 @@ pub trait Real:
     /// `self / divisor`, but perhaps for the last bit, for a magnitude not above the divisor, which is a sum
     /// of plain numbers.
     fn over_plain(self, divisor: Self) -> Self;
-    /// `self / divisor` to 3 units in the last place, in f32; for plain numbers and what is between them.
+    /// `self / divisor` to 3 units in the last place in f32, to 1 in f64; for plain numbers and
+    /// what is between them.
     fn quickly_over(self, divisor: Self) -> Self;
     /// 2ᵏ so that `self` is between two thirds and one and a half of 2ᵏ `other`; for plain numbers. As integers,
     /// floating-point numbers are nearly their logarithms: the difference, rounded to exponents, is k.
@@ -74,7 +69,7 @@ pub trait Real:
     /// What [`quick_ln`](Self::quick_ln) counts in.
     const LN_UNIT: Self;
     /// ln 2ᵏ + 2 artanh(d/a) in units of [`Self::LN_UNIT`], for |d/a| up to 0.2, where `scale` is 2ᵏ. Exactly 0 for
-    /// k = 0 and d = 0; in f32 to 8e-7 of it.
+    /// k = 0 and d = 0; in f32 to 8e-7 of it, in f64 to 2.2 units in the last place.
     fn quick_ln(scale: Self, d: Self, a: Self) -> Self;
     /// `self` − ln 2ᵏ − 2 artanh(d/a), likewise; in f32 to 4 units in the last place of the logarithm.
     fn less_ln(self, scale: Self, d: Self, a: Self) -> Self;
@@ -86,15 +81,19 @@ pub trait Real:
     fn exponent(self) -> i32;
     /// 2ⁿ, for n from the exponent of the smallest normal number to that of the largest.
     fn power_of_two(n: i32) -> Self;
-    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.2: fdlibm's logf in f32, the series in f64.
+    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.2: fdlibm's logf in f32, a fit
+    /// of its own in f64.
     fn artanh_tail(z: Self) -> Self;
     /// (eʳ − 1 − r)/r², for |r| up to half of ln 2.
     fn exp_tail(r: Self) -> Self;
 
     /// The larger one; the other where one is NaN.
     fn max(self, other: Self) -> Self;
+    /// eˣ. In f32 to 2e-7 of it, in f64 to 1 unit in the last place.
+    fn exp(self) -> Self;
     /// eˣ for x of at most 0. In f32 to 2 units in the last place of eˣ and of x, and 0 where it would be
-    /// subnormal.
+    /// subnormal; in f64 to 1 unit in the last place, and 0 from −708 down. Of a NaN, which is one
+    /// that an operation made, NaN.
     fn exp_below(self) -> Self;
     /// eˣ for many x, relative to one logit: [`exp_shifted`](Self::exp_shifted) by this times [`unshift`](Self::unshift)
     /// is e^(x − center), and costs a rounding and an instruction less.
@@ -122,10 +121,11 @@ macro_rules! upper {
 
 macro_rules! reals {
     ($(
-        $name:ident: $bits:ty, $fma:path, $divide:path, $quickly_divide:path, $exp_below:path,
+        $name:ident: $bits:ty, $from_i32:path, $fma:path, $divide:path, $quickly_divide:path,
+        $exp_of:path, $exp_below:path,
         shift $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
-        exp $overflows:literal $vanishes:literal, artanh $artanh:tt, exp_tail $exp:tt;
+        artanh $artanh:tt, exp_tail $exp:tt;
     )+) => {$(
         #[allow(clippy::excessive_precision)] // as published
         impl Real for $name {
@@ -140,8 +140,6 @@ macro_rules! reals {
             const WHOLE: Self = $whole;
             const LN_2_HIGH: Self = $high;
             const LN_2_LOW: Self = $low;
-            const EXP_OVERFLOWS: Self = $overflows;
-            const EXP_VANISHES: Self = $vanishes;
 
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -165,12 +163,7 @@ macro_rules! reals {
 
             #[inline(always)]
             fn from_i32(value: i32) -> Self {
-                value as $name
-            }
-
-            #[inline(always)]
-            fn to_i32(self) -> i32 {
-                self as i32
+                $from_i32(value)
             }
 
             #[inline(always)]
@@ -181,6 +174,11 @@ macro_rules! reals {
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 $name::max(self, other)
+            }
+
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp_of(self)
             }
 
             #[inline(always)]
@@ -280,30 +278,57 @@ macro_rules! reals {
 }
 
 reals! {
-    f32: u32, math::fma_f32, math::divide_plain_f32, quickly_divide_f32, exp_below_f32,
+    f32: u32, f32_from_i32, math::fma_f32, math::divide_plain_f32, quickly_divide_f32,
+        exp_f32, exp_below_f32,
         shift shift_from_f32, exp_shifted_f32, unshift_f32, 16_777_216.0,
         quick_ln_f32, unit LN_UNIT_F32, less_ln_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
-        exp 88.722_84 -103.972_08,
         artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
         exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
-    f64: u64, math::fma_f64, core::ops::Div::div, core::ops::Div::div, crate::math::exp,
+    f64: u64, f64_from_i32, math::fma_f64, quickly_divide_f64, quickly_divide_f64,
+        exp_f64, exp_below_f64,
         shift core::ops::Neg::neg, exp_shifted_f64, unshift_f64, f64::NAN,
         quick_ln_f64, unit 1.0, less_ln_f64, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
-        exp 709.782_712_893_384 -745.133_219_101_941_2,
-        // 2/3 to 2/23
+        // Both by Remez' exchange, in 50 digits and then rounded. The logarithm of which this is
+        // the tail is off by 1.5e-17 of it at most, ...
         artanh (
-            0.666_666_666_666_666_6 0.4 0.285_714_285_714_285_7 0.222_222_222_222_222_2
-            0.181_818_181_818_181_82 0.153_846_153_846_153_85 0.133_333_333_333_333_33 0.117_647_058_823_529_41
-            0.105_263_157_894_736_84 0.095_238_095_238_095_23 0.086_956_521_739_130_43
+            0.666_666_666_666_726_8 0.399_999_999_961_763_55 0.285_714_293_929_298_26
+            0.222_221_386_761_166_48 0.181_863_495_402_880_22 0.152_503_087_327_220_7
+            0.153_673_261_999_609_12
         ),
-        // 1/2! to 1/14!
+        // ... eʳ − 1 by 2.3e-17 of it, and eʳ by 9e-18 of it.
         exp_tail (
-            0.5 0.166_666_666_666_666_66 0.041_666_666_666_666_664 0.008_333_333_333_333_333
-            0.001_388_888_888_888_889 1.984_126_984_126_984_1e-4 2.480_158_730_158_730_2e-5
-            2.755_731_922_398_589_3e-6 2.755_731_922_398_589e-7 2.505_210_838_544_172e-8
-            2.087_675_698_786_81e-9 1.605_904_383_682_161_3e-10 1.147_074_559_772_972_5e-11
+            0.500_000_000_000_000_6 0.166_666_666_666_666_85 0.041_666_666_666_573_7
+            0.008_333_333_333_314_567 0.001_388_888_893_235_446_8 1.984_126_990_305_328_4e-4
+            2.480_150_447_676_909_3e-5 2.755_722_795_398_833_4e-6 2.762_631_366_684_111e-7
+            2.511_446_831_191_571_7e-8
         );
+}
+
+#[inline(always)]
+fn f32_from_i32(value: i32) -> f32 {
+    value as f32
+}
+
+/// Without a conversion, which takes as long as four additions and more: the digits of a number
+/// from 2⁵² to 2⁵³ are an integer.
+#[inline(always)]
+fn f64_from_i32(value: i32) -> f64 {
+    const DIGITS: u64 = 4_503_599_627_370_496.0_f64.to_bits();
+    const BIAS: f64 = 4_503_599_627_370_496.0 + 2_147_483_648.0;
+    let biased = value.cast_unsigned() ^ SIGN;
+    f64::from_bits(DIGITS | u64::from(biased)) - BIAS
+}
+
+/// The reciprocal r is off by e = 1 − br, at most 2⁻¹⁹: a/b is ar/(1 − e) = ar (1 + e + e²), and e³
+/// is too little to count. To what is added belongs what the product ar is rounded by.
+#[inline(always)]
+fn quickly_divide_f64(a: f64, b: f64) -> f64 {
+    let reciprocal = math::reciprocal_approx_f64(b);
+    let off = (-b).fma(reciprocal, 1.0);
+    let quotient = a * reciprocal;
+    let rounded_by = a.fma(reciprocal, -quotient);
+    quotient + quotient.fma(off.fma(off, off), rounded_by)
 }
 
 #[inline(always)]
@@ -351,12 +376,60 @@ fn less_ln_f32(x: f32, scale: f32, d: f32, a: f32) -> f32 {
 
 #[inline(always)]
 fn quick_ln_f64(scale: f64, d: f64, a: f64) -> f64 {
-    ln_of_parts(f64::from(scale.exponent()), d, a)
+    ln_of_parts(f64::from_i32(scale.exponent()), d, a)
 }
 
 #[inline(always)]
 fn less_ln_f64(x: f64, scale: f64, d: f64, a: f64) -> f64 {
     x - quick_ln_f64(scale, d, a)
+}
+
+/// eʳ and n, so that eˣ is 2ⁿ eʳ, with |r| at most half of ln 2. A multiprocessor of an H100 has
+/// time for 25 operations in f64 while the memory brings an element: these are 15. A table would
+/// save 5, but costs a gather from it.
+#[inline(always)]
+fn exp_and_power(x: f64) -> (f64, u32) {
+    // Of the sum with a number whose unit is 1, the last digits are n: no conversion.
+    let whole = x.fma(core::f64::consts::LOG2_E, f64::WHOLE);
+    let n = whole - f64::WHOLE;
+    let r = (-n).fma(f64::LN_2_LOW, (-n).fma(f64::LN_2_HIGH, x));
+    (r.fma(r.fma(f64::exp_tail(r), 1.0), 1.0), whole.to_bits() as u32)
+}
+
+/// The sign bit of an upper half.
+const SIGN: u32 = 1 << 31;
+
+/// `x` times 2ⁿ, where both are normal numbers: the power is added to the exponent.
+#[inline(always)]
+fn times_power(x: f64, n: u32) -> f64 {
+    f64::from_bits(x.to_bits().wrapping_add(u64::from(n << 20) << 32))
+}
+
+/// Without a jump: a caller needs the same exponential in more than one place, and LLVM computes
+/// anew what jumps.
+#[inline(always)]
+fn exp_f64(x: f64) -> f64 {
+    // Beyond 1000 all exponentials are infinite or 0.
+    let upper = upper!(f64, x);
+    let near = (upper & !SIGN).min(upper!(f64, 1000.0)) | upper & SIGN;
+    let (value, n) = exp_and_power(f64::from_bits(u64::from(near) << 32 | x.to_bits() << 32 >> 32));
+    // In two steps: 2ⁿ alone may be beyond the type. The second one rounds what is subnormal.
+    let first = n.cast_signed() >> 1;
+    let second = n.cast_signed() - first;
+    let value = times_power(value, first.cast_unsigned()) * f64::power_of_two(second);
+    if x.is_nan() { x } else { value }
+}
+
+/// What is special is told by integers, without another operation in f64, and without a jump: rows
+/// are filled up with −∞.
+#[inline(always)]
+fn exp_below_f64(x: f64) -> f64 {
+    let (value, n) = exp_and_power(x);
+    // As signed integers the upper halves of NaNs are above that of −∞, and those of finite numbers
+    // below 0 are not.
+    let is_nan = upper!(f64, x).cast_signed() > upper!(f64, f64::NEG_INFINITY).cast_signed();
+    let special = if is_nan { f64::from_bits(u64::from(upper!(f64, x)) << 32) } else { 0.0 };
+    if upper!(f64, x) & !SIGN < upper!(f64, 708.0) { times_power(value, n) } else { special }
 }
 
 #[inline(always)]
@@ -383,7 +456,7 @@ fn unshift_f32(center: f32, shift: f32) -> f32 {
 
 #[inline(always)]
 fn exp_shifted_f64(x: f64, shift: f64) -> f64 {
-    crate::math::exp(x + shift)
+    exp_below_f64(x + shift)
 }
 
 /// Nothing was rounded.

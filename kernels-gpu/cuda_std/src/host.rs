@@ -331,6 +331,12 @@ pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
     1.0 / x
 }
 
+/// As short as the instruction makes it, so that tests on the CPU see what is made of it.
+pub(crate) fn reciprocal_approx_f64(x: f64) -> f64 {
+    let upper = |x: f64| f64::from_bits(x.to_bits() >> 32 << 32);
+    upper(1.0 / upper(x))
+}
+
 pub(crate) fn f16x2_from_f32([low, high]: [f32; 2]) -> u32 {
     u32::from(f16_from_f32(low)) | u32::from(f16_from_f32(high)) << 16
 }

@@ -58,6 +58,13 @@ pub fn reciprocal_approx_f32(x: f32) -> f32 {
     side::reciprocal_approx_f32(x)
 }
 
+/// 1/x to some 20 bits, for normal x of which 1/x is normal: what the upper half of x has for a
+/// reciprocal, of which the lower half is 0.
+#[inline(always)]
+pub fn reciprocal_approx_f64(x: f64) -> f64 {
+    side::reciprocal_approx_f64(x)
+}
+
 /// Two f32 to IEEE binary16, to nearest even: the first in the lower half.
 #[inline(always)]
 pub fn f16x2_from_f32(values: [f32; 2]) -> u32 {

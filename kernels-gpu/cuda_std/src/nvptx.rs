@@ -405,6 +405,11 @@ pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
     rcp_approx(x)
 }
 
+#[inline(always)]
+pub(crate) fn reciprocal_approx_f64(x: f64) -> f64 {
+    rcp_approx_f64(x)
+}
+
 /// One instruction for two.
 macro_rules! narrow_two {
     ($name:ident, $instruction:literal) => {

@@ -7,8 +7,7 @@ use crate::memory::{self, Nearest, Range};
 use crate::race::{Clock, Conflict, History, Touch};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
-use cuda_std::host::{self, Access, Machine, Place};
-use cuda_std::memory::Vec16;
+use cuda_std::host::{self, Access, Copied, Machine, Place};
 use cuda_std::warp::WARP_SIZE;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -72,8 +71,8 @@ struct Thread<'a> {
     waiting: Cell<Waiting>,
     /// What the last shuffle brought.
     received: Cell<u32>,
-    /// Copies to shared memory that nobody has waited for, to, from, by whom: in batches, the last not ended.
-    copies: RefCell<Vec<Vec<(usize, usize, Place)>>>,
+    /// Copies to shared memory that nobody has waited for: in batches, the last not ended.
+    copies: RefCell<Vec<Vec<Copied>>>,
     /// The allocations of the last accesses, looked at first: a kernel's accesses alternate
     /// between few.
     recent: [Cell<Range>; 4],
@@ -165,17 +164,17 @@ impl Machine for Thread<'_> {
         shared[at].memory.as_mut_ptr() as usize
     }
 
-    fn copy_to_shared(&self, to: usize, from: usize, place: Place) {
-        self.touch_shared(to, size_of::<Vec16>(), Touch::StartCopy, place);
+    fn copy_to_shared(&self, copy: Copied) {
+        self.touch_shared(copy.to, copy.bytes, Touch::StartCopy, copy.place);
         let mut batches = self.copies.borrow_mut();
-        batches.last_mut().expect("one is not ended").push((to, from, place));
+        batches.last_mut().expect("one is not ended").push(copy);
     }
 
     fn end_copies(&self) {
         self.copies.borrow_mut().push(Vec::new());
     }
 
-    fn take_copies(&self, but: usize) -> Vec<(usize, usize, Place)> {
+    fn take_copies(&self, but: usize) -> Vec<Copied> {
         let mut batches = self.copies.borrow_mut();
         let ended = batches.len() - 1;
         batches.drain(..ended.saturating_sub(but)).flatten().collect()

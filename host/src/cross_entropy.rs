@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::launch::{Argument, check_memory, launch};
 use crate::pairwise::Grads;
+use crate::plan::packed;
 use crate::plan::{self, Ahead, Form, Pass, RowsLaunch, SamplesKernels};
 use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::{Stream, Workspace};
@@ -10,7 +11,7 @@ use crate::tensor::{Loss, Tensor};
 use crate::view::{Float, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{
-    CrossEntropyArgs, Matrix, ROWS_BLOCK, reduction, saved, workspace as layout,
+    CrossEntropyArgs, Matrix, ROWS_BLOCK, TileArgs, reduction, saved, workspace as layout,
 };
 use std::fmt;
 use std::marker::PhantomData;
@@ -191,12 +192,12 @@ struct Kernels {
     /// The same, of a row of which a block computes gradients.
     held_with_gradients: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
-    forward: [&'static Family<CrossEntropyArgs>; 6],
+    forward: [&'static Family<CrossEntropyArgs>; 5],
     forward_split: &'static Family<CrossEntropyArgs>,
     /// Likewise, but few rows as any.
-    forward_backward: [&'static Family<CrossEntropyArgs>; 6],
+    forward_backward: [&'static Family<CrossEntropyArgs>; 5],
     /// Likewise.
-    backward: [&'static Family<CrossEntropyArgs>; 6],
+    backward: [&'static Family<CrossEntropyArgs>; 5],
 }
 
 macro_rules! kernels {
@@ -206,26 +207,23 @@ macro_rules! kernels {
             held_beside: kernels_gpu::kernels::$loss::held_beside,
             held_with_gradients: kernels_gpu::kernels::$loss::held_with_gradients,
             forward: [
-                &kernels_gpu::kernels::$loss::FORWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD_PACKED,
                 &kernels_gpu::kernels::$loss::FORWARD_SHORT_WHOLE,
-                &kernels_gpu::kernels::$loss::FORWARD_SHORT_MANY,
                 &kernels_gpu::kernels::$loss::FORWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_FEW,
                 &kernels_gpu::kernels::$loss::FORWARD_LONG,
             ],
             forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
             forward_backward: [
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT,
+                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_PACKED,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_WHOLE,
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_MANY,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
             ],
             backward: [
-                &kernels_gpu::kernels::$loss::BACKWARD_SHORT,
+                &kernels_gpu::kernels::$loss::BACKWARD_PACKED,
                 &kernels_gpu::kernels::$loss::BACKWARD_SHORT_WHOLE,
-                &kernels_gpu::kernels::$loss::BACKWARD_SHORT,
                 &kernels_gpu::kernels::$loss::BACKWARD,
                 &kernels_gpu::kernels::$loss::BACKWARD,
                 &kernels_gpu::kernels::$loss::BACKWARD_LONG,
@@ -586,6 +584,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             tail_rows: 0,
             tail_at: 0,
             team_shift: 0,
+            tile: TileArgs::default(),
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -672,6 +671,14 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         writes: &[Argument<'_>],
     ) -> Result<()> {
         check_memory(stream, reads, writes)?;
+        if args.rows <= 1 {
+            // The stride of a single row means nothing, and may be beyond all bytes.
+            let cols = args.cols.into();
+            for tensor in [&mut args.input, &mut args.grad_input, &mut args.grad_target] {
+                tensor.row_stride = cols;
+            }
+            args.target_stride = cols;
+        }
         let kernels = if args.class_bytes == 0 {
             &PROBABILITIES
         } else if args.share != 0.0 {
@@ -703,27 +710,26 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         let (rows, cols) = (args.rows as usize, args.cols as usize);
         // To 16 bytes alone: the stride of a single row may be beyond all bytes.
         let bytes = |elements: u64| elements.wrapping_mul(size_of::<T>() as u64);
-        let alike = [args.grad_input, args.grad_target, args.probabilities()].iter().all(|rows| {
-            let alike = |of: u64, as_of: u64| (of ^ as_of).is_multiple_of(16);
-            rows.start == 0
-                || alike(rows.start, args.input.start)
-                    && alike(bytes(rows.row_stride), bytes(args.input.row_stride))
-        });
         let [start, stride, len] =
             [args.input.start, bytes(args.input.row_stride), bytes(args.cols.into())];
+        let alike = [args.grad_input, args.grad_target, args.probabilities()]
+            .iter()
+            .all(|rows| rows.start == 0 || rows_are_alike::<T>(rows, &args.input));
         let whole = alike && (start | stride | len).is_multiple_of(16);
+        let packed = packed::packed(packed_rows::<T>(args));
         let plan = |pass| {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
                 Pass::ForwardBackward => kernels.forward_backward,
                 Pass::Backward => kernels.backward,
             };
-            let [short, _, _, held, few, long] =
+            let packed_blocks = forms[0].entry(T::DTYPE).map_or(1, |entry| entry.resident);
+            let [_, short, held, few, long] =
                 forms.map(|family| family.entry(T::DTYPE).map_or(32, |entry| entry.block));
             let can = SamplesKernels {
                 held: kernels.held,
                 held_with_gradients: (kernels.held_with_gradients)(size_of::<T>()),
-                alike,
+                packed: packed.map(|packed| (packed, stream.gpu().room_for(packed_blocks))),
                 whole,
                 short_block: short.min(ROWS_BLOCK),
                 held_block: held,
@@ -746,11 +752,13 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
             args.plain = args.is_plain().into();
             args.team_shift = team.trailing_zeros();
+            args.tile = plan.tile;
             if plan.tail.rows > 0 {
                 args.splits = plan.tail.parts;
                 (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
             }
-            if stream.gpu().overlaps() && pass == Pass::Forward {
+            if stream.gpu().overlaps() && pass == Pass::Forward && plan.tile == TileArgs::default()
+            {
                 let early = plan::early(&plan, row_bytes, stream.gpu().cache());
                 (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
             }
@@ -769,6 +777,12 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             {
                 let one_more = plan::wants_shared_of_one_more(row_bytes);
                 stream.gpu().keep_shared(entry, shape.shared_bytes, one_more)?;
+            }
+            if plan.form == Form::Packed
+                && let Some(entry) = family.entry(T::DTYPE)
+            {
+                // More than a block has unless it is asked for.
+                stream.gpu().dynamic_shared(entry)?;
             }
             if pass == Pass::ForwardBackward && args.divisor == 0.0 {
                 let blocks = plan::totals_blocks(rows, shape.threads);
@@ -803,5 +817,40 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             return queue(Pass::Backward, &forward);
         }
         queue(Pass::ForwardBackward, args)
+    }
+}
+
+/// Whether rows begin as far from a boundary of 16 bytes in both tensors.
+fn rows_are_alike<T>(rows: &Matrix, others: &Matrix) -> bool {
+    let apart = (rows.row_stride ^ others.row_stride).wrapping_mul(size_of::<T>() as u64);
+    (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
+}
+
+/// How the rows of a call lie, for those that are short enough to be packed.
+fn packed_rows<T>(args: &CrossEntropyArgs) -> packed::Rows {
+    let size = size_of::<T>() as u64;
+    let cols = u64::from(args.cols);
+    let probabilities = args.probabilities();
+    let exist = |tensors: [Matrix; 2]| tensors.into_iter().filter(|tensor| tensor.start != 0);
+    let alignment = |tensors: [Matrix; 2]| {
+        let bits = exist(tensors)
+            .fold(128, |bits, tensor| bits | tensor.start | (tensor.row_stride * size));
+        1 << bits.trailing_zeros()
+    };
+    let (reads, writes) = ([args.input, probabilities], [args.grad_input, args.grad_target]);
+    packed::Rows {
+        cols: args.cols as usize,
+        element_bytes: size as usize,
+        alignment: alignment(reads),
+        store_alignment: alignment(writes),
+        // The target's gradient is laid out where its probabilities were.
+        alike: [(args.grad_input, args.input), (args.grad_target, probabilities)]
+            .iter()
+            .all(|(to, from)| to.start == 0 || rows_are_alike::<T>(to, from)),
+        contiguous: reads
+            .into_iter()
+            .chain(writes)
+            .all(|tensor| tensor.start == 0 || tensor.row_stride == cols),
+        tiles: if probabilities.start == 0 { 1 } else { 2 },
     }
 }

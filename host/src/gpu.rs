@@ -2,7 +2,7 @@
 
 use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
-use crate::plan::Cache;
+use crate::plan::{Cache, packed};
 use crate::ptx::{self, Ptx};
 use crate::stream::{Stream, StreamInner};
 use cust::context::{Context, CurrentContext};
@@ -293,6 +293,15 @@ impl Gpu {
         function.set(carveout, percent)?;
         kept.insert(key, one_more);
         Ok(())
+    }
+
+    /// What the device has room for, of a kernel that it has registers for so many blocks of on a multiprocessor.
+    pub(crate) fn room_for(&self, blocks: u32) -> packed::Device {
+        packed::Device {
+            multiprocessors: self.inner.cache.multiprocessors,
+            shared_bytes: self.inner.shared_bytes as usize + (1 << 10),
+            registers_for: blocks as usize,
+        }
     }
 
     /// The PTX of the module of `entry` for this device.

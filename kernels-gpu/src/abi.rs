@@ -41,6 +41,9 @@ pub const MAX_BLOCK: u32 = 1024;
 /// The most threads of a block of the kernels for rows, which need more registers.
 pub const ROWS_BLOCK: u32 = 256;
 
+/// Threads of a block of the kernels of packed rows.
+pub const PACKED_BLOCK: u32 = 128;
+
 /// Bytes of a line of the second-level cache.
 pub const CACHE_LINE: u32 = 128;
 
@@ -226,6 +229,37 @@ pub mod saved {
     pub const COUNT: usize = 4;
 }
 
+/// How a warp stages rows in shared memory, as a tile, and shares them among its lanes: lane `l` has row `l`
+/// modulo `1 << warp_rows_shift` of the tile, and then every so manyth row; lanes of one row take its 16-byte
+/// vectors in turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct TileArgs {
+    /// Rows of a tile.
+    pub rows: u32,
+    /// log2 of the rows that a warp works on at the same time.
+    pub warp_rows_shift: u32,
+    /// Bytes of one access of a lane to shared memory: 16, 8, 4 or the element's. Rows begin and end at
+    /// multiples of it.
+    pub access: u32,
+    /// Bytes from row to row in shared memory, a multiple of 16; 0 where a tile is one contiguous span
+    /// of every tensor.
+    pub pitch: u32,
+    /// Whether gradients are aligned as what they are the gradient of; 1 or 0.
+    pub alike: u32,
+    /// A lane takes the vectors of row `r` in an order of their own, so that lanes of other rows read other banks:
+    /// vector `v` in place of `v ^ ((r >> order_right & order_mask) << order_left)`.
+    pub order_right: u32,
+    /// See `order_right`.
+    pub order_mask: u32,
+    /// See `order_right`.
+    pub order_left: u32,
+    /// Bytes of one tile. That of the target's probabilities is behind that of the input, or the rows' classes are.
+    pub bytes: u32,
+    /// Bytes of a stage: of what is in shared memory of rows that are loaded together.
+    pub stage_bytes: u32,
+}
+
 /// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
 ///
 /// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is waited for when it is first
@@ -311,6 +345,8 @@ pub struct CrossEntropyArgs {
     pub tail_at: u32,
     /// The logarithm of `team` to the base of 2, of a team of a warp at most.
     pub team_shift: u32,
+    /// For the kernels of packed rows.
+    pub tile: TileArgs,
 }
 
 impl CrossEntropyArgs {

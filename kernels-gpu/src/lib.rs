@@ -21,6 +21,7 @@ mod reduce;
 mod row;
 mod smooth_l1;
 mod table;
+mod tile;
 
 pub use table::{Entry, Family, all, find};
 

@@ -18,6 +18,19 @@ pub enum Access {
     Store,
 }
 
+/// Bytes of global memory that are to be copied to shared memory: 4, 8 or 16.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied {
+    /// The address in shared memory.
+    pub to: usize,
+    /// The address in global memory.
+    pub from: usize,
+    /// How many.
+    pub bytes: usize,
+    /// Where in the source the copy is asked for.
+    pub place: Place,
+}
+
 /// Whoever runs GPU threads on a CPU. One machine stands for one GPU thread.
 pub trait Machine {
     /// The thread's index in its block.
@@ -40,12 +53,12 @@ pub trait Machine {
     fn dynamic_shared_memory(&self) -> usize;
     /// Does not return if the access to global memory is not allowed.
     fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place);
-    /// Notes 16 bytes of global memory to be copied to shared memory.
-    fn copy_to_shared(&self, to: usize, from: usize, place: Place);
+    /// Notes bytes of global memory to be copied to shared memory.
+    fn copy_to_shared(&self, copy: Copied);
     /// Ends a batch of what is noted.
     fn end_copies(&self);
     /// What is noted in batches, but for the last `but`, in order, and forgets it.
-    fn take_copies(&self, but: usize) -> Vec<(usize, usize, Place)>;
+    fn take_copies(&self, but: usize) -> Vec<Copied>;
     /// Does not return if the access to shared memory is not allowed.
     fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place);
 }
@@ -126,9 +139,10 @@ pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
 }
 
 #[track_caller]
-pub(crate) unsafe fn copy_to_shared(to: *mut Vec16, from: *const Vec16) {
+pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
     check_global(from, Access::Load);
-    machine().copy_to_shared(to as usize, from as usize, Location::caller());
+    let (to, from, bytes) = (to as usize, from as usize, size_of::<T>());
+    machine().copy_to_shared(Copied { to, from, bytes, place: Location::caller() });
 }
 
 pub(crate) fn end_copies() {
@@ -137,10 +151,10 @@ pub(crate) fn end_copies() {
 
 /// Here the copies are made: whoever does not wait finds nothing.
 pub(crate) fn wait_for_copies<const BUT: u32>() {
-    for (to, from, place) in machine().take_copies(BUT as usize) {
-        machine().shared_access(to, size_of::<Vec16>(), Access::Store, place);
+    for Copied { to, from, bytes, place } in machine().take_copies(BUT as usize) {
+        machine().shared_access(to, bytes, Access::Store, place);
         // SAFETY: the machine has checked both addresses.
-        unsafe { (to as *mut Vec16).write((from as *const Vec16).read()) };
+        unsafe { (to as *mut u8).copy_from_nonoverlapping(from as *const u8, bytes) };
     }
 }
 
@@ -310,6 +324,10 @@ pub(crate) fn spin() {
 
 /// One launch at a time.
 pub(crate) fn wait_for_launches_before() {}
+
+pub(crate) fn in_register(address: u64) -> u64 {
+    address
+}
 
 pub(crate) fn opaque(value: u64) -> u64 {
     value

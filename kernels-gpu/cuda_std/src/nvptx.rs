@@ -167,10 +167,20 @@ pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn copy_to_shared(to: *mut Vec16, from: *const Vec16) {
+pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
     // SAFETY: the caller's conditions.
     unsafe {
-        asm!("cp.async.cg.shared.global [{0}], [{1}], 16;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+        match size_of::<T>() {
+            16 => {
+                asm!("cp.async.cg.shared.global [{0}], [{1}], 16;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+            }
+            8 => {
+                asm!("cp.async.ca.shared.global [{0}], [{1}], 8;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+            }
+            _ => {
+                asm!("cp.async.ca.shared.global [{0}], [{1}], 4;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+            }
+        }
     }
 }
 
@@ -360,6 +370,12 @@ pub(crate) fn ballot(of: bool) -> u32 {
 
 #[inline(always)]
 pub(crate) fn spin() {}
+
+/// A shuffle by nothing: what ptxas cannot compute anew. An address of shared memory has 32 bits.
+#[inline(always)]
+pub(crate) fn in_register(address: u64) -> u64 {
+    u64::from(shuffle_xor(address as u32, 0))
+}
 
 #[inline(always)]
 pub(crate) fn opaque(mut value: u64) -> u64 {

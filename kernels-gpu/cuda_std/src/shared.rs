@@ -107,6 +107,20 @@ impl<T: Word> SharedArray<T> {
     }
 }
 
+impl<T: Word> SharedArray<T> {
+    /// Copies a word of 4 or 8 bytes of global memory to `index`, as [`copy`](SharedArray::<Vec16>::copy) does vectors.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn copy_word(self, index: u32, from: *const T) {
+        const { assert!(size_of::<T>() == 4 || size_of::<T>() == 8) };
+        // SAFETY: the caller's conditions.
+        unsafe { side::copy_to_shared(self.start.add(index as usize), from) }
+    }
+}
+
 impl SharedArray<Vec16> {
     /// The array from `index` on. What is then got at a constant index has it in its instruction.
     ///
@@ -128,6 +142,34 @@ impl SharedArray<Vec16> {
     pub unsafe fn get(self, index: u32) -> Vec16 {
         // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
         unsafe { side::load_shared_vec16(self.start.add(index as usize)) }
+    }
+
+    /// The same array, whose address stays in a register: ptxas computes the address of a shared array anew for
+    /// each access, of an instruction that takes some twenty cycles.
+    #[inline(always)]
+    pub fn in_register(self) -> Self {
+        Self { start: side::in_register(self.start as u64) as *mut Vec16 }
+    }
+
+    /// The bytes from number `at` on as an array of vectors: ptxas then knows of no multiplication that it would have to
+    /// undo for an instruction's address.
+    ///
+    /// # Safety
+    /// `at` is within the array, and a multiple of 16.
+    #[inline(always)]
+    pub unsafe fn from_byte(self, at: u32) -> Self {
+        // SAFETY: the caller's condition.
+        Self { start: unsafe { self.start.byte_add(at as usize) } }
+    }
+
+    /// The bytes from number `at` on as an array of words.
+    ///
+    /// # Safety
+    /// `at` is within the array, and a multiple of the word's size.
+    #[inline(always)]
+    pub unsafe fn words_from_byte<T: Word>(self, at: u32) -> SharedArray<T> {
+        // SAFETY: the caller's condition.
+        SharedArray { start: unsafe { self.start.cast::<T>().byte_add(at as usize) } }
     }
 
     /// The same bytes as an array of words.

@@ -9,7 +9,7 @@ use super::lanes::{Lanes, lies};
 use super::pass::{Asked, Pass, Total, scales_of_row, writes};
 use super::stats::Relative;
 use super::team::Team;
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, TOTALS_FLIGHT};
 use crate::element::{Element, Real};
 use crate::reduce::{self, Workspace};
 use cuda_std::hint::opaque;
@@ -149,7 +149,7 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
     let first = thread_idx_x() == 0;
     if block_idx_x() < args.totals_blocks {
         // SAFETY: conditions 1 and 2.
-        unsafe { add_up_totals::<E>(args) };
+        unsafe { add_up_totals::<E, TOTALS_FLIGHT>(args) };
         return;
     }
     let leave = |row: u64, [loss, _, square, _]: [f64; 4]| {

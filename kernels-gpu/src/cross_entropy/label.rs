@@ -137,8 +137,8 @@ pub(crate) unsafe fn totals_ahead(args: &CrossEntropyArgs) -> TotalsAhead {
 
 /// The first target that a block looks at when it adds up totals.
 #[inline(always)]
-fn first_target() -> u64 {
-    u64::from(block_idx_x() * (block_dim_x() * TOTALS_FLIGHT as u32))
+fn first_target(flight: usize) -> u64 {
+    u64::from(block_idx_x() * (block_dim_x() * flight as u32))
 }
 
 /// Asks for the targets that this block looks at first, if it adds up totals.
@@ -150,7 +150,7 @@ pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
     if block_idx_x() >= args.totals_blocks {
         return;
     }
-    let (first, threads) = (first_target(), block_dim_x());
+    let (first, threads) = (first_target(TOTALS_FLIGHT), block_dim_x());
     let targets = args.rows.saturating_sub(first).min(u64::from(threads) * TOTALS_FLIGHT as u64);
     let bytes = targets as u32 * args.class_bytes;
     let start = args.target + first * u64::from(args.class_bytes);
@@ -162,22 +162,22 @@ pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
     }
 }
 
-/// Adds up the totals.
+/// Adds up the totals, of `FLIGHT` targets of each thread at once.
 ///
 /// # Safety
 /// The kernels' conditions 1 and 2. All threads of the first `totals_blocks` of the grid call this, before anything else
 /// that sums.
 #[inline(always)]
-pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
+pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &CrossEntropyArgs) {
     // SAFETY: condition 2.
     let totals = unsafe { totals_ahead(args) };
     let (blocks, threads) = (args.totals_blocks, u64::from(block_dim_x()));
     let (mut weights, mut count, mut looked_at) = (0.0, 0, 0);
-    let mut row = first_target() + u64::from(thread_idx_x());
+    let mut row = first_target(FLIGHT) + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: condition 1.
-        let classes: [i64; TOTALS_FLIGHT] = unsafe { load_classes(args, row, threads) };
-        unrolled!(for k in 0..TOTALS_FLIGHT; {
+        let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, threads) };
+        unrolled!(for k in 0..FLIGHT; {
             // SAFETY: condition 1.
             let label = unsafe { label::<E>(args, args.weight, classes[k]) };
             if label.counts && !label.fault {
@@ -186,7 +186,7 @@ pub(crate) unsafe fn add_up_totals<E: Element>(args: &CrossEntropyArgs) {
             }
             looked_at += u32::from(row + (k as u64 * threads) < args.rows);
         });
-        row += u64::from(blocks) * threads * TOTALS_FLIGHT as u64;
+        row += u64::from(blocks) * threads * FLIGHT as u64;
     }
     // SAFETY: condition 2; by the launch, the blocks are no more than may be; all rows have been looked at once.
     unsafe {

@@ -1115,7 +1115,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`absorb_share`](Self::absorb_share).
     #[inline(always)]
-    unsafe fn gradient_of_share(
+    pub(crate) unsafe fn gradient_of_share(
         &self,
         factors: &Factors<E::Real>,
         class: u32,
@@ -1132,7 +1132,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`absorb_share`](Self::absorb_share).
     #[inline(always)]
-    unsafe fn gradient_of_target(
+    pub(crate) unsafe fn gradient_of_target(
         &self,
         factors: &Factors<E::Real>,
         class: u32,

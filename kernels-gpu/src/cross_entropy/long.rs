@@ -8,7 +8,7 @@ use super::label::{Label, add_up_totals, totals_ahead};
 use super::lanes::{Lanes, lies};
 use super::pass::{BlockTerms, Pass, Total, scales_of_row, writes};
 use super::team::{Rows, Team};
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, TOTALS_FLIGHT};
 use crate::element::{Element, Real};
 use crate::reduce::{self, Workspace};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
@@ -46,7 +46,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     let first = thread_idx_x() == 0;
     if block_idx_x() < args.totals_blocks {
         // SAFETY: conditions 1 and 2.
-        unsafe { add_up_totals::<E>(args) };
+        unsafe { add_up_totals::<E, TOTALS_FLIGHT>(args) };
         return;
     }
     let place = || Place::of_block(args.totals_blocks);

@@ -23,6 +23,7 @@ mod kept;
 mod label;
 mod lanes;
 mod long;
+mod packed;
 mod pass;
 mod short;
 mod stats;
@@ -33,6 +34,7 @@ pub(crate) use forward::{forward_long, forward_split};
 pub(crate) use held::{forward_backward_held, forward_held};
 pub(crate) use lanes::lies;
 pub(crate) use long::forward_backward_long;
+pub(crate) use packed::{computes, packed};
 pub(crate) use short::short;
 
 /// What targets are: a class, a class that label smoothing leaves a part of what it was, probabilities of all
@@ -51,11 +53,11 @@ pub(crate) mod mode {
 /// stack: one is enough to make short blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
-        use crate::abi::CrossEntropyArgs;
+        use crate::abi::{CrossEntropyArgs, PACKED_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            backward_held, backward_short, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, short,
-            few_block, lies, mode, resident, resident_anyhow, resident_long, resident_short, resident_short_exps, resident_short_exps_whole,
+            backward_held, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, packed, resident_packed, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            few_block, lies, mode, resident, resident_anyhow, resident_long,
         };
 
         /// Groups of 16 bytes of a row that a thread holds, at most.
@@ -74,20 +76,18 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT = forward_short: short::<E, MODE, $held, { lies::ALIKE }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
             FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
-            FORWARD_SHORT_MANY = forward_short_many: short::<E, MODE, $held, { lies::ALIKE }, false, true>, (CrossEntropyArgs), 256 by resident_short::<E>($resident - 1), 4 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
+            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
+            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
             FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
-            FORWARD_BACKWARD_SHORT = forward_backward_short: short::<E, MODE, $held, { lies::ALIKE }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident), 6 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
-            FORWARD_BACKWARD_SHORT_MANY = forward_backward_short_many: short::<E, MODE, $held, { lies::ALIKE }, true, true>, (CrossEntropyArgs), 256 by resident_short_exps::<E>($resident - 1), 7 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            BACKWARD_SHORT = backward_short: backward_short::<E, MODE, $held, { lies::ANYHOW }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 0 barriers;
-            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             BACKWARD = backward: backward_held::<E, MODE, $held, { lies::HELD }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD_LONG = backward_long: backward_held::<E, MODE, $held, { lies::AT_LINES }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 1 barriers;
         }
@@ -98,6 +98,15 @@ pub(crate) use kernels;
 /// Blocks on a multiprocessor: of float64, which takes two registers for one, half as many.
 pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 && blocks > 1 { blocks / 2 } else { blocks }
+}
+
+/// Blocks of the kernels of packed rows on a multiprocessor: for as many there are registers without spills.
+pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
+    match mode {
+        mode::CLASS if size_of::<E>() < 8 => 5,
+        mode::CLASS => 4,
+        _ => 3,
+    }
 }
 
 /// Whether there is room for many, of which each element does not take two registers.
@@ -112,15 +121,12 @@ pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     fewer + are_many::<E>(blocks) as u32
 }
 
-/// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as many.
-pub(crate) const fn resident_short_exps<E: Element>(blocks: u32) -> u32 {
-    let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
-    if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 }
-}
-
-/// The same where rows are whole groups: where there is room for many, one more.
+/// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as many; where there is room for
+/// many, one more.
 pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
-    resident_short_exps::<E>(blocks) + are_many::<E>(blocks) as u32
+    let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
+    let of_exps = if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 };
+    of_exps + are_many::<E>(blocks) as u32
 }
 
 /// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has four, one more.

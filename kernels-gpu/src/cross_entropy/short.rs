@@ -7,7 +7,7 @@ use super::mode;
 use super::pass::{Asked, Pass, TERMS, Total, writes};
 use super::stats::{Relative, Stats};
 use super::team::{Rows, Team};
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, TOTALS_FLIGHT};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{self, Workspace, sums_in_lane};
 use cuda_std::hint::opaque;
@@ -166,7 +166,7 @@ pub(crate) unsafe fn short<
         unsafe { pass.begin_with_totals() };
         if block_idx_x() < args.totals_blocks {
             // SAFETY: conditions 1 and 2.
-            unsafe { add_up_totals::<E>(args) };
+            unsafe { add_up_totals::<E, TOTALS_FLIGHT>(args) };
             return;
         }
     }

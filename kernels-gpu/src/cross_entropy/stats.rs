@@ -63,7 +63,7 @@ impl<R: Real> Stats<R> {
 
     /// This and `other` together.
     #[inline(always)]
-    fn with(self, other: Self) -> Self {
+    pub(crate) fn with(self, other: Self) -> Self {
         let sum = self.relative_to(other.max);
         let other = other.relative_to(sum.max);
         Stats {

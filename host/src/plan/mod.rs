@@ -1,11 +1,14 @@
 //! How work is cut into blocks. Pure functions of sizes: no device is asked, so that the same inputs
 //! are summed in the same order on every device.
 
+pub(crate) mod packed;
+
 use kernels_gpu::abi::{
     CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
-    TOTALS_FLIGHT, blocks_of_pieces, held_within, max_blocks, max_pieces, reduction,
+    TOTALS_FLIGHT, TileArgs, blocks_of_pieces, held_within, max_blocks, max_pieces, reduction,
     words_of_piece,
 };
+use packed::{Device, Packed};
 use std::num::NonZeroU32;
 
 /// The shape of a launch.
@@ -128,6 +131,8 @@ pub(crate) struct SamplesLaunch {
     pub(crate) rows_of_block: NonZeroU32,
     /// Of grids of which a block takes a row, the last of them.
     pub(crate) tail: Tail,
+    /// Of packed rows.
+    pub(crate) tile: TileArgs,
 }
 
 /// The last rows of a pass, which blocks share; see [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
@@ -169,12 +174,10 @@ const TAIL_PARTS: usize = 4;
 /// Who takes a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
-    /// A team of a warp, which holds it in registers.
-    Short,
-    /// The same of rows that are whole groups.
+    /// A lane or several of a warp, which has staged it in shared memory.
+    Packed,
+    /// A team of a warp, which holds it in registers: rows that are whole groups.
     ShortWhole,
-    /// The same of so many rows, however they lie, that a block takes some one after the other.
-    ShortMany,
     /// A block, which holds it in registers.
     Held,
     /// The same of few rows, of which the loss alone is wanted: of as many threads as are soonest done.
@@ -190,8 +193,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) held: usize,
     /// The same, of a row of which a block holds the exponentials too.
     pub(crate) held_with_gradients: usize,
-    /// Whether all tensors lie alike to 16 bytes, as a warp that holds rows wants it.
-    pub(crate) alike: bool,
+    /// How rows are packed into tiles, if they are short enough, and for which device.
+    pub(crate) packed: Option<(Packed, Device)>,
     /// Whether rows lie from one boundary of 16 bytes to another.
     pub(crate) whole: bool,
     /// The most threads of a block, by form.
@@ -231,24 +234,26 @@ pub(crate) fn samples(
     let of_block = groups.div_ceil(held).next_multiple_of(32);
     let of_few = groups.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
-    // Two threads at least: one for each end of the row.
-    let short_team = of_team.next_power_of_two().max(2);
     // Of a thread's groups, none but the last may be beyond the row.
     let fills = |held, team| kernels.whole && held_within(held) * team <= groups;
-    let form = if of_team <= 32 && (backward || kernels.alike) {
-        let teams = kernels.short_block as usize / short_team;
-        if !backward && rows.div_ceil(teams) > most_pieces {
-            Form::ShortMany
-        } else if fills(kernels.held, short_team) {
-            Form::ShortWhole
-        } else {
-            Form::Short
-        }
-    } else if pass == Pass::Forward
+    let is_few = pass == Pass::Forward
         && kernels.whole
         && of_few <= kernels.few_block as usize
-        && (1..=few.min(room / of_few)).contains(&rows)
+        && (1..=few.min(room / of_few)).contains(&rows);
+    // Two threads at least: one for each end of the row.
+    let short_team = of_team.next_power_of_two().max(2);
+    let teams = kernels.short_block as usize / short_team;
+    let is_short_whole = of_team <= 32
+        && groups * 16 >= SHORT_WHOLE_BYTES
+        && fills(kernels.held, short_team)
+        && (backward || rows.div_ceil(teams) <= most_pieces);
+    let form = if is_short_whole {
+        Form::ShortWhole
+    } else if let Some(packed) = kernels.packed
+        && (of_team <= 32 || !is_few)
     {
+        return packed_samples(pass, rows, packed);
+    } else if is_few {
         Form::Few
     } else if of_block <= kernels.held_block as usize
         && fills(held, of_block)
@@ -259,14 +264,16 @@ pub(crate) fn samples(
         Form::Long
     };
     let most = match form {
-        Form::Short | Form::ShortWhole | Form::ShortMany => kernels.short_block,
+        Form::Packed => unreachable!("planned above"),
+        Form::ShortWhole => kernels.short_block,
         Form::Held => kernels.held_block,
         Form::Few => kernels.few_block,
         Form::Long => kernels.long_block,
     } as usize;
     let mut splits = 1;
     let (threads, team) = match form {
-        Form::Short | Form::ShortWhole | Form::ShortMany => (most, short_team),
+        Form::Packed => unreachable!("planned above"),
+        Form::ShortWhole => (most, short_team),
         Form::Few => (of_few, of_few),
         Form::Long if pass == Pass::Forward => {
             // Warps that have all of a row's groups in flight at once.
@@ -298,7 +305,7 @@ pub(crate) fn samples(
         _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
         Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
         // As many rows as a block has teams, in the order of memory; more where there are too many blocks.
-        Form::Short | Form::ShortWhole | Form::ShortMany | Form::Long => {
+        Form::ShortWhole | Form::Packed | Form::Long => {
             let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces).max(1) * teams;
             (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
@@ -313,14 +320,34 @@ pub(crate) fn samples(
     // A block that holds a row keeps the group of its class, teams keep theirs.
     let shared_bytes = match form {
         Form::Held => 16,
-        Form::Short | Form::ShortWhole | Form::ShortMany if pass == Pass::Forward => {
-            16 * kernels.held * ROWS_BLOCK as usize
-        }
+        Form::ShortWhole if pass == Pass::Forward => 16 * kernels.held * ROWS_BLOCK as usize,
         _ => 0,
     } as u32;
     let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
-    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail }
+    let tile = TileArgs::default();
+    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile }
+}
+
+/// From how many bytes on rows that are whole vectors are in a warp's registers. H200, ceiling ÷ ours, registers and packed:
+/// 262144×128 f32 forward 0.95 and 0.92, 65536×1000 bf16 forward 0.83 and 0.69; 4194304×32 f32 0.75 and 0.90.
+const SHORT_WHOLE_BYTES: usize = 512;
+
+/// The launch of a pass over packed rows.
+fn packed_samples(pass: Pass, rows: usize, (packed, device): (Packed, Device)) -> SamplesLaunch {
+    let pieces = packed.blocks(pass, rows, device);
+    let blocks = match pass {
+        Pass::Backward => pieces.max(1),
+        Pass::Forward | Pass::ForwardBackward => blocks_of_pieces(pieces as u32) as usize,
+    };
+    let one = NonZeroU32::MIN;
+    SamplesLaunch {
+        rows: RowsLaunch { launch: packed.launch(blocks), team: one, splits: one },
+        form: Form::Packed,
+        rows_of_block: one,
+        tail: Tail::NONE,
+        tile: packed.args,
+    }
 }
 
 /// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in shared memory: 1024
@@ -370,8 +397,9 @@ pub(crate) fn ahead(
     let whole_rows = part(6);
     match (pass, form) {
         (Pass::ForwardBackward, Form::Held) => whole_rows,
+        (_, Form::Packed) => none,
         // Of rows of which a block has several it asks for more at once: on an H200, 4 MB do best.
-        (Pass::ForwardBackward, Form::Short | Form::ShortWhole) => part(12),
+        (Pass::ForwardBackward, Form::ShortWhole) => part(12),
         // A multiprocessor has one such row at a time, and this one is wanted when half of them have begun another. Nearer and
         // farther is slower on an H200, and of elements of 16 bits whole rows are.
         (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => {
@@ -472,7 +500,7 @@ mod tests {
     const KERNELS: SamplesKernels = SamplesKernels {
         held: 4,
         held_with_gradients: 4,
-        alike: true,
+        packed: None,
         whole: true,
         short_block: 256,
         held_block: 512,
@@ -489,10 +517,7 @@ mod tests {
     #[test]
     fn samples_get_as_many_warps_as_hold_them() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(1000, 2), (Form::Short, 8 + 1, 256, 2, 1));
         assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
-        assert_eq!(launch(262_144, 96), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
-        assert_eq!(launch(262_144, 92), (Form::Short, 8192 + 8, 256, 8, 1));
         assert_eq!(launch(128, 1000), (Form::Few, 128 + 1, 256, 256, 1));
         assert_eq!(launch(1024, 1000), (Form::Few, 1024 + 1, 256, 256, 1));
         assert_eq!(launch(256, 2048), (Form::Few, 256 + 1, 512, 512, 1));
@@ -504,7 +529,47 @@ mod tests {
         // Of which the last are shared by four blocks each.
         assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 3 * 264 + 4, 256, 256, 1));
         assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
-        assert_eq!(launch(0, 5), (Form::Short, 1, 256, 2, 1));
+    }
+
+    /// The kernels for contiguous f32 rows of so many columns, on a device of 132 multiprocessors.
+    fn kernels(cols: usize) -> SamplesKernels {
+        let alignment = 1 << (4 * cols).trailing_zeros().min(7);
+        let rows = packed::Rows {
+            cols,
+            element_bytes: 4,
+            alignment,
+            store_alignment: alignment,
+            alike: true,
+            contiguous: true,
+            tiles: 1,
+        };
+        let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
+        let packed = packed::packed(rows).map(|packed| (packed, device));
+        SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }
+    }
+
+    #[test]
+    fn short_rows_are_packed_unless_registers_hold_them_whole() {
+        let form = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).form;
+        for cols in [1, 2, 10, 32, 96, 127, 129, 500 + 1, 1000, 1023] {
+            assert_eq!(form(262_144, cols), Form::Packed, "{cols} columns");
+        }
+        assert_eq!([128, 256, 512].map(|cols| form(65536, cols)), [Form::ShortWhole; 3]);
+        assert_eq!(form(65536, 1025), Form::Long);
+        // So many that blocks have no room for their partial sums.
+        let most = 32 * max_pieces(1) as usize;
+        assert_eq!((form(most, 128), form(most + 1, 128)), (Form::ShortWhole, Form::Packed));
+        assert_eq!(form(0, 5), Form::Packed);
+    }
+
+    #[test]
+    fn blocks_of_packed_rows_fill_a_device() {
+        let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
+        // A tile of a warp has 32 rows six times over, and a block four warps.
+        assert_eq!(blocks(Pass::Forward, 1 << 24), blocks_of_pieces(132 * 3));
+        assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), blocks_of_pieces(132 * 3 * 8));
+        assert_eq!(blocks(Pass::Backward, 1 << 24), 132 * 3 * 8);
+        assert_eq!((blocks(Pass::Forward, 1), blocks(Pass::Backward, 0)), (2, 1));
     }
 
     #[test]
@@ -514,21 +579,9 @@ mod tests {
             (plan.rows.launch.blocks, plan.rows_of_block.get())
         };
         let most = max_pieces(1) as usize;
-        assert_eq!(launch(Pass::Forward, 32 * most, 128), (blocks_of_pieces(most as u32), 32));
         let half = (most as u32 + 1).div_ceil(2);
-        assert_eq!(launch(Pass::Forward, 32 * most + 1, 128), (blocks_of_pieces(half), 64));
         assert_eq!(launch(Pass::Forward, most + 1, 50257), (blocks_of_pieces(half), 2));
         assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (blocks_of_pieces(half), 2));
-    }
-
-    #[test]
-    fn so_many_short_rows_have_kernels_of_their_own() {
-        let most = 32 * max_pieces(1) as usize;
-        for pass in [Pass::Forward, Pass::ForwardBackward] {
-            let form = |rows| samples(pass, rows, 128, 4, KERNELS).form;
-            assert_eq!((form(most), form(most + 1)), (Form::ShortWhole, Form::ShortMany));
-        }
-        assert_eq!(samples(Pass::Backward, most + 1, 128, 4, KERNELS).form, Form::ShortWhole);
     }
 
     #[test]
@@ -556,7 +609,6 @@ mod tests {
         assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 4, 256, 256, 1));
         // Or a block for as many short ones as it has teams.
         assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
-        assert_eq!(launch(1000, 92), (Form::Short, 32 + 1, 256, 8, 1));
     }
 
     #[test]
@@ -670,17 +722,21 @@ mod tests {
             (launch.blocks, launch.threads, splits.get())
         };
         assert_eq!(shape(8192, 128_256, 2), (131_072, 256, 16));
-        let anyhow = SamplesKernels { whole: false, alike: false, ..KERNELS };
         for cols in (0..20).flat_map(|power| [(1 << power) + 1, (3 << power) - 1]) {
-            let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } =
-                samples(Pass::Backward, 100, cols, 4, anyhow);
+            let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } = samples(
+                Pass::Backward,
+                100,
+                cols,
+                4,
+                SamplesKernels { whole: false, ..kernels(cols) },
+            );
             let [groups, missing] = [cols.div_ceil(4), LINE_GROUPS as usize - 1];
             let of_part = launch.threads as usize * KERNELS.held;
             if form == Form::Long {
                 assert!(splits.get() as usize * of_part >= groups + missing, "{cols}");
                 assert!((splits.get() - 1) as usize * of_part < groups + missing, "{cols}");
             } else {
-                assert_eq!((form, splits.get()), (Form::Short, 1), "{cols}");
+                assert_eq!((form, splits.get()), (Form::Packed, 1), "{cols}");
             }
         }
     }

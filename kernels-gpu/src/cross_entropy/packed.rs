@@ -1,0 +1,569 @@
+//! Short rows, packed into tiles: a warp stages whole rows in shared memory by asynchronous copies, and one
+//! lane or a few compute each row. Gradients are written over the tile, which is then stored as it came.
+//!
+//! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each other
+//! until the end, where the block adds up what its rows come to.
+
+use super::finish::{finish_pieces, leave_terms};
+use super::label::{add_up_totals, totals_ahead};
+use super::mode;
+use super::pass::{Factors, Pass, TERMS, Total, Totals, writes};
+use super::stats::{Relative, Stats};
+use crate::abi::{CrossEntropyArgs, Matrix};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::reduce::{self, Workspace, block_sums};
+use crate::tile::{Shared, Tile};
+use cuda_std::memory::{Vec16, end_copies, load, wait_for_copies};
+use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, any, lane_id, sync_warp, warp_id};
+
+/// What a kernel computes.
+pub(crate) mod computes {
+    pub(crate) const LOSS: u32 = 0;
+    /// Gradients, from what a forward pass has saved.
+    pub(crate) const GRADIENTS: u32 = 1;
+    pub(crate) const BOTH: u32 = 2;
+}
+
+type Place = reduce::Place<2>;
+
+/// Targets that a thread has in flight while the normaliser of a mean is added up. Targets of short rows are a
+/// large part of all bytes, so this is as many as hide the latency of memory.
+const TARGETS: usize = 8;
+
+/// # Safety
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind the blocks that add up
+/// totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has dynamic shared
+/// memory for the tiles of its warps.
+#[inline(always)]
+pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32>(
+    args: &CrossEntropyArgs,
+) {
+    let has_loss = COMPUTES != computes::GRADIENTS;
+    let both = COMPUTES == computes::BOTH;
+    let pass = Pass::<E, MODE>::new(args);
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    let place = Place::of_block(if both { args.totals_blocks } else { 0 });
+    if both && block_idx_x() < args.totals_blocks {
+        // SAFETY: conditions 1 and 2.
+        unsafe { add_up_totals::<E, TARGETS>(args) };
+        return;
+    }
+    let (piece, pieces) =
+        if has_loss { (place.piece(), place.pieces()) } else { (block_idx_x(), grid_dim_x()) };
+    if has_loss && (place.takes_none() || piece >= pieces) {
+        // SAFETY: conditions 1 and 2.
+        unsafe {
+            if both {
+                finish_pieces::<true, 4, E, MODE, _>(&pass, place, workspace);
+            } else {
+                finish_pieces::<false, 4, E, MODE, _>(&pass, place, workspace);
+            }
+        }
+        return;
+    }
+    let warps = block_dim_x() / WARP_SIZE;
+    let step = u64::from(pieces) * u64::from(warps * args.tile.rows);
+    let first = u64::from(piece * warps + warp_id()) * u64::from(args.tile.rows);
+    let mut tiles = Tiles::<E, MODE> {
+        pass: &pass,
+        shared: Shared::new(),
+        base: warp_id() * STAGES * args.tile.stage_bytes,
+        stage: 0,
+    };
+    let mut terms = [0.0; TERMS];
+    // SAFETY: the caller's conditions.
+    unsafe {
+        tiles.load_async(first);
+        let totals = if both { Known::wait(args) } else { Known([0.0; 2]) };
+        let mut this = first;
+        while this < args.rows {
+            tiles.stage = (tiles.stage + 1) % STAGES;
+            // The next tile travels while this one is computed.
+            tiles.load_async(this + step);
+            tiles.stage = (tiles.stage + 1) % STAGES;
+            wait_for_copies::<1>();
+            sync_warp();
+            tile::<E, MODE, COMPUTES>(&tiles, this, totals, workspace, &mut terms);
+            tiles.stage = (tiles.stage + 1) % STAGES;
+            this += step;
+            // The stage is free for the tile after the next.
+            sync_warp();
+        }
+    }
+    if !has_loss {
+        return;
+    }
+    let second = if both { terms[2] } else { terms[1] };
+    let [loss, second] = block_sums::<f64, false, 2>([terms[0], second]);
+    // SAFETY: condition 2; the first thread of each block leaves its terms once.
+    unsafe {
+        if both || pass.has_two_sums() {
+            if thread_idx_x() == 0 {
+                leave_terms::<E::Real, _>(place, [loss, second, 0.0, 0.0], 1, workspace);
+            }
+        } else {
+            // Between two sums of the block.
+            sync_threads();
+            let [square, count] = block_sums::<f64, false, 2>([terms[2], terms[3]]);
+            if thread_idx_x() == 0 {
+                leave_terms::<E::Real, _>(place, [loss, second, square, count], 2, workspace);
+            }
+        }
+    }
+}
+
+/// Tiles that a warp has in shared memory: one that it works on, and one under way.
+const STAGES: u32 = 2;
+
+/// Tiles of a stage: of the logits, and of the target's probabilities.
+const fn tiles_of_stage<const MODE: u32>() -> u32 {
+    if MODE == mode::PROBABILITIES { 2 } else { 1 }
+}
+
+/// What a mean is divided by, for the gradients and for those of the z-loss.
+#[derive(Clone, Copy)]
+struct Known([f64; 2]);
+
+impl Known {
+    /// Waits for the blocks that add up the totals, if any do.
+    ///
+    /// # Safety
+    /// The kernels' condition 2.
+    #[inline(always)]
+    unsafe fn wait(args: &CrossEntropyArgs) -> Self {
+        // SAFETY: the caller's condition.
+        let ahead = unsafe { totals_ahead(args) };
+        if args.divisor != 0.0 {
+            return Known([0.0; 2]);
+        }
+        let rows = if args.z_loss == 0.0 { 0.0 } else { ahead.wait(Total::Rows as u32) };
+        Known([ahead.wait(Total::Weights as u32), rows])
+    }
+}
+
+impl Totals for Known {
+    #[inline(always)]
+    fn total(self, which: Total) -> f64 {
+        match which {
+            Total::Weights => self.0[0],
+            Total::Rows => self.0[1],
+        }
+    }
+}
+
+/// A warp's tiles.
+struct Tiles<'a, E: Element, const MODE: u32> {
+    pass: &'a Pass<'a, E, MODE>,
+    shared: Shared,
+    /// Where the warp's stages begin in shared memory.
+    base: u32,
+    stage: u32,
+}
+
+impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
+    #[inline(always)]
+    fn rows(&self, first: u64) -> u32 {
+        let rows = self.pass.args.rows.saturating_sub(first);
+        rows.min(u64::from(self.pass.args.tile.rows)) as u32
+    }
+
+    /// The stage's tile of rows of a tensor from `first` on: number 0 or 1 of those of the stage.
+    #[inline(always)]
+    fn tile(&self, tensor: Matrix, first: u64, number: u32) -> Tile<E> {
+        let args = self.pass.args;
+        let base = self.base + self.stage * args.tile.stage_bytes + number * args.tile.bytes;
+        Tile::new(self.shared, &args.tile, tensor, first, args.cols, base)
+    }
+
+    /// Where the stage's classes are in shared memory: behind its tiles.
+    #[inline(always)]
+    fn classes(&self) -> u32 {
+        let tile = &self.pass.args.tile;
+        self.base + self.stage * tile.stage_bytes + tiles_of_stage::<MODE>() * tile.bytes
+    }
+
+    /// The class of row `index` of the stage's tile; one to be ignored where there is no such row.
+    ///
+    /// # Safety
+    /// The tile has arrived; it has so many `rows`.
+    #[inline(always)]
+    unsafe fn class_of(&self, index: u32, rows: u32) -> i64 {
+        let (args, at) = (self.pass.args, self.classes());
+        if MODE == mode::PROBABILITIES || index >= rows {
+            return args.ignore_index;
+        }
+        // SAFETY: the caller's condition.
+        unsafe {
+            match args.class_bytes {
+                8 => self.shared.word::<i64>(at, index),
+                4 => i64::from(self.shared.word::<i32>(at, index)),
+                _ => i64::from(self.shared.word::<u8>(at, index)),
+            }
+        }
+    }
+
+    /// Begins to copy a tile and its classes, in a batch of its own.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; the lanes of the warp have met since they read the stage.
+    #[inline(always)]
+    unsafe fn load_async(&self, first: u64) {
+        let (args, rows) = (self.pass.args, self.rows(first));
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if rows > 0 {
+                self.tile(args.input, first, 0).load_async(rows);
+                if MODE == mode::PROBABILITIES {
+                    self.tile(args.probabilities(), first, 1).load_async(rows);
+                } else {
+                    let at = self.classes();
+                    let from = args.target + first * u64::from(args.class_bytes);
+                    match args.class_bytes {
+                        8 => self.shared.load_words_async::<i64>(at, from, rows),
+                        4 => self.shared.load_words_async::<i32>(at, from, rows),
+                        _ => {
+                            let mut index = lane_id();
+                            while index < rows {
+                                let class = load((from + u64::from(index)) as *const u8);
+                                self.shared.set_word(at, index, class);
+                                index += WARP_SIZE;
+                            }
+                        }
+                    }
+                }
+            }
+            end_copies();
+        }
+    }
+}
+
+/// What a lane has of a row: of its vectors every `parts`th, from number `part` on.
+#[derive(Clone, Copy)]
+struct Slice<E> {
+    shared: Shared,
+    /// Where the row begins in shared memory.
+    row: u32,
+    cols: u32,
+    part: u32,
+    parts: u32,
+    /// Lanes from one of the row's to the next.
+    apart: u32,
+    /// Vector `v` is taken in place of `v ^ order`.
+    order: u32,
+    /// Bytes of one access.
+    access: u32,
+    element: core::marker::PhantomData<E>,
+}
+
+impl<E: Element> Slice<E> {
+    /// Calls `chunk(first, count, vector)` for each vector: its first element's index, and its elements.
+    ///
+    /// # Safety
+    /// The row has arrived; while a chunk is called, nobody else accesses it.
+    #[inline(always)]
+    unsafe fn for_each(&self, mut chunk: impl FnMut(u32, u32, Vec16)) {
+        let (whole, lanes) = (self.cols / E::LANES, E::LANES);
+        let first = |index: u32| (index ^ self.order) * lanes;
+        let mut index = self.part;
+        // SAFETY: the caller's condition.
+        unsafe {
+            if self.access == 16 {
+                // All loads of some vectors come before the first is used.
+                while index + 3 * self.parts < whole {
+                    let at = |k: usize| first(index + k as u32 * self.parts);
+                    let mut vectors = [Vec16::default(); 4];
+                    unrolled!(for k in 0..4; { vectors[k] = self.load(at(k), lanes); });
+                    unrolled!(for k in 0..4; { chunk(at(k), lanes, vectors[k]); });
+                    index += 4 * self.parts;
+                }
+            }
+            while index < whole {
+                chunk(first(index), lanes, self.load(first(index), lanes));
+                index += self.parts;
+            }
+            let rest = self.cols % lanes;
+            if index == whole && rest > 0 {
+                chunk(index * lanes, rest, self.load(index * lanes, rest));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`for_each`](Self::for_each).
+    #[inline(always)]
+    unsafe fn load(&self, first: u32, count: u32) -> Vec16 {
+        // SAFETY: the caller's condition.
+        unsafe {
+            self.shared.load::<E>(self.row + first * size_of::<E>() as u32, count, self.access)
+        }
+    }
+
+    /// # Safety
+    /// As [`for_each`](Self::for_each).
+    #[inline(always)]
+    unsafe fn store(&self, first: u32, count: u32, vector: Vec16) {
+        let at = self.row + first * size_of::<E>() as u32;
+        // SAFETY: the caller's condition.
+        unsafe { self.shared.store::<E>(at, count, self.access, vector) };
+    }
+
+    /// `value` combined over the lanes that share the row, in each of them.
+    #[inline(always)]
+    fn over_row<T: WarpShuffleValue>(&self, mut value: T, combine: impl Fn(T, T) -> T) -> T {
+        let mut mask = self.apart;
+        while mask < WARP_SIZE {
+            value = combine(value, value.shuffle_xor(mask));
+            mask *= 2;
+        }
+        value
+    }
+
+    /// Whether the lane has the vector of an element.
+    #[inline(always)]
+    fn has(&self, element: u32) -> bool {
+        ((element / E::LANES) ^ self.order) & (self.parts - 1) == self.part
+    }
+}
+
+/// Computes a tile that has arrived, of the rows from `first` on. Adds what they come to to `terms`.
+///
+/// # Safety
+/// As [`packed`]; all lanes of the warp call it, and meet between two calls.
+#[inline(always)]
+unsafe fn tile<E: Element, const MODE: u32, const COMPUTES: u32>(
+    tiles: &Tiles<'_, E, MODE>,
+    first: u64,
+    totals: Known,
+    workspace: Workspace,
+    terms: &mut [f64; TERMS],
+) {
+    let (has_loss, has_gradients) = (COMPUTES != computes::GRADIENTS, COMPUTES != computes::LOSS);
+    let Tiles { pass, shared, .. } = *tiles;
+    let args = pass.args;
+    let tile_args = &args.tile;
+    let size = size_of::<E>() as u32;
+    let rows = tiles.rows(first);
+    let (logits, targets) =
+        (tiles.tile(args.input, first, 0), tiles.tile(args.probabilities(), first, 1));
+    let warp_rows = 1 << tile_args.warp_rows_shift;
+    let part = lane_id() >> tile_args.warp_rows_shift;
+    let slice = |tile: &Tile<E>, row| Slice::<E> {
+        shared,
+        row: tile.row(row),
+        cols: args.cols,
+        part,
+        parts: WARP_SIZE >> tile_args.warp_rows_shift,
+        apart: warp_rows,
+        order: (row >> tile_args.order_right & tile_args.order_mask) << tile_args.order_left,
+        access: tile_args.access,
+        element: core::marker::PhantomData,
+    };
+    let mut index = lane_id() & (warp_rows - 1);
+    // SAFETY: the caller's conditions, as condition 1 of the kernels has it for all that is read; the lanes of a row write
+    // what they have of it, between meetings of the warp.
+    unsafe {
+        let mut turn = 0;
+        while turn < rows {
+            let has_row = index < rows;
+            let of_tile = index.min(rows - 1);
+            let row = first + u64::from(of_tile);
+            let (x, t) = (slice(&logits, of_tile), slice(&targets, of_tile));
+            let label = pass.label(tiles.class_of(index, rows));
+            let mut logit = E::Real::ZERO;
+            if label.has_class(args.cols) {
+                logit = shared.element::<E>(x.row + label.class * size).widen();
+            }
+            let mut stats = Stats::NONE;
+            if has_loss {
+                stats = statistics::<E, MODE>(pass, &x, &t);
+                if part == 0 && has_row {
+                    let of_row = if COMPUTES == computes::LOSS && pass.is_plain() {
+                        let writes = pass.finish_row::<{ writes::NOTHING }>(
+                            row, &label, stats, logit, workspace,
+                        );
+                        [writes[0], writes[1], 0.0, 0.0]
+                    } else if COMPUTES == computes::LOSS {
+                        pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace)
+                    } else {
+                        pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace)
+                    };
+                    unrolled!(for term in 0..TERMS; { terms[term] += of_row[term]; });
+                }
+            }
+            if has_gradients {
+                let factors = if !label.counts {
+                    Factors::NONE
+                } else if has_loss {
+                    pass.factors(&label, stats, pass.scale(row, totals, Total::Weights), || {
+                        pass.scale(row, totals, Total::Rows)
+                    })
+                } else {
+                    pass.factors_of_saved(&label, pass.saved_of(row), |which| {
+                        pass.scale_of_saved(row, which)
+                    })
+                };
+                // All lanes have read the logit of their row's class.
+                sync_warp();
+                if has_row {
+                    gradients::<E, MODE>(pass, &x, &t, label.counts, &factors);
+                    if MODE != mode::PROBABILITIES
+                        && label.has_class(args.cols)
+                        && x.has(label.class)
+                    {
+                        let at_class = E::narrow(pass.at_class(&label, &factors, logit));
+                        shared.set_element(x.row + label.class * size, at_class);
+                    }
+                }
+            }
+            turn += warp_rows;
+            index += warp_rows;
+        }
+        if has_gradients {
+            sync_warp();
+            if args.grad_input.start != 0 {
+                logits.store(tile_args, rows, args.grad_input, first);
+            }
+            if MODE == mode::PROBABILITIES && args.grad_target.start != 0 {
+                targets.store(tile_args, rows, args.grad_target, first);
+            }
+        }
+    }
+}
+
+/// The row's statistics, in each lane that shares it.
+///
+/// The sum of the exponentials includes the largest, 1. Only where the others are little beside it, they are
+/// summed by themselves: added to 1, they would lose their digits.
+///
+/// # Safety
+/// The kernels' condition 1; the row has arrived, and all lanes of the warp call it.
+#[inline(always)]
+unsafe fn statistics<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    x: &Slice<E>,
+    t: &Slice<E>,
+) -> Stats<E::Real> {
+    let dense = Pass::<E, MODE>::DENSE;
+    let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+    let add = |a: E::Real, b: E::Real| a + b;
+    let mut stats = Stats::<E::Real>::NONE;
+    // SAFETY: the caller's conditions.
+    unsafe { x.for_each(|_, _, vector| stats.max = stats.max.max(E::greatest([vector]))) };
+    stats.max = x.over_row(stats.max, E::Real::max);
+    let center = stats.center();
+    let is_far = Relative::<_, MODE>::is_far(center);
+    let relative = Relative::<_, MODE>::to(center);
+    let mut sum = zero;
+    // SAFETY: as above.
+    unsafe {
+        x.for_each(|first, count, vector| {
+            let mut of_vector = [zero; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; {
+                let logit = E::extract(vector, lane as u32).widen();
+                let apart = logit - center;
+                of_vector[lane] = relative.exp(logit);
+                if dense && (lane as u32) < count {
+                    let index = first + lane as u32;
+                    let mut probability = zero;
+                    if MODE == mode::PROBABILITIES {
+                        let at = t.row + index * size_of::<E>() as u32;
+                        probability = t.shared.element::<E>(at).widen();
+                    }
+                    let share = pass.share_of(index, probability);
+                    stats.dot = share.fma(apart, stats.dot);
+                    stats.weight = stats.weight + share;
+                }
+            });
+            sum = sum + sum_of::<E>(of_vector);
+        });
+    }
+    let sum = x.over_row(sum, add) * relative.unit();
+    if dense {
+        stats.dot = x.over_row(stats.dot, add);
+        stats.weight = x.over_row(stats.weight, add);
+    }
+    (stats.ties, stats.rest) = (one, sum - one);
+    if any(sum < E::Real::from_f64(1.125) || is_far) {
+        let (mut ties, mut rest) = (zero, zero);
+        // SAFETY: as above.
+        unsafe {
+            x.for_each(|_, _, vector| {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let exp = (E::extract(vector, lane as u32).widen() - center).exp_below();
+                    let is_largest = exp == one;
+                    ties = ties + if is_largest { one } else { zero };
+                    rest = rest + if is_largest { zero } else { exp };
+                });
+            });
+        }
+        (stats.ties, stats.rest) = (x.over_row(ties, add), x.over_row(rest, add));
+    }
+    stats.of_row()
+}
+
+/// The sum of a vector's values. Two by two: each addition waits for fewer.
+#[inline(always)]
+fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
+    let mut sum = values[0] + values[1];
+    unrolled!(for pair in 1..MAX_LANES / 2; {
+        if (pair as u32) < E::LANES / 2 {
+            sum = sum + (values[2 * pair] + values[2 * pair + 1]);
+        }
+    });
+    sum
+}
+
+/// Writes the gradients of a lane's part of a row over its logits, and those of probabilities over these.
+///
+/// # Safety
+/// The kernels' condition 1; the lanes of the row have met since they read it.
+#[inline(always)]
+unsafe fn gradients<E: Element, const MODE: u32>(
+    pass: &Pass<'_, E, MODE>,
+    x: &Slice<E>,
+    t: &Slice<E>,
+    counts: bool,
+    factors: &Factors<E::Real>,
+) {
+    let of_target = MODE == mode::PROBABILITIES && pass.args.grad_target.start != 0;
+    let is_far = Relative::<_, MODE>::is_far(factors.center);
+    let relative = Relative::<_, MODE>::to(factors.center);
+    let factor = if is_far { factors.factor } else { factors.factor * relative.unit() };
+    // SAFETY: the caller's conditions.
+    unsafe {
+        x.for_each(|first, count, vector| {
+            let mut by_input = [E::Real::ZERO; MAX_LANES];
+            let mut by_target = [E::Real::ZERO; MAX_LANES];
+            // The gradient of a row that is ignored is 0, whatever its logits.
+            if counts {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let logit = E::extract(vector, lane as u32).widen();
+                    by_input[lane] = if is_far {
+                        (logit - factors.center).exp_below() * factor
+                    } else {
+                        relative.exp(logit) * factor
+                    };
+                    if Pass::<E, MODE>::DENSE && (lane as u32) < count {
+                        let index = first + lane as u32;
+                        let mut probability = E::Real::ZERO;
+                        if MODE == mode::PROBABILITIES {
+                            let at = t.row + index * size_of::<E>() as u32;
+                            probability = t.shared.element::<E>(at).widen();
+                        }
+                        by_input[lane] =
+                            by_input[lane] - pass.gradient_of_share(factors, index, probability);
+                        if of_target {
+                            by_target[lane] = pass.gradient_of_target(factors, index, logit);
+                        }
+                    }
+                });
+            }
+            if of_target {
+                t.store(first, count, E::narrow_all(by_target));
+            }
+            x.store(first, count, E::narrow_all(by_input));
+        });
+    }
+}

@@ -708,8 +708,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         writes: &[Argument<'_>],
     ) -> Result<()> {
         let (rows, cols) = (args.rows as usize, args.cols as usize);
-        // To 16 bytes alone: the stride of a single row may be beyond all bytes.
-        let bytes = |elements: u64| elements.wrapping_mul(size_of::<T>() as u64);
+        let bytes = |elements: u64| elements * size_of::<T>() as u64;
         let [start, stride, len] =
             [args.input.start, bytes(args.input.row_stride), bytes(args.cols.into())];
         let alike = [args.grad_input, args.grad_target, args.probabilities()]
@@ -822,7 +821,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
 
 /// Whether rows begin as far from a boundary of 16 bytes in both tensors.
 fn rows_are_alike<T>(rows: &Matrix, others: &Matrix) -> bool {
-    let apart = (rows.row_stride ^ others.row_stride).wrapping_mul(size_of::<T>() as u64);
+    let apart = (rows.row_stride ^ others.row_stride) * size_of::<T>() as u64;
     (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
 }
 

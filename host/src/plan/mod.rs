@@ -1,5 +1,5 @@
-//! How work is cut into blocks. Pure functions of sizes: no device is asked, so that the same inputs
-//! are summed in the same order on every device.
+//! How work is cut into blocks. Pure functions of sizes and of what a device has room for: the same inputs are
+//! summed in the same order on every device of one model, and where rows are not packed on every device.
 
 pub(crate) mod packed;
 

@@ -1,4 +1,4 @@
-//! Short rows, packed into tiles: how many rows a block stages in shared memory, and which slice of a row each lane has.
+//! Short rows, packed into tiles: how many rows a warp stages in shared memory, and how its lanes share them.
 
 use super::{Launch, Pass};
 use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs};
@@ -10,7 +10,7 @@ pub(crate) const fn most_row_bytes(element_bytes: usize) -> usize {
     if element_bytes == 2 { 2048 } else { 4096 }
 }
 
-/// Bytes of what a warp loads together, if its rows are short enough: so many are under way while others are computed.
+/// Bytes that a warp loads together, if its rows are short enough: they travel while others are computed.
 const TILE_BYTES: usize = 8 << 10;
 
 /// Tiles of a warp: one that it works on, and one under way.

@@ -1,4 +1,4 @@
-//! Lists the committed PTX for `src/ptx.rs`, and lets programs link where there is no driver.
+//! Lists the committed PTX for `src/ptx.rs`.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,6 @@ use std::{env, fs};
 fn main() {
     let here = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap());
     println!("cargo::rerun-if-changed=ptx");
-
-    // cust asks the linker for libcuda. Its functions are defined in src/driver.rs, so an empty
-    // library of that name satisfies it, and no program needs the real one to start.
-    println!("cargo::rustc-link-search=native={}", here.join("cuda/lib64").display());
 
     let mut table = String::from("&[\n");
     for arch in sorted(&here.join("ptx")) {

@@ -507,7 +507,6 @@ pub(crate) mod tests {
     /// The emulator runs one kernel behind another whatever is asked of it, so that it has to notice.
     #[test]
     fn a_kernel_that_would_not_wait_for_the_one_before_is_refused() {
-        use crate::driver::functions::cuLaunchKernelEx;
         use crate::driver::{LaunchAttribute, LaunchConfig};
         let gpu = gpu();
         if !gpu.is_emulated() {
@@ -538,7 +537,7 @@ pub(crate) mod tests {
             check("cuModuleLoadDataEx", load).unwrap();
             let get = sys::cuModuleGetFunction(&mut function, module, c"mse_forward_f32".as_ptr());
             check("cuModuleGetFunction", get).unwrap();
-            cuLaunchKernelEx(&config, function, params.as_mut_ptr(), none.cast())
+            sys::cuLaunchKernelEx(&config.raw(), function, params.as_mut_ptr(), none.cast())
         };
         assert_eq!(result, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
     }

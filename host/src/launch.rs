@@ -1,11 +1,11 @@
 //! Queues a kernel.
 
-use crate::driver::functions::cuLaunchKernelEx;
 use crate::driver::{LaunchAttribute, LaunchConfig, check};
 use crate::error::{Error, Result};
 use crate::plan::Launch;
 use crate::stream::Stream;
 use crate::view::Memory;
+use cust::sys::cuLaunchKernelEx;
 use kernels_gpu::abi::Dtype;
 use kernels_gpu::{Entry, Family};
 use std::ffi::c_void;
@@ -89,6 +89,6 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns, as it does the attribute;
     // where launches overlap, the kernel waits for the one before; the rest is the caller's condition.
     check("cuLaunchKernelEx", unsafe {
-        cuLaunchKernelEx(&config, function.0, params.as_mut_ptr(), std::ptr::null_mut())
+        cuLaunchKernelEx(&config.raw(), function.0, params.as_mut_ptr(), std::ptr::null_mut())
     })
 }

@@ -1,10 +1,11 @@
 //! Memory on the GPU that the library owns.
 
-use crate::driver::check;
+use crate::driver::{check, check_cust};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::stream::{Event, Queue, Stream};
 use crate::view::{Element, Fault, IntoShape, Memory, Shape, View, ViewMut, check_shape};
+use cust::memory::{DevicePointer, cuda_free, cuda_malloc};
 use cust::sys;
 use std::ffi::c_void;
 use std::fmt;
@@ -95,8 +96,9 @@ impl Buffer {
         let mut address = 0;
         if bytes > 0 {
             let _current = gpu.bind()?;
-            // SAFETY: writes the address to the pointer it is given.
-            check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes) })?;
+            // SAFETY: whoever makes a buffer of it writes it before it is read; `drop` frees it.
+            let memory = check_cust("cuMemAlloc", unsafe { cuda_malloc::<u8>(bytes) })?;
+            address = memory.as_raw();
         }
         Ok(Buffer { gpu: gpu.clone(), address, usage: Usage::default() })
     }
@@ -161,7 +163,7 @@ impl Drop for Buffer {
         }
         if let Ok(_current) = self.gpu.bind() {
             // SAFETY: allocated by `new`, and no queued work uses it any more.
-            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+            let _ = unsafe { cuda_free(DevicePointer::<u8>::from_raw(self.address)) };
         }
     }
 }

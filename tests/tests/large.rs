@@ -31,14 +31,14 @@ impl Sparse {
         // SAFETY: within the allocation; the copy is done when the call returns.
         let result = unsafe {
             let stream = std::ptr::null_mut();
-            let result = sys::cuMemcpyHtoDAsync_v2(
+            let copied = sys::cuMemcpyHtoDAsync_v2(
                 self.0 + 2 * at as u64,
                 data.as_ptr().cast(),
                 size_of_val(data),
                 stream,
             );
-            sys::cuStreamSynchronize(stream);
-            result
+            assert_eq!(copied, CUresult::CUDA_SUCCESS);
+            sys::cuStreamSynchronize(stream)
         };
         assert_eq!(result, CUresult::CUDA_SUCCESS);
     }

@@ -107,7 +107,7 @@ pub fn missing(name: &str) -> Option<String> {
     Some(too_old(driver.version, wanted))
 }
 
-/// What the emulator says of the last fault on this thread, once. The machine's driver says nothing.
+/// What the emulator says of the last fault, once. The machine's driver says nothing.
 pub fn take_report() -> Option<String> {
     #[cfg(feature = "emulator")]
     return emulator::take_report();
@@ -117,10 +117,11 @@ pub fn take_report() -> Option<String> {
 
 /// The functions of the loaded driver; the machine's, if none is loaded yet.
 pub(crate) fn table() -> Option<&'static Table> {
-    if DRIVER.get().is_none() {
+    let driver = DRIVER.get().or_else(|| {
         load(Source::Library).ok()?;
-    }
-    DRIVER.get().map(|driver| &driver.table)
+        DRIVER.get()
+    });
+    driver.map(|driver| &driver.table)
 }
 
 fn open(source: Source) -> Result<Driver, LoadError> {
@@ -228,8 +229,8 @@ impl ByVersion {
         ) -> CUresult;
         let name = CString::new(name).expect("names have no zero bytes");
         let (name, mut address, mut status) = (name.as_ptr(), std::ptr::null(), 0);
-        // SAFETY: null is `None`, and the types are those of `cuda.h`; the name ends in a zero byte,
-        // and the driver writes to the pointers it is given.
+        // SAFETY: null is `None`, and the types are those of `cuda.h`; the name ends in a zero
+        // byte, and the driver writes to the pointers it is given.
         let code = unsafe {
             let first = std::mem::transmute::<*const c_void, Option<First>>(self.first);
             let second = std::mem::transmute::<*const c_void, Option<Second>>(self.second);
@@ -247,6 +248,7 @@ impl ByVersion {
 mod tests {
     use super::*;
     use crate::sys::{CUdevice, Table};
+    use std::ffi::CStr;
 
     unsafe extern "C" fn version(version: *mut c_int) -> CUresult {
         // SAFETY: the caller gives a pointer to write to.
@@ -281,6 +283,42 @@ mod tests {
         }
     }
 
+    /// The function that [`by_version`] knows, as of CUDA 12.0.
+    const NAME: &CStr = c"cuLaunchKernelEx";
+
+    unsafe extern "C" fn by_version(
+        name: *const c_char,
+        address: *mut *const c_void,
+        version: c_int,
+        flags: u64,
+        _status: *mut c_int,
+    ) -> CUresult {
+        // SAFETY: the caller gives a string that ends in a zero byte, and a pointer to write to.
+        unsafe {
+            if CStr::from_ptr(name) != NAME || version < 12_000 || flags != 1 {
+                return CUresult::CUDA_ERROR_NOT_FOUND;
+            }
+            address.write(init as *const c_void);
+        }
+        CUresult::CUDA_SUCCESS
+    }
+
+    #[test]
+    fn a_function_is_found_by_its_version() {
+        let none = std::ptr::null();
+        let (old, new) = (
+            ByVersion { first: none, second: none },
+            ByVersion { first: none, second: by_version as *const c_void },
+        );
+        let name = NAME.to_str().unwrap();
+        // SAFETY: the one address is that of a function with these parameters.
+        unsafe {
+            assert_eq!(new.find(name, 12_000), init as *const c_void);
+            assert_eq!(new.find(name, 11_080), none);
+            assert_eq!(old.find(name, 12_000), none);
+        }
+    }
+
     #[test]
     fn a_driver_that_is_too_old_is_refused_with_its_version() {
         assert_eq!(
@@ -301,7 +339,8 @@ mod tests {
         assert_eq!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED);
         assert_eq!(
             too_old(11_070, &table.missing[0]),
-            "the driver (CUDA 11.7) is too old: it has no cuLaunchKernelEx, which came with CUDA 11.8"
+            "the driver (CUDA 11.7) is too old: it has no cuLaunchKernelEx, \
+             which came with CUDA 11.8"
         );
     }
 }

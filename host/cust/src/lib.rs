@@ -1,9 +1,10 @@
 //! The CUDA driver, safe where that is possible, under the names of Rust-CUDA's `cust`.
 //!
 //! The published `cust` 0.3.2 links to `libcuda.so.1` by name: it builds only where it finds a CUDA
-//! toolkit, and what is made with it starts only where there is a driver. This crate has the part of
-//! it that fused-loss uses, with the same names and signatures, over one table of functions that is
-//! filled at run time. It has no build script, links to nothing of CUDA's and exports no C function.
+//! toolkit, and what is made with it starts only where there is a driver. This crate has what
+//! fused-loss needs of it, with the same names and signatures, over one table of functions that is
+//! filled at run time. It has no build script, links to nothing of CUDA's and exports no function
+//! of C's.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -57,8 +58,9 @@ flags::flags! {
 /// calls [`driver::load`].
 ///
 /// # Errors
-/// [`CudaError::NoDevice`] where there is no driver or no GPU; [`CudaError::NotPermitted`] where the
-/// process already runs on the emulator; whatever else the driver's `cuInit` returns.
+/// [`CudaError::NoDevice`] where there is no driver or no GPU; [`CudaError::NotSupported`] where
+/// the driver is too old; [`CudaError::NotPermitted`] where the process runs on the emulator;
+/// whatever else the driver's `cuInit` returns.
 pub fn init(flags: CudaFlags) -> CudaResult<()> {
     match driver::load(driver::Source::Library) {
         // SAFETY: takes no pointers; to initialise the driver again changes nothing.

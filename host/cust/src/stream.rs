@@ -79,8 +79,8 @@ impl Stream {
     /// # Safety
     /// 1. `args` has as many addresses as the kernel has parameters, each valid for a read of the
     ///    parameter's type.
-    /// 2. The arguments meet the conditions of the kernel for a launch of this shape, and the memory
-    ///    they name is used by nothing else, until the work is done.
+    /// 2. The arguments meet the conditions of the kernel for a launch of this shape, and nothing
+    ///    else uses the memory that they name until the work is done.
     pub unsafe fn launch<G: Into<GridSize>, B: Into<BlockSize>>(
         &self,
         function: &Function<'_>,

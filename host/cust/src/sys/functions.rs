@@ -5,7 +5,6 @@ use super::table::{Wanted, driver_functions};
 use super::{codes::CUresult, types::*};
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
-#[rustfmt::skip]
 driver_functions! {
     fn cuInit(flags: c_uint);
     fn cuDriverGetVersion(version: *mut c_int);
@@ -21,12 +20,18 @@ driver_functions! {
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
 
-    fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void);
+    fn cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void,
+        count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void,
+    );
     fn cuModuleUnload(module: CUmodule);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     fn cuFuncGetAttribute(value: *mut c_int, which: CUfunction_attribute, function: CUfunction);
     fn cuFuncSetAttribute(function: CUfunction, which: CUfunction_attribute, value: c_int);
-    fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, params: *mut *mut c_void, extra: *mut *mut c_void) since 11080;
+    fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig, function: CUfunction,
+        params: *mut *mut c_void, extra: *mut *mut c_void,
+    ) since 11080;
 
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
@@ -35,9 +40,9 @@ driver_functions! {
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
-    fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
-    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream);
-    fn cuGraphExecDestroy(executable: CUgraphExec);
+    fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
+    fn cuGraphExecDestroy(exec: CUgraphExec);
     fn cuGraphDestroy(graph: CUgraph);
 
     fn cuEventCreate(event: *mut CUevent, flags: c_uint);

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 pub(crate) struct Wanted {
     /// Its exported name.
     pub(crate) name: &'static str,
-    /// The first version of CUDA whose driver has it, if the drivers that will do do not all have it.
+    /// The first version of CUDA whose driver has it, if an older driver will do without.
     pub(crate) since: Option<c_int>,
 }
 
@@ -77,8 +77,8 @@ macro_rules! driver_functions {
                 )?
                 ///
                 /// # Safety
-                /// 1. Every pointer is valid for what the driver reads or writes there, or null where
-                ///    the driver allows it, for as long as the driver's documentation says.
+                /// 1. Every pointer is valid for what the driver reads or writes there, or null
+                ///    where the driver allows it, for as long as the driver's documentation says.
                 /// 2. Every handle is one that the driver returned, and that is not destroyed yet.
                 /// 3. Memory on the device that the call uses is there, and used by nothing else at
                 ///    that time, until its work on the stream is done.

@@ -29,7 +29,7 @@
 //!
 //! The kernels are PTX inside the library, compiled by the driver at the first use of a loss and
 //! element type. The driver is found at run time: a program that uses this crate builds and starts
-//! without one, and then gets [`Error::NoDriver`]. With the feature `emulator`,
+//! without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`]. With the feature `emulator`,
 //! `Gpu::emulated` runs the same kernels on the CPU.
 #![deny(missing_docs)]
 

@@ -58,6 +58,10 @@ impl LaunchAttribute {
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin while the one before it in the stream ends.
     /// It has to wait for that one itself, before it touches memory.
     pub(crate) const OVERLAPS: Self = LaunchAttribute { which: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`: all blocks are resident at a time, so that each may wait
+    /// for any other. The driver refuses more blocks than the device holds.
+    pub(crate) const COOPERATIVE: Self =
+        LaunchAttribute { which: 2, value: [1, 0, 0, 0, 0, 0, 0, 0] };
 }
 
 thread_local! {

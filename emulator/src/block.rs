@@ -5,22 +5,15 @@ use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::launch::Launch;
 use crate::memory::{self, Nearest, Range};
 use crate::race::{Clock, Conflict, History, Touch};
-use corosensei::stack::DefaultStack;
+use crate::stack::ThreadStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use cuda_std::host::{self, Access, Copied, Machine, Place};
 use cuda_std::warp::WARP_SIZE;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Enough for a kernel, and for the panic hook's backtrace in one.
-const STACK_BYTES: usize = 64 * 1024;
-
-thread_local! {
-    /// Stacks that are not in use, of this CPU thread.
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
-}
 
 /// Why a thread does not run.
 #[derive(Clone, Copy, Debug)]
@@ -31,18 +24,85 @@ enum Waiting {
     Barrier(Place),
     /// For its warp.
     Shuffle { value: u32, lane_mask: u32, place: Place },
+    /// For another block, of a cooperative launch: it may go on when that has had its turn.
+    Spin(Place),
     /// It has returned.
     Done,
 }
 
+impl Waiting {
+    /// Whether the thread can be resumed.
+    fn is_runnable(self) -> bool {
+        matches!(self, Waiting::No | Waiting::Spin(_))
+    }
+
+    /// Where in the source it waits.
+    fn place(self) -> Option<Place> {
+        match self {
+            Waiting::Barrier(place) | Waiting::Shuffle { place, .. } | Waiting::Spin(place) => {
+                Some(place)
+            }
+            Waiting::No | Waiting::Done => None,
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Waiting::No => f.write_str("runs"),
+            Waiting::Barrier(at) => {
+                write!(f, "waits at the barrier at {}:{}", at.file(), at.line())
+            }
+            Waiting::Shuffle { lane_mask, place: at, .. } => {
+                write!(f, "waits at the shuffle by {lane_mask} at {}:{}", at.file(), at.line())
+            }
+            Waiting::Spin(at) => {
+                write!(f, "waits for another block at {}:{}", at.file(), at.line())
+            }
+            Waiting::Done => f.write_str("has returned"),
+        }
+    }
+}
+
 /// What the threads of a block share.
-struct Block<'a> {
+pub(crate) struct Block<'a> {
     launch: &'a Launch,
     index: u32,
     /// Whether a block of the launch has ended in a fault.
     failed: &'a AtomicBool,
     shared: RefCell<Vec<Shared>>,
     clock: Clock,
+    /// Whether a thread has stored to memory since this was last reset.
+    has_stored: Cell<bool>,
+}
+
+impl<'a> Block<'a> {
+    pub(crate) fn new(launch: &'a Launch, index: u32, failed: &'a AtomicBool) -> Self {
+        Block {
+            launch,
+            index,
+            failed,
+            shared: RefCell::default(),
+            clock: Clock::new(launch.block),
+            has_stored: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn threads(&self) -> Vec<Thread<'_>> {
+        (0..self.launch.block)
+            .map(|index| Thread {
+                block: self,
+                index,
+                yielder: Cell::new(std::ptr::null()),
+                waiting: Cell::new(Waiting::No),
+                received: Cell::new(0),
+                copies: RefCell::new(vec![Vec::new()]),
+                recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
+                oldest: Cell::new(0),
+            })
+            .collect()
+    }
 }
 
 /// A shared array: what stands for it in the source, its memory (which does not move when another is
@@ -64,7 +124,7 @@ impl Shared {
 }
 
 /// One GPU thread, as the kernel's functions see it.
-struct Thread<'a> {
+pub(crate) struct Thread<'a> {
     block: &'a Block<'a>,
     index: u32,
     yielder: Cell<*const Yielder<(), ()>>,
@@ -80,7 +140,7 @@ struct Thread<'a> {
 }
 
 /// What the threads of one block run on: coroutines that borrow nothing that outlives the block.
-type Runner = Coroutine<(), (), (), DefaultStack>;
+type Runner = Coroutine<(), (), (), ThreadStack>;
 
 impl Thread<'_> {
     fn wait(&self, waiting: Waiting) {
@@ -141,7 +201,11 @@ impl Machine for Thread<'_> {
             let what = "waits for a block that has ended in a fault".to_owned();
             self.fault(LAUNCH_FAILED, what, place);
         }
-        std::thread::yield_now();
+        if self.block.launch.cooperative {
+            self.wait(Waiting::Spin(place));
+        } else {
+            std::thread::yield_now();
+        }
     }
 
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32 {
@@ -207,10 +271,13 @@ impl Machine for Thread<'_> {
             self.fault(MISALIGNED_ADDRESS, what, place);
         }
         match access {
-            // SAFETY: found in one allocation.
-            Access::Store => unsafe { memory::mark_written(address, bytes) },
+            Access::Store => {
+                self.block.has_stored.set(true);
+                // SAFETY: found in one allocation.
+                unsafe { memory::mark_written(address, bytes) };
+            }
             Access::Load => {
-                // SAFETY: as above.
+                // SAFETY: found in one allocation.
                 if !unsafe { memory::is_written(address, bytes) } {
                     let what = format!(
                         "reads {bytes} bytes of global memory at {address:#x} that nothing has written"
@@ -252,7 +319,10 @@ impl Thread<'_> {
         match touch {
             // A copy is made when its thread has waited for it.
             Touch::StartCopy => {}
-            Touch::Write => written.fill(true),
+            Touch::Write => {
+                self.block.has_stored.set(true);
+                written.fill(true);
+            }
             Touch::Read => {
                 if !written.iter().all(|&written| written) {
                     let what = format!("{found}, that nothing has written");
@@ -282,48 +352,116 @@ fn verb(access: Access) -> &'static str {
     }
 }
 
-/// Runs block `index` of a launch to its end, or to its first fault.
+/// Runs block `index` of a launch that is not cooperative to its end, or to its first fault.
 pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<(), Fault> {
-    let clock = Clock::new(launch.block);
-    let block = Block { launch, index, failed, shared: RefCell::default(), clock };
-    let threads: Vec<Thread<'_>> = (0..launch.block)
-        .map(|index| Thread {
-            block: &block,
-            index,
-            yielder: Cell::new(std::ptr::null()),
-            waiting: Cell::new(Waiting::No),
-            received: Cell::new(0),
-            copies: RefCell::new(vec![Vec::new()]),
-            recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
-            oldest: Cell::new(0),
-        })
-        .collect();
-    let mut runners: Vec<Option<Runner>> =
-        threads.iter().map(|thread| Some(runner(thread))).collect();
+    let block = Block::new(launch, index, failed);
+    let threads = block.threads();
+    match Running::new(&threads, std::iter::repeat_with(ThreadStack::kept)).step()? {
+        Step::Done => Ok(()),
+        Step::Spins => unreachable!("only threads of cooperative launches are left spinning"),
+    }
+}
 
-    let result = (|| loop {
-        for (warp, runners) in runners.chunks_mut(WARP_SIZE as usize).enumerate() {
-            let first = warp * WARP_SIZE as usize;
-            run_warp(&threads[first..first + runners.len()], runners)?;
+/// How far a block has come.
+pub(crate) enum Step {
+    /// All threads have returned.
+    Done,
+    /// At least one thread waits for another block.
+    Spins,
+}
+
+/// A block that has begun. It borrows its threads, so that its coroutines, which unwind when they
+/// are dropped, do so while what they borrow is still there.
+pub(crate) struct Running<'a> {
+    threads: &'a [Thread<'a>],
+    runners: Vec<Option<Runner>>,
+    /// Where each thread waited after the last step that [`has_gone_on`](Self::has_gone_on) saw.
+    places: Vec<Option<Place>>,
+}
+
+impl<'a> Running<'a> {
+    /// `stacks` has one for each thread.
+    pub(crate) fn new(
+        threads: &'a [Thread<'a>],
+        stacks: impl Iterator<Item = ThreadStack>,
+    ) -> Self {
+        let runners: Vec<_> =
+            threads.iter().zip(stacks).map(|(thread, stack)| Some(runner(thread, stack))).collect();
+        assert_eq!(runners.len(), threads.len(), "a stack for each thread");
+        Running { threads, runners, places: Vec::new() }
+    }
+
+    /// Runs the block until all threads have returned, or until none can go on but those that spin,
+    /// each of which has looked once.
+    pub(crate) fn step(&mut self) -> Result<Step, Fault> {
+        loop {
+            for (warp, runners) in self.runners.chunks_mut(WARP_SIZE as usize).enumerate() {
+                let first = warp * WARP_SIZE as usize;
+                run_warp(&self.threads[first..first + runners.len()], runners)?;
+            }
+            let mut done = true;
+            for thread in self.threads {
+                match thread.waiting.get() {
+                    // It may reach the barrier yet that others wait at.
+                    Waiting::Spin(_) => return Ok(Step::Spins),
+                    Waiting::Done => {}
+                    _ => done = false,
+                }
+            }
+            if done {
+                return Ok(Step::Done);
+            }
+            release_barrier(self.threads)?;
         }
-        if threads.iter().all(|thread| matches!(thread.waiting.get(), Waiting::Done)) {
-            return Ok(());
+    }
+
+    /// Whether the steps since the last call have stored anything, or left a thread at another
+    /// place.
+    pub(crate) fn has_gone_on(&mut self) -> bool {
+        let mut has_gone_on = false;
+        self.places.resize(self.threads.len(), None);
+        for (thread, before) in self.threads.iter().zip(&mut self.places) {
+            let now = thread.waiting.get().place();
+            let same = match (now, *before) {
+                (Some(now), Some(before)) => std::ptr::eq(now, before),
+                (None, None) => true,
+                _ => false,
+            };
+            has_gone_on |= !same;
+            *before = now;
         }
-        release_barrier(&threads)?;
-    })();
-    // Coroutines that were left waiting unwind here, while what they borrow is still there.
-    drop(runners);
-    result
+        self.threads.first().is_some_and(|thread| thread.block.has_stored.take()) || has_gone_on
+    }
+
+    /// The first thread at each place where threads wait.
+    pub(crate) fn waits(&self) -> Vec<Wait> {
+        let mut waits: Vec<Wait> = Vec::new();
+        for thread in self.threads {
+            let waiting = thread.waiting.get();
+            let Some(place) = waiting.place() else { continue };
+            if waits.iter().all(|wait| wait.place != place) {
+                let (block, what) = (thread.block.index, waiting.to_string());
+                waits.push(Wait { block, thread: thread.index, place, what });
+            }
+        }
+        waits
+    }
+}
+
+/// Where a thread waits, for a report.
+pub(crate) struct Wait {
+    pub(crate) block: u32,
+    pub(crate) thread: u32,
+    pub(crate) place: Place,
+    /// E.g. "waits at the barrier at" a place.
+    pub(crate) what: String,
 }
 
 /// A coroutine that runs the kernel as `thread`.
-fn runner(thread: &Thread<'_>) -> Runner {
-    let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
-        DefaultStack::new(STACK_BYTES).expect("no memory for a GPU thread's stack")
-    });
+fn runner(thread: &Thread<'_>, stack: ThreadStack) -> Runner {
     let thread = std::ptr::from_ref(thread).cast::<Thread<'static>>();
     Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
-        // SAFETY: `run` drops the coroutines before the threads they run as.
+        // SAFETY: `Running` has the coroutine, and borrows the threads.
         let thread = unsafe { &*thread };
         thread.yielder.set(yielder);
         let launch = thread.block.launch;
@@ -333,15 +471,19 @@ fn runner(thread: &Thread<'_>) -> Runner {
     })
 }
 
-/// Runs a warp until each of its threads waits for the block or has returned.
+/// Runs a warp until each of its threads waits for the block, spins or has returned. Those that
+/// spin may yet reach the shuffle that others of the warp wait at.
 fn run_warp(threads: &[Thread<'_>], runners: &mut [Option<Runner>]) -> Result<(), Fault> {
     loop {
         for (thread, runner) in threads.iter().zip(&mut *runners) {
-            if matches!(thread.waiting.get(), Waiting::No) {
+            if thread.waiting.get().is_runnable() {
                 resume(thread, runner)?;
             }
         }
-        if !threads.iter().any(|thread| matches!(thread.waiting.get(), Waiting::Shuffle { .. })) {
+        let any = |of: fn(Waiting) -> bool| threads.iter().any(|thread| of(thread.waiting.get()));
+        if !any(|waiting| matches!(waiting, Waiting::Shuffle { .. }))
+            || any(|waiting| matches!(waiting, Waiting::Spin(_)))
+        {
             return Ok(());
         }
         shuffle(threads)?;
@@ -363,8 +505,7 @@ fn resume(thread: &Thread<'_>, slot: &mut Option<Runner>) -> Result<(), Fault> {
         Ok(CoroutineResult::Yield(())) => Ok(()),
         Ok(CoroutineResult::Return(())) => {
             thread.waiting.set(Waiting::Done);
-            let stack = slot.take().expect("just resumed").into_stack();
-            STACKS.with_borrow_mut(|stacks| stacks.push(stack));
+            slot.take().expect("just resumed").into_stack().put_back();
             Ok(())
         }
         Err(payload) => Err(as_fault(thread, payload)),
@@ -453,23 +594,16 @@ fn divergence(
     threads: &[Thread<'_>],
     other: Option<Waiting>,
 ) -> Fault {
-    let name = |place: Place| format!("{}:{}", place.file(), place.line());
-    let other = match other {
-        Some(Waiting::Barrier(place)) => format!("waits at the barrier at {}", name(place)),
-        Some(Waiting::Shuffle { place, lane_mask, .. }) => {
-            format!("waits at the shuffle by {lane_mask} at {}", name(place))
-        }
-        Some(Waiting::Done) => "has returned".to_owned(),
-        Some(Waiting::No) => "runs".to_owned(),
-        None => "does not exist".to_owned(),
-    };
+    let other = other.map_or("does not exist".to_owned(), |other| other.to_string());
     let index = threads.first().map_or(0, |first| first.index) + index as u32;
     let report = format!(
-        "kernel {}, block {}, thread {}: waits at the {what} at {} that not all threads reach: thread {index} {other}",
+        "kernel {}, block {}, thread {}: waits at the {what} at {}:{} that not all \
+         threads reach: thread {index} {other}",
         leader.block.launch.entry.name,
         leader.block.index,
         leader.index,
-        name(place),
+        place.file(),
+        place.line(),
     );
     Fault { code: LAUNCH_FAILED, report }
 }

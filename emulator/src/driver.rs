@@ -25,6 +25,11 @@ const MEMORY: usize = 1 << 40;
 /// results can be held against each other.
 const SHARED: u32 = 48 << 10;
 const SHARED_OPTIN: [u32; DEVICES as usize] = [227 << 10, 99 << 10];
+/// Of each block's shared memory, the driver's.
+const RESERVED_SHARED: u32 = 1 << 10;
+/// What a multiprocessor holds at a time.
+const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 /// CUDA 13.0, and its version of PTX.
 const VERSION: c_int = 13000;
 const NEWEST_PTX: f64 = 9.0;
@@ -39,6 +44,7 @@ const INVALID_PTX: u32 = 218;
 const UNSUPPORTED_PTX_VERSION: u32 = 222;
 const INVALID_HANDLE: u32 = 400;
 const NOT_FOUND: u32 = 500;
+const COOPERATIVE_LAUNCH_TOO_LARGE: u32 = 720;
 const CAPTURE_UNSUPPORTED: u32 = 900;
 const CAPTURE_INVALIDATED: u32 = 901;
 const CAPTURE_ISOLATION: u32 = 905;
@@ -73,6 +79,11 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     ),
     (crate::fault::MISALIGNED_ADDRESS, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
     (crate::fault::LAUNCH_FAILED, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+    (
+        COOPERATIVE_LAUNCH_TOO_LARGE,
+        c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+        c"too many blocks in cooperative launch",
+    ),
     (
         CAPTURE_UNSUPPORTED,
         c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
@@ -229,8 +240,28 @@ struct LaunchAttribute {
     value: [u64; 8],
 }
 
-/// The one attribute that is known.
+/// The attributes that are known.
+const COOPERATIVE: c_uint = 2;
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
+impl LaunchAttribute {
+    /// Its value, where that is a C `int`: of the bytes, the first four.
+    fn int(&self) -> c_int {
+        self.value[0] as c_int
+    }
+}
+
+/// Blocks that a device holds at a time, each of so many threads and bytes of shared memory.
+///
+/// Registers do not count: the compiler chooses how many a kernel has, and nothing here knows.
+pub(crate) fn resident_blocks(device: i32, threads: u32, shared_bytes: u32) -> u32 {
+    // One block may have all, but for what the driver has of it.
+    let shared = SHARED_OPTIN[device as usize] + RESERVED_SHARED;
+    let of_multiprocessor = BLOCKS_PER_MULTIPROCESSOR
+        .min(THREADS_PER_MULTIPROCESSOR / threads)
+        .min(shared / (shared_bytes + RESERVED_SHARED));
+    MULTIPROCESSORS as u32 * of_multiprocessor
+}
 
 macro_rules! driver {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)+) => {
@@ -319,9 +350,15 @@ mod calls {
                 10 => 32,                   // WARP_SIZE
                 16 => MULTIPROCESSORS,
                 38 => 1 << 16,              // L2_CACHE_SIZE: rows of tests are more than it holds
+                39 => THREADS_PER_MULTIPROCESSOR as i32,
                 75 => COMPUTE_CAPABILITY.0,
                 76 => COMPUTE_CAPABILITY.1,
+                // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+                81 => (SHARED_OPTIN[device as usize] + RESERVED_SHARED) as i32,
+                95 => 1,                    // COOPERATIVE_LAUNCH
                 97 => SHARED_OPTIN[device as usize] as i32, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+                106 => BLOCKS_PER_MULTIPROCESSOR as i32,
+                111 => RESERVED_SHARED as i32,
                 115 => 0,                   // MEMORY_POOLS_SUPPORTED
                 _ => return Err(INVALID_VALUE),
             };
@@ -614,18 +651,26 @@ mod calls {
             params: *mut *mut c_void,
             _extra: *mut *mut c_void,
         ) {
-            current_device()?;
+            let device = current_device()?;
             let function = FUNCTIONS.get(function).ok_or(INVALID_HANDLE)?;
             if config.is_null() || params.is_null() {
                 return Err(INVALID_VALUE);
             }
             let config = unsafe { &*config };
+            let (mut cooperative, mut overlaps) = (false, false);
             for index in 0..config.count as usize {
                 let attribute = unsafe { &*config.attributes.add(index) };
-                // A kernel that does not wait for what is before it would run into it.
-                if attribute.which != PROGRAMMATIC_STREAM_SERIALIZATION || !function.waits {
-                    return Err(INVALID_VALUE);
+                match attribute.which {
+                    COOPERATIVE => cooperative = attribute.int() != 0,
+                    PROGRAMMATIC_STREAM_SERIALIZATION => overlaps = attribute.int() != 0,
+                    _ => return Err(INVALID_VALUE),
                 }
+            }
+            // A kernel that does not wait for what is before it would run into it. A grid whose
+            // blocks have to be resident at once does not begin while another has part of the
+            // device.
+            if overlaps && (!function.waits || cooperative) {
+                return Err(INVALID_VALUE);
             }
             let entry = function.entry;
             let ([grid, grid_y, grid_z], [block, block_y, block_z]) = (config.grid, config.block);
@@ -633,13 +678,17 @@ mod calls {
             let fits = block <= entry.block && block.is_multiple_of(32);
             let shared_bytes = config.shared_bytes;
             let has_room = shared_bytes <= function.max_dynamic_shared.load(Ordering::Relaxed);
-            if grid == 0 || !fits || !one_dimensional || !has_room {
+            if grid == 0 || block == 0 || !fits || !one_dimensional || !has_room {
                 return Err(INVALID_VALUE);
+            }
+            let shared_of_block = function.static_shared + shared_bytes;
+            if cooperative && grid > resident_blocks(device, block, shared_of_block) {
+                return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
             }
             let args = unsafe {
                 std::slice::from_raw_parts((*params).cast::<u8>(), entry.args_size).to_vec()
             };
-            let launch = Launch { entry, grid, block, shared_bytes, args };
+            let launch = Launch { entry, grid, block, shared_bytes, cooperative, args };
             stream(config.stream)?.queue(Operation::Launch(launch));
             Ok(())
         }

@@ -1,14 +1,25 @@
-//! A launch: every block of a grid, in parallel, begun in the order of their indices.
+//! A launch: every block of a grid, in parallel. The blocks of a cooperative launch take turns, so
+//! that each can wait for any other; those of another launch are begun in the order of their
+//! indices.
 
-use crate::block;
-use crate::fault::Fault;
+use crate::block::{self, Block, Running, Step, Wait};
+use crate::fault::{Fault, LAUNCH_FAILED};
+use crate::stack::{self, ThreadStack};
 use kernels_gpu::Entry;
+use rayon::ThreadPool;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// CPU threads that run blocks, at most: each keeps a stack for every GPU thread of a block, and a
 /// system has only so many mappings for one process.
 const MAX_WORKERS: usize = 16;
+/// GPU threads of a cooperative launch that run on stacks which their worker keeps.
+const KEPT_STACKS: u32 = 1024;
+/// After how many rounds in which every block only waits for another a cooperative launch ends. One
+/// would do, and one more that was under way when the last block stored something, but for a thread
+/// that waits for several values at one place.
+const QUIET_ROUNDS: u32 = 1000;
 
 /// A kernel with its shape and arguments.
 #[derive(Clone)]
@@ -18,13 +29,47 @@ pub(crate) struct Launch {
     pub(crate) block: u32,
     /// Bytes of dynamic shared memory of a block.
     pub(crate) shared_bytes: u32,
+    /// Whether all blocks are resident at a time, so that each may wait for any other.
+    pub(crate) cooperative: bool,
     pub(crate) args: Vec<u8>,
+}
+
+/// What the workers of a launch know of each other.
+#[derive(Default)]
+struct Failure {
+    /// Whether a block has ended in a fault.
+    failed: AtomicBool,
+    /// The first fault.
+    first: Mutex<Option<Fault>>,
+}
+
+impl Failure {
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, fault: Fault) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that waited for the block with the fault fail after it.
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            *first = Some(fault);
+        }
+    }
+
+    fn into_result(self) -> Result<(), Fault> {
+        self.first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
 }
 
 impl Launch {
     /// Runs to the end, or to the first fault.
     pub(crate) fn run(&self) -> Result<(), Fault> {
-        static WORKERS: OnceLock<rayon::ThreadPool> = OnceLock::new();
+        self.run_on(MAX_WORKERS)
+    }
+
+    /// [`run`](Self::run), a cooperative launch on so many workers at most.
+    pub(crate) fn run_on(&self, most: usize) -> Result<(), Fault> {
+        static WORKERS: OnceLock<ThreadPool> = OnceLock::new();
         // One at a time: of two, each could have the workers that blocks of the other wait for.
         static RUNS: Mutex<()> = Mutex::new(());
         let _one = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,24 +82,185 @@ impl Launch {
                 .build()
                 .expect("no threads for the emulator")
         });
-        let (next, failed, first) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(None));
-        // A block may wait for blocks before it: they were taken before, and run. One may for those behind it: another worker has
-        // them run.
+        if self.cooperative { self.run_in_turns(workers, most) } else { self.run_in_order(workers) }
+    }
+
+    /// Runs each block to its end before the worker takes the next.
+    fn run_in_order(&self, workers: &ThreadPool) -> Result<(), Fault> {
+        let (next, failure) = (AtomicU32::new(0), Failure::default());
+        // A block may wait for blocks before it: they were taken before, and run. One may for those
+        // behind it: another worker has them run.
         workers.broadcast(|_| {
-            while !failed.load(Ordering::Relaxed) {
+            while !failure.has_failed() {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if index >= self.grid {
                     break;
                 }
-                if let Err(fault) = block::run(self, index, &failed) {
-                    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
-                    // Those that waited for the block with the fault fail after it.
-                    if !failed.swap(true, Ordering::Relaxed) {
-                        *first = Some(fault);
-                    }
+                if let Err(fault) = block::run(self, index, &failure.failed) {
+                    failure.note(fault);
                 }
             }
         });
-        first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        failure.into_result()
+    }
+
+    /// Runs all blocks at a time: each worker has its share of them take turns.
+    fn run_in_turns(&self, workers: &ThreadPool, most: usize) -> Result<(), Fault> {
+        let count = workers.current_num_threads().min(most).min(self.grid as usize);
+        let (rounds, failure) = (Rounds::new(count), Failure::default());
+        workers.broadcast(|context| {
+            let worker = context.index();
+            if worker >= count {
+                return;
+            }
+            let share = (worker as u32..self.grid).step_by(count);
+            let run = || self.take_turns(share, worker, &rounds, &failure);
+            match panic::catch_unwind(AssertUnwindSafe(run)) {
+                Ok(Ok(())) => {}
+                Ok(Err(fault)) => failure.note(fault),
+                Err(payload) => {
+                    // The others would wait for the blocks of this worker.
+                    failure.failed.store(true, Ordering::Relaxed);
+                    panic::resume_unwind(payload);
+                }
+            }
+        });
+        failure.into_result()?;
+        rounds.into_result(self)
+    }
+
+    /// Runs the blocks of one worker in rounds, in each of which every block has a turn.
+    fn take_turns(
+        &self,
+        share: impl Iterator<Item = u32>,
+        worker: usize,
+        rounds: &Rounds,
+        failure: &Failure,
+    ) -> Result<(), Fault> {
+        let blocks: Vec<_> = share.map(|index| Block::new(self, index, &failure.failed)).collect();
+        let threads: Vec<_> = blocks.iter().map(Block::threads).collect();
+        let kept = (KEPT_STACKS / self.block) as usize;
+        let begin = |(at, threads)| {
+            if at < kept {
+                Running::new(threads, std::iter::repeat_with(ThreadStack::kept))
+            } else {
+                Running::new(threads, stack::region(self.block))
+            }
+        };
+        let mut running: Vec<_> =
+            threads.iter().map(Vec::as_slice).enumerate().map(begin).collect();
+        while !failure.has_failed() {
+            let (mut at, mut is_quiet) = (0, true);
+            while at < running.len() {
+                match running[at].step()? {
+                    Step::Done => {
+                        running.remove(at);
+                        is_quiet = false;
+                    }
+                    Step::Spins => {
+                        is_quiet &= !running[at].has_gone_on();
+                        at += 1;
+                    }
+                }
+            }
+            match rounds.end(worker, is_quiet, running.is_empty()) {
+                Round::Next if running.is_empty() => break,
+                // Where other workers have fewer cores than they are, they are to have this one.
+                Round::Next if is_quiet => std::thread::yield_now(),
+                Round::Next => {}
+                Round::Stuck => {
+                    rounds.report(running.iter().flat_map(Running::waits));
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rounds of a cooperative launch, by which it is found out that no block will go on.
+struct Rounds {
+    state: Mutex<RoundsState>,
+}
+
+struct RoundsState {
+    /// Rounds since a block of any worker has gone on in which those of this worker have not; none
+    /// for a worker whose blocks have ended.
+    quiet: Vec<Option<u32>>,
+    /// Whether all workers have had too many.
+    is_stuck: bool,
+    /// Where threads wait that will not go on.
+    waits: Vec<Wait>,
+}
+
+/// What a worker does after a round.
+enum Round {
+    /// One more, where a block is left.
+    Next,
+    /// None: no block will go on.
+    Stuck,
+}
+
+impl Rounds {
+    fn new(workers: usize) -> Self {
+        let quiet = vec![Some(0); workers];
+        Rounds { state: Mutex::new(RoundsState { quiet, is_stuck: false, waits: Vec::new() }) }
+    }
+
+    /// Ends a round of a worker: whether none of its blocks has gone on in it, and whether none is
+    /// left.
+    ///
+    /// What a block has stored in a round, other workers read in the first round that they begin
+    /// after its end: the lock orders the two.
+    fn end(&self, worker: usize, is_quiet: bool, is_last: bool) -> Round {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_last {
+            state.quiet[worker] = None;
+        }
+        if !is_quiet {
+            state.quiet.iter_mut().flatten().for_each(|rounds| *rounds = 0);
+        } else if let Some(rounds) = &mut state.quiet[worker] {
+            *rounds = rounds.saturating_add(1);
+        }
+        let mut left = state.quiet.iter().flatten().peekable();
+        let is_stuck = left.peek().is_some() && left.all(|&rounds| rounds >= QUIET_ROUNDS);
+        state.is_stuck |= is_stuck;
+        if state.is_stuck && !is_last { Round::Stuck } else { Round::Next }
+    }
+
+    /// Notes where the threads of a worker wait.
+    fn report(&self, waits: impl Iterator<Item = Wait>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waits.extend(waits);
+    }
+
+    /// A fault where no block went on, with the first thread at each place.
+    fn into_result(self, launch: &Launch) -> Result<(), Fault> {
+        let RoundsState { is_stuck, mut waits, .. } =
+            self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if !is_stuck {
+            return Ok(());
+        }
+        waits.sort_by_key(|wait| (wait.block, wait.thread));
+        let mut seen = Vec::new();
+        waits.retain(|wait| {
+            let is_new = !seen.contains(&wait.place);
+            if is_new {
+                seen.push(wait.place);
+            }
+            is_new
+        });
+        let waits: Vec<_> = waits
+            .iter()
+            .map(|Wait { block, thread, what, .. }| {
+                format!("block {block}, thread {thread}: {what}")
+            })
+            .collect();
+        let report = format!(
+            "kernel {}: no block goes on, as each that has not ended waits for another ({})",
+            launch.entry.name,
+            waits.join("; ")
+        );
+        Err(Fault { code: LAUNCH_FAILED, report })
     }
 }

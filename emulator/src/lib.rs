@@ -9,6 +9,9 @@
 //! block's shared arrays, and a read of global or shared memory that nothing has written end the launch; the next synchronisation of its stream
 //! then fails, and [`take_report`] names kernel, block, thread and place.
 //!
+//! The blocks of a cooperative launch wait for each other in both directions, as those of a device
+//! that holds all of them at a time. Such a launch also ends where every block waits for another.
+//!
 //! It does not show what depends on the PTX or on real concurrency: wrong code generation, races
 //! in the order of memory, speed.
 
@@ -19,6 +22,7 @@ mod launch;
 mod memory;
 mod objects;
 mod race;
+mod stack;
 #[cfg(test)]
 mod tests;
 

@@ -1,5 +1,6 @@
 //! Planted faults: each check must fire, and name kernel, block, thread and place.
 
+use crate::driver::resident_blocks;
 use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::memory;
@@ -11,6 +12,7 @@ use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WarpShuffleValue, sync_warp};
 use kernels_gpu::Entry;
 use kernels_gpu::abi::Dtype;
+use std::panic;
 
 cuda_std::shared_array! {
     fn scratch() -> [u64; 64];
@@ -23,6 +25,20 @@ cuda_std::shared_array! {
 
 /// Runs a kernel of one argument, an address.
 fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fault> {
+    launch(kernel, grid, address).run()
+}
+
+/// The same as a cooperative launch, on so many workers at most.
+fn run_cooperative(
+    kernel: unsafe fn(*const u8),
+    grid: u32,
+    address: usize,
+    workers: usize,
+) -> Result<(), Fault> {
+    Launch { cooperative: true, ..launch(kernel, grid, address) }.run_on(workers)
+}
+
+fn launch(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Launch {
     let entry = Box::leak(Box::new(Entry {
         name: "planted",
         module: "planted",
@@ -34,7 +50,7 @@ fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fa
         run: kernel,
     }));
     let args = address.to_ne_bytes().to_vec();
-    Launch { entry, grid, block: 64, shared_bytes: 64 * 16, args }.run()
+    Launch { entry, grid, block: 64, shared_bytes: 64 * 16, cooperative: false, args }
 }
 
 /// The kernel's argument.
@@ -334,6 +350,232 @@ fn a_wait_for_a_block_that_has_faulted_ends() {
         }
     }
     assert_report(run(kernel, 20, 0), 719, &["kernel planted, block 0, thread 0: planted"]);
+}
+
+/// Each block leaves a value at each of its places, one after the other, and waits for those of all
+/// others.
+///
+/// # Safety
+/// `places` has room for `rounds` values of each block.
+unsafe fn exchange(places: *mut u64, rounds: u64) -> u64 {
+    let (own, blocks) = (u64::from(block_idx_x()), u64::from(grid_dim_x()));
+    let mut sum = 0;
+    for round in 0..rounds {
+        // SAFETY: the caller's condition.
+        unsafe {
+            store_shared_by_grid(places.add((round * blocks + own) as usize), 1 + own + sum);
+            for other in 0..blocks {
+                let place = places.add((round * blocks + other) as usize);
+                while load_shared_by_grid(place) == 0 {
+                    spin();
+                }
+                sum += load_shared_by_grid(place);
+            }
+        }
+    }
+    sum
+}
+
+/// What `exchange` returns.
+fn exchanged(blocks: u64, rounds: u64) -> u64 {
+    (0..rounds).fold(0, |sum, _| sum + blocks * sum + blocks * (blocks + 1) / 2)
+}
+
+#[test]
+fn blocks_of_a_cooperative_launch_wait_for_each_other() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: as the machine allows.
+        unsafe {
+            let places = address(args) as *mut u64;
+            // One thread of a warp, while the others wait for it, at a shuffle or at the barrier.
+            if thread_idx_x() == 33 {
+                scratch().set(0, exchange(places, 3));
+            }
+            if thread_idx_x() >= 32 {
+                sync_warp();
+            }
+            sync_threads();
+            if thread_idx_x() == 0 {
+                let own = 3 * grid_dim_x() + block_idx_x();
+                store(places.add(own as usize), scratch().get(0));
+            }
+        }
+    }
+    // Of the last, not all blocks run on the stacks that a worker keeps.
+    for (blocks, workers) in [(8_u64, 1), (8, 2), (1, 2), (100, 1), (100, 2)] {
+        let memory = allocate_written(8 * 4 * blocks as usize);
+        run_cooperative(kernel, blocks as u32, memory, workers).unwrap();
+        for block in 0..blocks as usize {
+            // SAFETY: within the allocation.
+            let got = unsafe { (memory as *const u64).add(3 * blocks as usize + block).read() };
+            assert_eq!(got, exchanged(blocks, 3), "block {block} of {blocks}, {workers} workers");
+        }
+        assert!(memory::free(memory));
+    }
+}
+
+/// Every thread waits, and meets its warp at shuffles in between.
+#[test]
+fn warps_of_a_cooperative_launch_wait_together() {
+    unsafe fn kernel(args: *const u8) {
+        let (block, lane) = (block_idx_x(), thread_idx_x() % 32);
+        // SAFETY: as the machine allows.
+        unsafe {
+            let places = address(args) as *mut u64;
+            sync_threads();
+            if thread_idx_x() == 0 {
+                store_shared_by_grid(places.add(block as usize), 1);
+            }
+            let place = places.add((lane % grid_dim_x()) as usize);
+            while any_of_warp(load_shared_by_grid(place) == 0) {
+                spin();
+            }
+            if thread_idx_x() == 0 {
+                store_shared_by_grid(places.add((8 + block) as usize), 1);
+            }
+            // The first lane waits at the shuffle while the others spin.
+            let place = place.add(8);
+            while any_of_warp(lane > 0 && load_shared_by_grid(place) == 0) {
+                if lane > 0 {
+                    spin();
+                }
+            }
+            sync_threads();
+        }
+    }
+    for workers in [1, 2] {
+        let memory = allocate_written(8 * 16);
+        run_cooperative(kernel, 8, memory, workers).unwrap();
+        assert!(memory::free(memory));
+    }
+}
+
+/// As many threads as a device holds, each on a stack.
+#[test]
+fn a_cooperative_launch_fills_the_device() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: as the machine allows.
+        unsafe {
+            if thread_idx_x() == 63 {
+                exchange(address(args) as *mut u64, 1);
+            }
+            sync_threads();
+        }
+    }
+    let blocks = resident_blocks(0, 64, 64 * 16);
+    assert_eq!(blocks, 132 * 32);
+    let memory = allocate_written(8 * blocks as usize);
+    run_cooperative(kernel, blocks, memory, 16).unwrap();
+    assert!(memory::free(memory));
+}
+
+#[test]
+fn a_cooperative_wait_for_a_block_that_has_faulted_ends() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: as the machine allows.
+        unsafe {
+            if block_idx_x() == 5 {
+                // The others have begun to wait.
+                while load_shared_by_grid(address(args) as *const u64) == 0 {
+                    spin();
+                }
+                panic::resume_unwind(Box::new("planted"));
+            }
+            store_shared_by_grid(address(args) as *mut u64, 1);
+            loop {
+                spin();
+            }
+        }
+    }
+    for workers in [1, 2] {
+        let memory = allocate_written(8);
+        let what = "kernel planted, block 5, thread 0: planted";
+        assert_report(run_cooperative(kernel, 20, memory, workers), 719, &[what]);
+        assert!(memory::free(memory));
+    }
+}
+
+#[test]
+fn a_divergence_in_a_cooperative_launch() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: as the machine allows.
+        unsafe {
+            if thread_idx_x() == 0 {
+                exchange(address(args) as *mut u64, 1);
+            } else {
+                sync_threads();
+            }
+        }
+    }
+    let memory = allocate_written(8 * 8);
+    let parts = ["thread 1: waits at the barrier at", "thread 0 has returned"];
+    assert_report(run_cooperative(kernel, 8, memory, 2), 719, &parts);
+    assert!(memory::free(memory));
+}
+
+#[test]
+fn a_cooperative_launch_in_which_no_block_goes_on() {
+    unsafe fn kernel(args: *const u8) {
+        // SAFETY: as the machine allows.
+        unsafe {
+            if block_idx_x() == 0 {
+                return;
+            }
+            if thread_idx_x() == 7 {
+                while load_shared_by_grid(address(args) as *const u64) == 0 {
+                    spin();
+                }
+            }
+            sync_threads();
+        }
+    }
+    /// Every round passes shuffles.
+    unsafe fn shuffles(args: *const u8) {
+        let lane = thread_idx_x() % 32;
+        // SAFETY: as the machine allows.
+        unsafe {
+            while any_of_warp(lane == 0 && load_shared_by_grid(address(args) as *const u64) == 0) {
+                if lane == 0 {
+                    spin();
+                }
+            }
+        }
+    }
+    let memory = allocate_written(8);
+    for workers in [1, 2] {
+        let parts = [
+            "kernel planted: no block goes on",
+            "block 1, thread 0: waits at the barrier at",
+            "block 1, thread 7: waits for another block at",
+            "tests.rs:",
+        ];
+        assert_report(run_cooperative(kernel, 4, memory, workers), 719, &parts);
+        let parts = ["block 0, thread 0: waits for another block at", "waits at the shuffle by"];
+        assert_report(run_cooperative(shuffles, 4, memory, workers), 719, &parts);
+    }
+    assert!(memory::free(memory));
+}
+
+/// Whether any lane has it.
+#[track_caller]
+fn any_of_warp(of: bool) -> bool {
+    let mut any = u32::from(of);
+    for lane_mask in [16, 8, 4, 2, 1] {
+        any |= any.shuffle_xor(lane_mask);
+    }
+    any != 0
+}
+
+#[test]
+fn blocks_that_a_device_holds_at_a_time() {
+    let kib = 1 << 10;
+    // By threads, by blocks, by shared memory, of which each block leaves some to the driver.
+    assert_eq!(resident_blocks(0, 1024, 0), 132 * 2);
+    assert_eq!(resident_blocks(0, 32, 0), 132 * 32);
+    assert_eq!(resident_blocks(0, 1024, 113 * kib), 132 * 2);
+    assert_eq!(resident_blocks(0, 1024, 113 * kib + 16), 132);
+    assert_eq!(resident_blocks(1, 256, 49 * kib), 132 * 2);
+    assert_eq!(resident_blocks(1, 256, 99 * kib), 132);
 }
 
 /// A block that ends in a fault leaves its other threads where they wait; they must unwind.

@@ -33,6 +33,11 @@ pub unsafe fn launch(
         kernels_gpu::find(name).ok_or(Error::MissingKernel { name, module: "ceiling_f32" })?;
     // SAFETY: the caller's conditions; no kernel of the family needs more than a block of 1024.
     unsafe {
-        launch_entry(stream, entry, Launch { blocks: grid, threads: block, shared_bytes: 0 }, args)
+        launch_entry(
+            stream,
+            entry,
+            Launch { blocks: grid, threads: block, shared_bytes: 0, cooperative: false },
+            args,
+        )
     }
 }

@@ -49,6 +49,10 @@ impl LaunchAttribute {
     /// It has to wait for that one itself, before it touches memory.
     pub(crate) const OVERLAPS: Self =
         Self::on(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+    /// All blocks are resident at a time, so that each may wait for any other. The driver refuses
+    /// more blocks than the device holds.
+    pub(crate) const COOPERATIVE: Self =
+        Self::on(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
 
     /// The attribute, which is on or off, on.
     const fn on(id: CUlaunchAttributeID) -> Self {

@@ -458,11 +458,61 @@ pub(crate) mod tests {
         let args = std::mem::MaybeUninit::<CrossEntropyArgs>::zeroed();
         let room = gpu.dynamic_shared(entry).unwrap();
         assert!(room >= 48 << 10 && gpu.dynamic_shared(entry).unwrap() == room);
-        let shape = crate::plan::Launch { blocks: 1, threads: 32, shared_bytes: room + 16 };
+        let shape = crate::plan::Launch {
+            blocks: 1,
+            threads: 32,
+            shared_bytes: room + 16,
+            cooperative: false,
+        };
         // SAFETY: the launch is refused: the kernel does not run.
         let result = unsafe { crate::launch::launch_entry(&stream, entry, shape, &args) };
         let error = result.err().unwrap().to_string();
         assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+    }
+
+    #[test]
+    fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
+        use crate::plan::Launch;
+        use crate::tensor::Tensor;
+        use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, reduction};
+        use std::num::NonZeroU32;
+        let gpu = gpu();
+        let stream = gpu.stream().unwrap();
+        let len = 8 * 256;
+        let input: Vec<f32> = (0..len).map(|index| index as f32).collect();
+        let input = Tensor::from_slice(&gpu, [len], &input).unwrap();
+        let [target, mut grad] = [(); 2].map(|()| Tensor::<f32>::zeros(&gpu, [len]).unwrap());
+        let args = PairwiseArgs {
+            input: input.view().memory.matrix(),
+            target: target.view().memory.matrix(),
+            rows: 1,
+            cols: len as u64,
+            divisor: 1.0,
+            parameter: 0.0,
+            reduction: reduction::SCALAR,
+            team: NonZeroU32::MIN,
+            splits: NonZeroU32::MIN,
+            upstream_col_stride: 0,
+            loss: Matrix::default(),
+            workspace: 0,
+            upstream: Matrix::default(),
+            grad_input: grad.view_mut().memory.matrix(),
+            grad_target: Matrix::default(),
+        };
+        let entry = kernels_gpu::kernels::mse::BACKWARD.entry(Dtype::F32).unwrap();
+        let shape = Launch { blocks: 8, threads: 256, shared_bytes: 0, cooperative: true };
+        // SAFETY: the arguments are those of a dense backward pass over the three tensors, which
+        // live until the stream is synchronised.
+        unsafe { crate::launch::launch_entry(&stream, entry, shape, &args) }.unwrap();
+        stream.synchronize().unwrap();
+        let expected: Vec<f32> = (0..len).map(|index| 2.0 * index as f32).collect();
+        assert_eq!(grad.to_vec().unwrap(), expected);
+
+        let many = Launch { blocks: 1 << 20, ..shape };
+        // SAFETY: the launch is refused: the kernel does not run.
+        let result = unsafe { crate::launch::launch_entry(&stream, entry, many, &args) };
+        let error = result.err().unwrap().to_string();
+        assert!(error.contains("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"), "{error}");
     }
 
     #[test]

@@ -77,14 +77,20 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     let _current = stream.gpu().bind()?;
     let function = stream.gpu().function(entry)?;
     let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-    let attribute = LaunchAttribute::OVERLAPS;
+    // The two do not combine: a cooperative launch begins when the one before it is done, so that
+    // the kernel's wait for that one ends at once.
+    let (attribute, count) = if shape.cooperative {
+        (LaunchAttribute::COOPERATIVE, 1)
+    } else {
+        (LaunchAttribute::OVERLAPS, stream.gpu().overlaps().into())
+    };
     let config = LaunchConfig {
         grid: [shape.blocks, 1, 1],
         block: [shape.threads, 1, 1],
         shared_bytes: shape.shared_bytes,
         stream: stream.handle(),
         attributes: &attribute,
-        count: stream.gpu().overlaps().into(),
+        count,
     };
     // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns, as it does the attribute;
     // where launches overlap, the kernel waits for the one before; the rest is the caller's condition.

@@ -18,6 +18,9 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Bytes of dynamic shared memory of a block.
     pub(crate) shared_bytes: u32,
+    /// Whether blocks wait for each other in both directions, so that all have to be resident at a
+    /// time.
+    pub(crate) cooperative: bool,
 }
 
 /// How the kernels for rows share the work; see [`PairwiseArgs`](kernels_gpu::abi::PairwiseArgs).
@@ -71,7 +74,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     if groups <= SMALL {
         let threads = threads.min(256);
         let blocks = groups.div_ceil(threads as usize) as u32;
-        return Launch { blocks, threads, shared_bytes: 0 };
+        return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
     }
     // What sums and writes elements of 16 bits needs so many registers that only short blocks overlap.
     let short = pass == Pass::ForwardBackward && element_bytes == 2;
@@ -87,7 +90,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
         most = most.min(max_blocks(1) as usize);
     }
     let blocks = tiles.min(most).min(i32::MAX as usize) as u32;
-    Launch { blocks, threads, shared_bytes: 0 }
+    Launch { blocks, threads, shared_bytes: 0, cooperative: false }
 }
 
 /// Blocks that keep every multiprocessor busy: fewer rows than that are split.
@@ -116,7 +119,12 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
     let most = if kind == reduction::SCALAR { 132 * 64 } else { i32::MAX as usize };
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     RowsLaunch {
-        launch: Launch { blocks: blocks.min(most) as u32, threads: ROWS_BLOCK, shared_bytes: 0 },
+        launch: Launch {
+            blocks: blocks.min(most) as u32,
+            threads: ROWS_BLOCK,
+            shared_bytes: 0,
+            cooperative: false,
+        },
         team: number(team),
         splits: number(splits),
     }
@@ -323,7 +331,8 @@ pub(crate) fn samples(
         Form::ShortWhole if pass == Pass::Forward => 16 * kernels.held * ROWS_BLOCK as usize,
         _ => 0,
     } as u32;
-    let launch = Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes };
+    let launch =
+        Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes, cooperative: false };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
     let tile = TileArgs::default();
     SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile }

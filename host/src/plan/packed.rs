@@ -64,7 +64,7 @@ impl Packed {
     /// The launch of so many blocks.
     pub(crate) fn launch(&self, blocks: usize) -> Launch {
         let shared_bytes = self.shared_bytes as u32;
-        Launch { blocks: blocks as u32, threads: PACKED_BLOCK, shared_bytes }
+        Launch { blocks: blocks as u32, threads: PACKED_BLOCK, shared_bytes, cooperative: false }
     }
 }
 

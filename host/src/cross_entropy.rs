@@ -11,7 +11,8 @@ use crate::tensor::{Loss, Tensor};
 use crate::view::{Float, IntoShape, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{
-    CrossEntropyArgs, Matrix, ROWS_BLOCK, TileArgs, reduction, saved, workspace as layout,
+    CrossEntropyArgs, Matrix, ROWS_BLOCK, StreamArgs, TileArgs, reduction, saved,
+    workspace as layout,
 };
 use std::fmt;
 use std::marker::PhantomData;
@@ -193,7 +194,9 @@ struct Kernels {
     held_with_gradients: fn(usize) -> usize,
     /// By [`Form`](plan::Form).
     forward: [&'static Family<CrossEntropyArgs>; 5],
-    forward_split: &'static Family<CrossEntropyArgs>,
+    /// For long rows of which the arithmetic takes about as long as the memory: it hides best behind copies that
+    /// need no registers.
+    forward_stream: &'static Family<CrossEntropyArgs>,
     /// Likewise, but few rows as any.
     forward_backward: [&'static Family<CrossEntropyArgs>; 5],
     /// Likewise.
@@ -213,7 +216,7 @@ macro_rules! kernels {
                 &kernels_gpu::kernels::$loss::FORWARD_FEW,
                 &kernels_gpu::kernels::$loss::FORWARD_LONG,
             ],
-            forward_split: &kernels_gpu::kernels::$loss::FORWARD_SPLIT,
+            forward_stream: &kernels_gpu::kernels::$loss::FORWARD_STREAM,
             forward_backward: [
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_PACKED,
                 &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_WHOLE,
@@ -585,6 +588,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             tail_at: 0,
             team_shift: 0,
             tile: TileArgs::default(),
+            stream: StreamArgs::default(),
         };
         if let Some(View { memory, .. }) = self.weight {
             args.weight = memory.address;
@@ -715,8 +719,10 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike::<T>(rows, &args.input));
         let whole = alike && (start | stride | len).is_multiple_of(16);
-        let packed = packed::packed(packed_rows::<T>(args));
-        let plan = |pass| {
+        let lie = packed_rows::<T>(args);
+        let packed = packed::packed(lie);
+        let streams = kernels.forward_stream.entry(T::DTYPE);
+        let plan = |pass, args: &CrossEntropyArgs| {
             let forms = match pass {
                 Pass::Forward => kernels.forward,
                 Pass::ForwardBackward => kernels.forward_backward,
@@ -729,6 +735,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 held: kernels.held,
                 held_with_gradients: (kernels.held_with_gradients)(size_of::<T>()),
                 packed: packed.map(|packed| (packed, stream.gpu().room_for(packed_blocks))),
+                stream: streams.map(|entry| (lie, stream.gpu().room_for(entry.resident))),
                 whole,
                 short_block: short.min(ROWS_BLOCK),
                 held_block: held,
@@ -737,11 +744,14 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
             };
             let plan = plan::samples(pass, rows, cols, size_of::<T>(), can);
-            let split = pass == Pass::Forward && plan.rows.splits.get() > 1;
-            (plan, if split { kernels.forward_split } else { forms[plan.form as usize] })
+            let family = match plan.form {
+                Form::Stream => kernels.forward_stream,
+                form => forms[form as usize],
+            };
+            (plan, family)
         };
         let queue = |pass, args: &CrossEntropyArgs| {
-            let (plan, family) = plan(pass);
+            let (plan, family) = plan(pass, args);
             let RowsLaunch { launch: mut shape, team, splits } = plan.rows;
             let row_bytes = cols * size_of::<T>();
             let Ahead { rows: ahead, bytes: ahead_bytes } =
@@ -752,11 +762,14 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             args.plain = args.is_plain().into();
             args.team_shift = team.trailing_zeros();
             args.tile = plan.tile;
+            args.stream = plan.stream;
             if plan.tail.rows > 0 {
                 args.splits = plan.tail.parts;
                 (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
             }
-            if stream.gpu().overlaps() && pass == Pass::Forward && plan.tile == TileArgs::default()
+            if stream.gpu().overlaps()
+                && pass == Pass::Forward
+                && !matches!(plan.form, Form::Packed | Form::Stream)
             {
                 let early = plan::early(&plan, row_bytes, stream.gpu().cache());
                 (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
@@ -777,7 +790,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 let one_more = plan::wants_shared_of_one_more(row_bytes);
                 stream.gpu().keep_shared(entry, shape.shared_bytes, one_more)?;
             }
-            if plan.form == Form::Packed
+            if matches!(plan.form, Form::Packed | Form::Stream)
                 && let Some(entry) = family.entry(T::DTYPE)
             {
                 // More than a block has unless it is asked for.
@@ -800,8 +813,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         if pass != Pass::ForwardBackward {
             return queue(pass, args);
         }
-        let (alone, _) = plan(Pass::Forward);
-        if alone.rows.splits.get() > 1 && rows <= layout::SAVED_ROWS {
+        let (alone, _) = plan(Pass::Forward, args);
+        let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == rows;
+        if is_shared && (1..=layout::SAVED_ROWS).contains(&rows) {
             // Few and long rows: all blocks take part in each, and find it in the cache the second time.
             let forward = CrossEntropyArgs {
                 saved: args.workspace + layout::SAVED,
@@ -809,7 +823,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
                 ..*args
             };
             // The second kernel is there before the first is queued.
-            if let Some(entry) = plan(Pass::Backward).1.entry(T::DTYPE) {
+            if let Some(entry) = plan(Pass::Backward, args).1.entry(T::DTYPE) {
                 stream.gpu().function(entry)?;
             }
             queue(Pass::Forward, &forward)?;

@@ -44,6 +44,21 @@ pub const ROWS_BLOCK: u32 = 256;
 /// Threads of a block of the kernels of packed rows.
 pub const PACKED_BLOCK: u32 = 128;
 
+/// Threads of a block of the streaming kernels.
+pub const STREAM_BLOCK: u32 = 256;
+
+/// Tiles of a row group in the ring of the streaming kernels.
+pub const STREAM_DEPTH: u32 = 3;
+
+/// Bytes of a vector: what one access moves at most.
+pub const VECTOR_BYTES: u32 = 16;
+
+/// Bytes of a warp's part of a tile of the streaming kernels, of each tensor.
+pub const WARP_TILE_BYTES: u32 = 2048;
+
+/// The most row groups of a launch that splits rows: 17 words for each are fewer than there are.
+pub const MAX_SPLIT_GROUPS: u32 = 2048;
+
 /// Bytes of a line of the second-level cache.
 pub const CACHE_LINE: u32 = 128;
 
@@ -260,6 +275,22 @@ pub struct TileArgs {
     pub stage_bytes: u32,
 }
 
+/// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a tile is
+/// [`WARP_TILE_BYTES`] of each tensor for each of its warps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StreamArgs {
+    /// Warps of a row group: 1, or those of a block.
+    pub warps: u32,
+    /// Tiles of a row, counted from the cache line that it begins in.
+    pub row_tiles: u32,
+    /// Row groups of the grid.
+    pub groups: u32,
+    /// Whether row groups have equal shares of all tiles, or take rows in turns; 1 or 0. With 1 they are
+    /// blocks, at most [`MAX_SPLIT_GROUPS`].
+    pub split: u32,
+}
+
 /// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
 ///
 /// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is waited for when it is first
@@ -347,6 +378,8 @@ pub struct CrossEntropyArgs {
     pub team_shift: u32,
     /// For the kernels of packed rows.
     pub tile: TileArgs,
+    /// For the kernels of streamed rows.
+    pub stream: StreamArgs,
 }
 
 impl CrossEntropyArgs {

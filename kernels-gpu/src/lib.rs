@@ -9,7 +9,9 @@
 pub mod abi;
 mod ceiling;
 mod cross_entropy;
+mod cut;
 pub mod element;
+mod grid;
 mod huber;
 mod kl_div;
 mod math;
@@ -39,9 +41,9 @@ table::losses! {
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2);
     // By what targets are; with the groups of a row that a thread holds, the most threads of such a block, and blocks of
     // 256 threads of the forward pass for which a multiprocessor has registers.
-    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident);
-    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident);
-    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident);
+    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64]);
+    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16]);
+    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16]);
     // What the benchmarks measure against.
     ceiling: ceiling();
 }

@@ -315,6 +315,67 @@ impl Workspace {
     }
 }
 
+/// Words that blocks set for the one that is the last to arrive.
+impl Workspace {
+    /// The word that counts a grid's blocks as they arrive: behind all for partial sums.
+    pub(crate) const ARRIVED: u32 = MAX_PARTIALS - 1;
+
+    /// Sets a word for another block, which the other sees when this one has arrived.
+    ///
+    /// # Safety
+    /// `index` is below `abi::MAX_PARTIALS`, and no other thread accesses the word before that.
+    #[inline(always)]
+    pub(crate) unsafe fn set_word(self, index: u32, bits: u64) {
+        debug_assert!(index < MAX_PARTIALS);
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe { store_shared_by_grid(self.partial(index), bits) };
+    }
+
+    /// [`set_word`](Self::set_word) of a sum.
+    ///
+    /// # Safety
+    /// As `set_word`.
+    #[inline(always)]
+    pub(crate) unsafe fn set_sum(self, index: u32, sum: f64) {
+        // SAFETY: the caller's condition.
+        unsafe { self.set_word(index, sum.to_bits()) };
+    }
+
+    /// A word that was set, which is 0 again then.
+    ///
+    /// # Safety
+    /// As [`set_word`](Self::set_word); who set it has arrived.
+    #[inline(always)]
+    pub(crate) unsafe fn take_word(self, index: u32) -> u64 {
+        debug_assert!(index < MAX_PARTIALS);
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe {
+            let bits = load_shared_by_grid(self.partial(index));
+            store_shared_by_grid(self.partial(index), 0);
+            bits
+        }
+    }
+
+    /// Counts an arrival in a word, and says whether it is the last of `expected`; the word is 0 again then.
+    /// Fences are the caller's.
+    ///
+    /// # Safety
+    /// `index` is below `abi::MAX_PARTIALS`, and the word is accessed by this function alone until the last
+    /// arrival.
+    #[inline(always)]
+    pub(crate) unsafe fn arrive(self, index: u32, expected: u32) -> bool {
+        debug_assert!(index < MAX_PARTIALS);
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe {
+            let is_last = fetch_add(self.partial(index), 1) + 1 == u64::from(expected);
+            if is_last {
+                store(self.partial(index), 0);
+            }
+            is_last
+        }
+    }
+}
+
 /// What the words of a place add to N sums.
 pub(crate) trait Terms<const N: usize> {
     /// How many words there are.
@@ -393,7 +454,7 @@ impl TotalsAhead {
                 warp += 1;
             }
             // SAFETY: within the workspace; until all things are counted accessed atomically alone.
-            unsafe { fetch_add(self.workspace.partial(Self::TOTALS), both) };
+            let _ = unsafe { fetch_add(self.workspace.partial(Self::TOTALS), both) };
         }
     }
 

@@ -73,14 +73,15 @@ pub(crate) use types;
 
 /// Stamps out the entries of one loss, of which each line gives: the constant, the pass, its body, its
 /// arguments, the most threads of its block by how many such blocks a multiprocessor has registers for, the barriers
-/// in its code.
+/// in its code, and where they are not all the dtypes that it is compiled for.
 macro_rules! kernels {
     ($loss:ident, $dtypes:tt, $(
-        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:literal barriers;
+        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:literal barriers
+            $(of $only:tt)?;
     )+) => {
         $(
             $crate::table::family! {
-                $loss, $dtypes, $family, $pass, ($args), $block, $resident, $barriers,
+                @ [$($only)? $dtypes] $loss, $family, $pass, ($args), $block, $resident, $barriers,
                 |args| $body(args)
             }
         )+
@@ -93,6 +94,10 @@ pub(crate) use kernels;
 
 /// Stamps out one kernel for each of its dtypes.
 macro_rules! family {
+    // The first list of dtypes counts.
+    (@ [$dtypes:tt $($others:tt)?] $loss:ident, $($rest:tt)+) => {
+        $crate::table::family! { $loss, $dtypes, $($rest)+ }
+    };
     (
         $loss:ident, [$($dtype:ident),+], $family:ident, $pass:ident, ($args:ty), $block:tt,
         $resident:expr, $barriers:literal, |$arg:ident| $call:expr

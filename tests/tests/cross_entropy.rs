@@ -598,6 +598,14 @@ fn many_short_rows() {
     }
 }
 
+/// Few and long, so that blocks share each of them: with a loss alone two sums, and with what gradients need four.
+#[test]
+fn few_long_rows_that_all_blocks_share() {
+    for (rows, cols) in [(1, 70_001), (3, 50_000), (9, 66_000)] {
+        check_rows(rows, cols);
+    }
+}
+
 /// Long rows of which the last are shared by blocks: their losses, of which every third is to be ignored, and some are of −∞ but for
 /// one logit; what is saved of them; and a target that is no class.
 #[test]

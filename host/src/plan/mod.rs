@@ -2,11 +2,12 @@
 //! summed in the same order on every device of one model, and where rows are not packed on every device.
 
 pub(crate) mod packed;
+mod stream;
 
 use kernels_gpu::abi::{
     CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
-    TOTALS_FLIGHT, TileArgs, blocks_of_pieces, held_within, max_blocks, max_pieces, reduction,
-    words_of_piece,
+    StreamArgs, TOTALS_FLIGHT, TileArgs, blocks_of_pieces, held_within, max_blocks, max_pieces,
+    reduction, words_of_piece,
 };
 use packed::{Device, Packed};
 use std::num::NonZeroU32;
@@ -141,6 +142,8 @@ pub(crate) struct SamplesLaunch {
     pub(crate) tail: Tail,
     /// Of packed rows.
     pub(crate) tile: TileArgs,
+    /// Of streamed rows.
+    pub(crate) stream: StreamArgs,
 }
 
 /// The last rows of a pass, which blocks share; see [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
@@ -165,7 +168,7 @@ impl Tail {
         // Behind what the pieces leave, and the sums of their stretches.
         let at = words * pieces + sums * pieces.div_ceil(STRETCH - 1);
         let at = at.next_multiple_of(STATS_PARTS);
-        let of_parts = (TAIL_ROWS * parts * (threads / 32)) as u32 * STATS_PARTS;
+        let of_parts = (TAIL_ROWS * parts) as u32 * STATS_PARTS;
         if at + of_parts > MAX_PARTIALS {
             return Tail::NONE;
         }
@@ -173,6 +176,27 @@ impl Tail {
         Tail { rows: TAIL_ROWS as u32, parts, at }
     }
 }
+
+impl Tail {
+    /// Of few rows, which are all shared, in parts that a block is worth; or of none, if they are too short for two.
+    fn of_all(rows: usize, groups: usize, words: u32, sums: u32) -> Self {
+        let worth = groups / PART_GROUPS;
+        // For each part what a piece leaves, with the sums of stretches, and what it has of its row.
+        let room = MAX_PARTIALS as usize / (words + sums + STATS_PARTS) as usize;
+        let parts = worth.min(room / rows.max(1));
+        if rows == 0 || parts < 2 {
+            return Tail::NONE;
+        }
+        let pieces = (rows * parts) as u32;
+        let at = words * pieces + sums * pieces.div_ceil(STRETCH - 1);
+        let parts = NonZeroU32::new(parts as u32).expect("two at least");
+        Tail { rows: rows as u32, parts, at: at.next_multiple_of(STATS_PARTS) }
+    }
+}
+
+/// Groups of 16 bytes of a part of a row that is shared by many blocks: less is not worth a block, more is more that the last of them
+/// leave memory idle for.
+const PART_GROUPS: usize = 2048;
 
 /// How many rows are shared at the end of a pass, and by how many blocks at most: where each is a block's, those that end last leave
 /// memory with too little to do. On an H200, twice as many rows are no better.
@@ -192,6 +216,8 @@ pub(crate) enum Form {
     Few,
     /// Warps, a block or several, which do not.
     Long,
+    /// A warp, or blocks that have equal shares of all rows, which stream it through shared memory.
+    Stream,
 }
 
 /// What the kernels of a pass of cross-entropy can do, and may.
@@ -203,6 +229,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) held_with_gradients: usize,
     /// How rows are packed into tiles, if they are short enough, and for which device.
     pub(crate) packed: Option<(Packed, Device)>,
+    /// Long rows, as they lie, and the device, if there is a kernel that streams them.
+    pub(crate) stream: Option<(packed::Rows, Device)>,
     /// Whether rows lie from one boundary of 16 bytes to another.
     pub(crate) whole: bool,
     /// The most threads of a block, by form.
@@ -271,12 +299,33 @@ pub(crate) fn samples(
     } else {
         Form::Long
     };
+    let is_streamed = match form {
+        Form::Held => rows >= STREAM_LEAST_ROWS,
+        Form::Long => true,
+        _ => false,
+    };
+    if let Some((lie, device)) = kernels.stream
+        && pass == Pass::Forward
+        && is_streamed
+    {
+        let (launch, stream) = stream::layout(rows, &lie, device);
+        let one = NonZeroU32::MIN;
+        return SamplesLaunch {
+            rows: RowsLaunch { launch, team: one, splits: one },
+            form: Form::Stream,
+            rows_of_block: one,
+            tail: Tail::NONE,
+            tile: TileArgs::default(),
+            stream,
+        };
+    }
     let most = match form {
         Form::Packed => unreachable!("planned above"),
         Form::ShortWhole => kernels.short_block,
         Form::Held => kernels.held_block,
         Form::Few => kernels.few_block,
         Form::Long => kernels.long_block,
+        Form::Stream => unreachable!("planned above"),
     } as usize;
     let mut splits = 1;
     let (threads, team) = match form {
@@ -287,12 +336,6 @@ pub(crate) fn samples(
             // Warps that have all of a row's groups in flight at once.
             let warps = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
             let threads = warps * 32;
-            // Few rows want many warps, and each multiprocessor a block.
-            if threads == most && rows < BUSY {
-                let room = (MAX_PARTIALS / STATS_PARTS) as usize / rows.max(1) / warps;
-                let wanted = BUSY.div_ceil(rows.max(1));
-                splits = wanted.min(groups / (FLIGHT * threads)).min(room).max(1);
-            }
             (threads, threads)
         }
         Form::Long if backward => {
@@ -307,21 +350,27 @@ pub(crate) fn samples(
             (threads, threads)
         }
         Form::Held => (of_block, of_block),
+        Form::Stream => unreachable!("planned above"),
     };
     let teams = threads / team;
     let (blocks, rows_of_block) = match form {
         _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
         Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
         // As many rows as a block has teams, in the order of memory; more where there are too many blocks.
-        Form::ShortWhole | Form::Packed | Form::Long => {
+        Form::ShortWhole | Form::Packed | Form::Long | Form::Stream => {
             let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces).max(1) * teams;
             (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
     };
     let (mut tail, mut blocks) = (Tail::NONE, blocks);
     let takes_one = form == Form::Long && pass == Pass::Forward && rows_of_block == 1;
-    if takes_one && splits == 1 && team == most {
-        tail = Tail::new(rows, groups, threads, words_of_piece(sums, element_bytes), sums);
+    if takes_one && team == most {
+        let words = words_of_piece(sums, element_bytes);
+        tail = if rows < BUSY {
+            Tail::of_all(rows, groups, words, sums)
+        } else {
+            Tail::new(rows, groups, threads, words, sums)
+        };
         blocks = blocks_of_pieces(rows as u32 + tail.rows * (tail.parts.get() - 1)) as usize;
     }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
@@ -334,9 +383,12 @@ pub(crate) fn samples(
     let launch =
         Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes, cooperative: false };
     let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
-    let tile = TileArgs::default();
-    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile }
+    let (tile, stream) = (TileArgs::default(), StreamArgs::default());
+    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile, stream }
 }
+
+/// Rows of which a block holds one each, if they are fewer: a warp each would leave multiprocessors idle.
+const STREAM_LEAST_ROWS: usize = 2048;
 
 /// From how many bytes on rows that are whole vectors are in a warp's registers. H200, ceiling ÷ ours, registers and packed:
 /// 262144×128 f32 forward 0.95 and 0.92, 65536×1000 bf16 forward 0.83 and 0.69; 4194304×32 f32 0.75 and 0.90.
@@ -356,6 +408,7 @@ fn packed_samples(pass: Pass, rows: usize, (packed, device): (Packed, Device)) -
         rows_of_block: one,
         tail: Tail::NONE,
         tile: packed.args,
+        stream: StreamArgs::default(),
     }
 }
 
@@ -510,6 +563,7 @@ mod tests {
         held: 4,
         held_with_gradients: 4,
         packed: None,
+        stream: None,
         whole: true,
         short_block: 256,
         held_block: 512,
@@ -537,7 +591,8 @@ mod tests {
         assert_eq!(launch(32768, 2048), (Form::Held, 32768 + 32, 128, 128, 1));
         // Of which the last are shared by four blocks each.
         assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 3 * 264 + 4, 256, 256, 1));
-        assert_eq!(launch(8, 262_144), (Form::Long, 512, 256, 256, 64));
+        // Of which all are shared by 32 blocks each.
+        assert_eq!(launch(8, 262_144), (Form::Long, 8 * 32 + 1, 256, 256, 1));
     }
 
     /// The kernels for contiguous f32 rows of so many columns, on a device of 132 multiprocessors.
@@ -600,12 +655,28 @@ mod tests {
         assert_eq!((shared.rows, shared.parts.get()), (264, 4));
         // A part has at least what a block has in flight.
         assert_eq!(tail(4096, 8193).parts.get(), 2);
-        assert_eq!([tail(4096, 4100), tail(527, 50257), tail(100, 50257)], [Tail::NONE; 3]);
-        for rows in 528..105_000 {
+        assert_eq!(tail(4096, 4100), Tail::NONE);
+        for rows in (1..BUSY).chain(BUSY..105_000) {
             let Tail { rows: last, parts, at } = tail(rows, 50257);
             let pieces = rows as u32 + last * (parts.get() - 1);
-            assert!(last == 0 || at >= pieces + 2 * pieces.div_ceil(STRETCH - 1));
-            assert!(at + last * parts.get() * 8 * STATS_PARTS <= MAX_PARTIALS);
+            assert!(last == 0 || at >= pieces + 2 * pieces.div_ceil(STRETCH - 1), "{rows} rows");
+            assert!(at + last * parts.get() * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn few_long_rows_are_all_shared() {
+        for (rows, cols) in [(1, 262_144), (100, 50257), (527, 50257), (1055, 128_256)] {
+            for sums in [2, 4] {
+                let kernels = SamplesKernels { sums, ..KERNELS };
+                let plan = samples(Pass::Forward, rows, cols, 4, kernels);
+                let Tail { rows: shared, parts, at } = plan.tail;
+                let pieces = shared * parts.get();
+                assert!(shared as usize == rows && parts.get() > 1, "{rows} rows");
+                assert_eq!(plan.rows.launch.blocks, blocks_of_pieces(pieces));
+                let left = words_of_piece(sums, 4) * pieces + sums * pieces.div_ceil(STRETCH - 1);
+                assert!(at >= left && at + pieces * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
+            }
         }
     }
 

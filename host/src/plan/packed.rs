@@ -72,7 +72,7 @@ impl Packed {
 const TIMES: usize = 8;
 
 /// Bytes of shared memory of each block that are the driver's.
-const RESERVED: usize = 1 << 10;
+pub(super) const RESERVED: usize = 1 << 10;
 
 /// What a device has room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,13 +13,13 @@ pub unsafe fn fetch_max(at: *mut u64, value: u64) {
     unsafe { side::fetch_max(at, value) }
 }
 
-/// Adds `value` to a number in global memory.
+/// Adds `value` to a number in global memory, and returns what it was.
 ///
 /// # Safety
 /// As [`fetch_max`].
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub unsafe fn fetch_add(at: *mut u64, value: u64) {
+pub unsafe fn fetch_add(at: *mut u64, value: u64) -> u64 {
     // SAFETY: the caller's conditions.
     unsafe { side::fetch_add(at, value) }
 }

@@ -245,11 +245,11 @@ pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
 }
 
 #[track_caller]
-pub(crate) unsafe fn fetch_add(at: *mut u64, value: u64) {
+pub(crate) unsafe fn fetch_add(at: *mut u64, value: u64) -> u64 {
     check_global(at, Access::Load);
     check_global(at, Access::Store);
     // SAFETY: the machine has checked the address; the caller's condition.
-    unsafe { AtomicU64::from_ptr(at) }.fetch_add(value, Ordering::Relaxed);
+    unsafe { AtomicU64::from_ptr(at) }.fetch_add(value, Ordering::AcqRel)
 }
 
 pub(crate) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {

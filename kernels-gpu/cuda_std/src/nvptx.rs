@@ -296,9 +296,9 @@ pub(crate) unsafe fn fetch_max(at: *mut u64, value: u64) {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn fetch_add(at: *mut u64, value: u64) {
+pub(crate) unsafe fn fetch_add(at: *mut u64, value: u64) -> u64 {
     // SAFETY: the caller's conditions.
-    unsafe { AtomicU64::from_ptr(at) }.fetch_add(value, Ordering::Relaxed);
+    unsafe { AtomicU64::from_ptr(at) }.fetch_add(value, Ordering::Relaxed)
 }
 
 #[inline(always)]

@@ -1,16 +1,15 @@
 //! The loss.
 
-use super::finish::{finish, finish_pieces, has_sums, leave_terms};
+use super::finish::{finish_pieces, has_sums, leave_terms};
 use super::lanes::{Lanes, lies};
 use super::pass::{BlockTerms, Pass, TERMS, writes};
 use super::stats::Stats;
 use super::team::{Rows, Team};
 use crate::abi::{CrossEntropyArgs, STATS_PARTS};
-use crate::element::{Element, Real, unrolled};
-use crate::reduce::{self, Workspace, block_sums, is_last_block};
-use core::num::NonZeroU64;
+use crate::element::{Element, Real};
+use crate::reduce::{self, Workspace};
 use cuda_std::hint::opaque;
-use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
 /// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer than to fetch instructions.
@@ -40,7 +39,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
     // In this order, what follows has registers.
     let whole = args.rows as u32 - args.tail_rows;
     let place = Place::of_block(0);
-    if place.piece() >= whole && !place.takes_none() && args.tail_rows > 0 {
+    if (whole..place.pieces()).contains(&place.piece()) && !place.takes_none() {
         // SAFETY: the caller's conditions.
         unsafe { part_of_row::<E, MODE>(args, place.piece() - whole, workspace) };
         return;
@@ -101,7 +100,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
 }
 
 /// Part `part` of those of the last rows, which blocks share: the last of a row's takes what the others have left, and finishes it. At
-/// the end of a grid, rows that are a block's each leave memory little to do for as long as one takes.
+/// the end of a grid, rows that are a block's each leave memory little to do for as long as one takes. Few rows are all shared.
 ///
 /// # Safety
 /// As [`forward_long`]; it is the block's.
@@ -115,9 +114,8 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
     let (team, splits) = (Team::of_block(), args.splits);
     let (index, split) = (part / splits, part % splits);
     let row = args.rows - u64::from(args.tail_rows) + u64::from(index);
-    // Where they leave what their warps have, in so many words as one does.
+    // Where they leave what they have, in so many words as one does.
     let first = args.tail_at / STATS_PARTS;
-    let parts = splits.get() * team.warps();
     // SAFETY: the caller's conditions; one warp a part of a part.
     unsafe {
         let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
@@ -125,17 +123,21 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
         // All of it asked for first.
         sync_warp();
         let read = pass.label(pass.class(row)).counts || args.saved != 0;
-        let stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
-        if lane_id() == 0 {
-            stats.leave(workspace, first + part * team.warps() + warp_id());
-        }
-        sync_threads();
+        let of_warp = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
+        let stats = if Pass::<E, MODE>::DENSE {
+            of_warp.over_block::<true, false>()
+        } else {
+            of_warp.over_block::<false, false>()
+        };
         if warp_id() > 0 {
             return;
         }
+        if lane_id() == 0 {
+            stats.leave(workspace, first + part);
+        }
         let mut terms = [0.0; TERMS];
         if split + 1 == splits.get() {
-            let stats = Stats::take(workspace, first + index * parts, parts).of_row();
+            let stats = Stats::take(workspace, first + index * splits.get(), splits.get()).of_row();
             if lane_id() == 0 {
                 let class = pass.class(row);
                 let (label, logit) = (pass.label(class), pass.logit(row, class));
@@ -145,64 +147,6 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
         if lane_id() == 0 && has_sums(args) {
             let pairs = if pass.has_two_sums() { 1 } else { 2 };
             leave_terms::<E::Real, _>(Place::of_block(0), terms, pairs, workspace);
-        }
-    }
-}
-
-/// The loss, of rows that are long and few: several blocks share a row.
-///
-/// # Safety
-/// The kernels' conditions ([`super`]). A team is the block.
-#[inline(always)]
-pub(crate) unsafe fn forward_split<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
-    let pass = Pass::<E, MODE>::new(args);
-    // SAFETY: condition 2.
-    let workspace = unsafe { Workspace::new(args.workspace) };
-    let splits = NonZeroU64::from(args.splits);
-    let team = Team::of_block();
-    let warps = team.warps();
-    let mut piece = team.in_grid();
-    while piece < args.rows * splits.get() {
-        let (row, split) = (piece / splits, (piece % splits) as u32);
-        // SAFETY: the caller's conditions; one warp a part of a piece.
-        unsafe {
-            let read = pass.label(pass.class(row)).counts || args.saved != 0;
-            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
-            let tile = lanes.tile_of_warp(split, read, team);
-            let stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
-            if lane_id() == 0 {
-                stats.leave(workspace, piece as u32 * warps + warp_id());
-            }
-        }
-        piece += u64::from(grid_dim_x());
-    }
-    if !is_last_block() {
-        return;
-    }
-    sync_threads();
-    let mut sums = [0.0; TERMS];
-    let mut row = u64::from(warp_id());
-    while row < args.rows {
-        let parts = args.splits.get() * warps;
-        // SAFETY: every warp leaves its own, in order, those of this block have; one warp a row.
-        unsafe {
-            let stats = Stats::take(workspace, row as u32 * parts, parts).of_row();
-            if lane_id() == 0 {
-                let class = pass.class(row);
-                let (label, logit) = (pass.label(class), pass.logit(row, class));
-                let terms =
-                    pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
-                unrolled!(for term in 0..TERMS; { sums[term] += terms[term]; });
-            }
-        }
-        row += u64::from(warps);
-    }
-    let sums = block_sums::<f64, false, TERMS>(sums);
-    if thread_idx_x() == 0 {
-        // SAFETY: the last block's first thread.
-        unsafe {
-            let plain = pass.begin_finish(true);
-            finish(&pass, plain, sums, workspace);
         }
     }
 }

@@ -27,15 +27,17 @@ mod packed;
 mod pass;
 mod short;
 mod stats;
+mod stream;
 mod team;
 
 pub(crate) use backward::{backward_held, backward_short};
-pub(crate) use forward::{forward_long, forward_split};
+pub(crate) use forward::forward_long;
 pub(crate) use held::{forward_backward_held, forward_held};
 pub(crate) use lanes::lies;
 pub(crate) use long::forward_backward_long;
 pub(crate) use packed::{computes, packed};
 pub(crate) use short::short;
+pub(crate) use stream::forward_stream;
 
 /// What targets are: a class, a class that label smoothing leaves a part of what it was, probabilities of all
 /// classes. Each has kernels of its own: what the one needs costs the others registers.
@@ -52,11 +54,11 @@ pub(crate) mod mode {
 /// the first in shared memory; a block of `backward_long` holds a part of a row. `$resident` blocks of a forward or backward kernel have room on a multiprocessor, as many as there are registers for without a
 /// stack: one is enough to make short blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident) => {
-        use crate::abi::{CrossEntropyArgs, PACKED_BLOCK};
+    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident, streams $streams:tt) => {
+        use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         use crate::cross_entropy::{
-            backward_held, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_split, packed, resident_packed, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            backward_held, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_stream, stream_blocks, packed, resident_packed, computes, short, backward_short, resident_short, resident_short_exps_whole,
             few_block, lies, mode, resident, resident_anyhow, resident_long,
         };
 
@@ -85,7 +87,7 @@ macro_rules! kernels {
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
-            FORWARD_SPLIT = forward_split: forward_split::<E, MODE>, (CrossEntropyArgs), 256 by 1, 2 barriers;
+            FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             BACKWARD = backward: backward_held::<E, MODE, $held, { lies::HELD }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
@@ -106,6 +108,14 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
         mode::CLASS if size_of::<E>() < 8 => 5,
         mode::CLASS => 4,
         _ => 3,
+    }
+}
+
+/// Blocks of the streaming kernels that a multiprocessor has registers for, without spills.
+pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
+    match (mode, size_of::<E>()) {
+        (mode::SMOOTHED, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
+        _ => 2,
     }
 }
 

@@ -8,10 +8,10 @@ use super::mode;
 use super::stats::Stats;
 use super::team::Team;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
+use crate::cut::Row;
 use crate::element::{Element, Real, unrolled};
 use crate::math::{exp_m1_below, quotient};
 use crate::reduce::{TotalsAhead, Workspace};
-use crate::row::Row;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
@@ -204,6 +204,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(crate) unsafe fn share_of(&self, class: u32, t: E::Real) -> E::Real {
         // SAFETY: the caller's condition.
         let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        self.share_by_weight(weight, t)
+    }
+
+    /// The same of a class with this weight.
+    #[inline(always)]
+    pub(super) fn share_by_weight(&self, weight: E::Real, t: E::Real) -> E::Real {
         if MODE != mode::PROBABILITIES {
             return weight * self.unit();
         }
@@ -214,7 +220,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// What smoothing multiplies class weights by: the power of two next below 1/C. The sum over all classes of x − m by their
     /// weights is then in the range of x − m, and multiplying by it rounds nothing.
     #[inline(always)]
-    fn unit(&self) -> E::Real {
+    pub(super) fn unit(&self) -> E::Real {
         let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
         let bits =
             if size_of::<E::Real>() == 4 { (127 - power) << 23 } else { (1023 - power) << 52 };

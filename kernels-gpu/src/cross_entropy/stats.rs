@@ -122,10 +122,16 @@ impl<R: Real> Stats<R> {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
-    /// A row's, of which each warp of the block has a part: one barrier, and before the next call another. Unless it is for
-    /// `ALL`, in the first warp only.
+    /// A row's, of which each warp of the block has a part: as [`over_block`](Self::over_block).
     #[inline(always)]
     pub(crate) fn of_block<const DENSE: bool, const ALL: bool>(self) -> Self {
+        self.over_block::<DENSE, ALL>().of_row()
+    }
+
+    /// What the block has of a row, of which each warp has a part: one barrier, and before the next call another. Unless it is
+    /// for `ALL`, in the first warp only.
+    #[inline(always)]
+    pub(crate) fn over_block<const DENSE: bool, const ALL: bool>(self) -> Self {
         let used = Self::used(DENSE);
         let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
         if lane_id() == 0 {
@@ -156,7 +162,7 @@ impl<R: Real> Stats<R> {
                 }
             });
         }
-        Self::of_parts(parts).of_warps::<DENSE>(team).of_row()
+        Self::of_parts(parts).of_warps::<DENSE>(team)
     }
 
     /// The sum over a team of lanes of the warp, of which each has what a warp has of a row, and all teams the same.

@@ -1,0 +1,100 @@
+//! Forward passes over long rows: how row groups share what they stream through shared memory.
+
+use super::Launch;
+use super::packed::{Device, RESERVED, Rows};
+use kernels_gpu::abi::{
+    CACHE_LINE, MAX_SPLIT_GROUPS, STREAM_BLOCK, STREAM_DEPTH, StreamArgs, VECTOR_BYTES,
+    WARP_TILE_BYTES,
+};
+
+/// Warps of a block.
+const WARPS: usize = STREAM_BLOCK as usize / 32;
+
+/// Vectors of a warp's part of a tile.
+const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
+
+/// The launch over `count` rows, and how they are shared. Each warp takes rows, as many as the others. Where
+/// there are too few rows for that, they are cut into equal shares for all blocks.
+pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
+    let Device { multiprocessors, shared_bytes, registers_for } = device;
+    let ring = STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize;
+    let resident = (shared_bytes / (WARPS * ring + RESERVED)).clamp(1, registers_for);
+    let room = multiprocessors * resident;
+    // From the cache line that a row begins in.
+    let bytes = CACHE_LINE as usize - rows.alignment + rows.cols * rows.element_bytes;
+    let vectors = bytes.div_ceil(VECTOR_BYTES as usize);
+    let row_tiles = |warps: usize| vectors.div_ceil(warps * WARP_VECTORS).max(1);
+    // The tiles that a warp has in flight keep the memory busy with half as many warps.
+    let (blocks, warps, split) = if count > room * WARPS / 2 {
+        let turns = count.div_ceil(room * WARPS);
+        (count.div_ceil(turns).div_ceil(WARPS), 1, 0)
+    } else {
+        let most = room.min(MAX_SPLIT_GROUPS as usize);
+        ((count * row_tiles(WARPS)).clamp(1, most), WARPS, 1)
+    };
+    let launch = Launch {
+        blocks: blocks as u32,
+        threads: STREAM_BLOCK,
+        shared_bytes: (WARPS * ring) as u32,
+        cooperative: false,
+    };
+    let stream = StreamArgs {
+        warps: warps as u32,
+        row_tiles: row_tiles(warps) as u32,
+        groups: (blocks * WARPS / warps) as u32,
+        split,
+    };
+    (launch, stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Device =
+        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
+
+    fn f32_rows(cols: usize) -> Rows {
+        Rows {
+            cols,
+            element_bytes: 4,
+            alignment: 1 << (4 * cols).trailing_zeros().min(7),
+            store_alignment: 16,
+            alike: true,
+            contiguous: true,
+            tiles: 1,
+        }
+    }
+
+    #[test]
+    fn warps_take_as_many_rows_each() {
+        let (launch, stream) = layout(32768, &f32_rows(4096), DEVICE);
+        // 3168 warps would take ten or eleven rows: fewer take eleven.
+        assert_eq!((launch.blocks, stream.warps, stream.split), (373, 1, 0));
+        assert_eq!((stream.row_tiles, stream.groups), (8, 373 * 8));
+    }
+
+    #[test]
+    fn few_rows_are_shared_by_all_blocks() {
+        for count in [1, 3, 64, 1500] {
+            let (launch, stream) = layout(count, &f32_rows(262_144), DEVICE);
+            assert_eq!((stream.warps, stream.split), (8, 1), "{count} rows");
+            let tiles = count * stream.row_tiles as usize;
+            assert_eq!(launch.blocks as usize, tiles.min(132 * 3));
+            assert_eq!(launch.blocks, stream.groups);
+        }
+    }
+
+    #[test]
+    fn a_row_off_a_line_may_have_a_tile_more() {
+        let tiles = |cols| layout(1 << 20, &f32_rows(cols), DEVICE).1.row_tiles;
+        assert_eq!((tiles(4096), tiles(4097), tiles(4095)), (8, 9, 9));
+    }
+
+    /// What groups leave has room: terms twice, parts twice, a counter.
+    #[test]
+    fn split_groups_have_room_in_the_workspace() {
+        use kernels_gpu::abi::MAX_PARTIALS;
+        assert!(17 * MAX_SPLIT_GROUPS < MAX_PARTIALS);
+    }
+}

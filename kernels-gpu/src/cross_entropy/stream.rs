@@ -1,0 +1,317 @@
+//! The forward pass over long rows, as a loss of the engine for rows ([`crate::row`]), by the online softmax.
+
+use super::finish::{finish, has_sums};
+use super::label::Label;
+use super::mode;
+use super::pass::{Pass, writes};
+use super::stats::Stats;
+use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs, VECTOR_BYTES};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::reduce::{Workspace, warp_max, warp_sums};
+use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
+use cuda_std::memory::{Vec16, load};
+use cuda_std::warp::{WARP_SIZE, ballot};
+
+/// # Safety
+/// The kernels' conditions ([`super`]). `args.stream` is as [`StreamArgs`] says, and a block has dynamic shared
+/// memory for the rings of its warps.
+#[inline(always)]
+pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        let workspace = Workspace::new(args.workspace);
+        stream::stream(&Pass::<E, MODE>::new(args), workspace);
+    }
+}
+
+/// What a part of a row of logits comes to.
+///
+/// The sum of the exponentials is kept less the 1 of the largest logit: where a class is nearly certain,
+/// the loss is what is left, and added to 1 it would lose its digits.
+#[derive(Clone, Copy)]
+pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
+    /// The largest logit, m.
+    max: R,
+    /// Σ exp(x − m) − 1; −1 of no logit.
+    others: R,
+    /// Of a target with a share q for every class (`DENSE`): Σ q (x − m), ...
+    dot: R,
+    /// ... and Σ q.
+    weight: R,
+}
+
+impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
+    const DENSE: bool = MODE != mode::CLASS;
+
+    /// What logits are taken relative to: the largest, but 0 while that is −∞.
+    #[inline(always)]
+    fn center(max: R) -> R {
+        if max == R::NEG_INFINITY { R::ZERO } else { max }
+    }
+
+    /// As the statistics that other passes have.
+    #[inline(always)]
+    fn stats(self) -> Stats<R> {
+        Stats::of_parts(self.parts()).of_row()
+    }
+
+    /// Σ exp(x − max), and the dot, relative to `max`, which is larger than the largest logit.
+    #[inline(always)]
+    fn relative_to(self, max: R) -> (R, R) {
+        let center = Self::center(max);
+        let sum = (R::ONE + self.others) * (self.max - center).exp_below();
+        let dot = self.dot + self.weight * (Self::center(self.max) - center);
+        (sum, if Self::DENSE { dot } else { R::ZERO })
+    }
+}
+
+impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
+    type Real = R;
+    const PARTS: usize = if Self::DENSE { 4 } else { 2 };
+
+    #[inline(always)]
+    fn none() -> Self {
+        Self { max: R::NEG_INFINITY, others: -R::ONE, dot: R::ZERO, weight: R::ZERO }
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self) -> Self {
+        let (high, low) = if other.max > self.max { (other, self) } else { (self, other) };
+        let ties = low.max == high.max;
+        let (sum, dot) = low.relative_to(high.max);
+        Self {
+            max: high.max,
+            others: high.others + if ties { R::ONE + low.others } else { sum },
+            dot: high.dot + if ties { low.dot } else { dot },
+            weight: high.weight + low.weight,
+        }
+    }
+
+    #[inline(always)]
+    fn over_warp(self) -> Self {
+        let max = warp_max(self.max);
+        let has = self.max == max;
+        let (sum, dot) = self.relative_to(max);
+        let (others, dot) = if has { (self.others, self.dot) } else { (sum, dot) };
+        let ties = R::from_i32(ballot(has).count_ones().cast_signed() - 1);
+        if Self::DENSE {
+            let values = warp_sums([others, dot, self.weight], WARP_SIZE);
+            return Self { max, others: ties + values[0], dot: values[1], weight: values[2] };
+        }
+        let [others] = warp_sums([others], WARP_SIZE);
+        Self { max, others: ties + others, dot: R::ZERO, weight: R::ZERO }
+    }
+
+    #[inline(always)]
+    fn parts(self) -> [R; 4] {
+        [self.max, self.others, self.dot, self.weight]
+    }
+
+    #[inline(always)]
+    fn from_parts([max, others, dot, weight]: [R; 4]) -> Self {
+        Self { max, others, dot, weight }
+    }
+}
+
+/// Σ exp(x − center) of N vectors and, with `EXACT`, the same without the exponentials that are 1.
+#[inline(always)]
+fn sum_of_exps<E: Element, const N: usize, const EXACT: bool>(
+    x: [Vec16; N],
+    center: E::Real,
+) -> (E::Real, E::Real) {
+    let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+    // In two parts: an addition waits for fewer others.
+    let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
+    unrolled!(for k in 0..N; {
+        unrolled!(for lane in 0..MAX_LANES; {
+            if (lane as u32) < E::LANES {
+                let exp = (E::extract(x[k], lane as u32).widen() - center).exp_below();
+                sums[lane % 2] = sums[lane % 2] + exp;
+                if EXACT {
+                    let rest = if exp == one { zero } else { exp };
+                    rests[lane % 2] = rests[lane % 2] + rest;
+                }
+            }
+        });
+    });
+    (sums[0] + sums[1], rests[0] + rests[1])
+}
+
+/// Below this, Σ exp(x − m) − 1 has lost digits that a loss needs: it was computed from a sum that is near 1.
+const CERTAIN: f64 = 0.125;
+
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// The weights of `count` classes from `column` on, as a vector; ones where there are none.
+    ///
+    /// # Safety
+    /// As [`RowLoss::accumulate`].
+    #[inline(always)]
+    unsafe fn weights_from(&self, column: u32, count: u32) -> Vec16 {
+        let mut weights = [E::narrow(E::Real::ONE); MAX_LANES];
+        if self.args.weight == 0 {
+            return E::pack(weights);
+        }
+        let at = self.args.weight + u64::from(column) * size_of::<E>() as u64;
+        // SAFETY: the caller's conditions: the classes are the row's.
+        unsafe {
+            if count == E::LANES && at.is_multiple_of(VECTOR_BYTES.into()) {
+                // In halves, which the first-level cache keeps for the next row. Past it, as rows are read, f32
+                // takes half as long again (H200, 32768×4096 with weights and smoothing: 141 and 216 µs).
+                let halves = [0, 1].map(|half| load((at as *const u64).wrapping_add(half)));
+                return Vec16([
+                    halves[0] as u32,
+                    (halves[0] >> 32) as u32,
+                    halves[1] as u32,
+                    (halves[1] >> 32) as u32,
+                ]);
+            }
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if (lane as u32) < count {
+                    weights[lane] = load((at as *const E).wrapping_add(lane));
+                }
+            });
+        }
+        E::pack(weights)
+    }
+
+    /// Adds the shares of N vectors of logits to the statistics, relative to `center`.
+    ///
+    /// # Safety
+    /// As [`RowLoss::accumulate`].
+    #[inline(always)]
+    unsafe fn add_shares<const N: usize, const WHOLE: bool>(
+        &self,
+        stats: &mut OnlineSoftmax<E::Real, MODE>,
+        center: E::Real,
+        (x, t): ([Vec16; N], [Vec16; N]),
+        columns: [u32; N],
+        counts: [u32; N],
+    ) {
+        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+        // Without weights, all classes have the same share of a smoothed target.
+        let uniform = MODE == mode::SMOOTHED && self.args.weight == 0;
+        let (mut apart_sum, mut elements) = (zero, zero);
+        unrolled!(for k in 0..N; {
+            // SAFETY: the caller's conditions.
+            let weights = unsafe { self.weights_from(columns[k], counts[k]) };
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if WHOLE || (lane as u32) < counts[k] {
+                    let apart = E::extract(x[k], lane as u32).widen() - center;
+                    if uniform {
+                        apart_sum = apart_sum + apart;
+                        elements = elements + one;
+                    } else {
+                        let t = E::extract(t[k], lane as u32).widen();
+                        let weight = E::extract(weights, lane as u32).widen();
+                        let share = self.share_by_weight(weight, t);
+                        stats.dot = share.fma(apart, stats.dot);
+                        stats.weight = stats.weight + share;
+                    }
+                }
+            });
+        });
+        if uniform {
+            stats.dot = self.unit().fma(apart_sum, stats.dot);
+            stats.weight = self.unit().fma(elements, stats.weight);
+        }
+    }
+}
+
+impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
+    type Element = E;
+    type Target = Label<E::Real>;
+    type Stats = OnlineSoftmax<E::Real, MODE>;
+    const TENSORS: u32 = if MODE == mode::PROBABILITIES { 2 } else { 1 };
+
+    #[inline(always)]
+    fn tensors(&self) -> [Matrix; 2] {
+        [self.args.input, self.args.probabilities()]
+    }
+
+    #[inline(always)]
+    fn shape(&self) -> (u64, u32) {
+        (self.args.rows, self.args.cols)
+    }
+
+    #[inline(always)]
+    fn layout(&self) -> &StreamArgs {
+        &self.args.stream
+    }
+
+    #[inline(always)]
+    unsafe fn target(&self, row: u64) -> Self::Target {
+        // SAFETY: the caller's conditions.
+        unsafe { self.label(self.class(row)) }
+    }
+
+    #[inline(always)]
+    fn picked(&self, target: &Self::Target) -> u32 {
+        if target.has_class(self.args.cols) { target.class } else { NO_COLUMN }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate<const N: usize, const WHOLE: bool, const EXACT: bool>(
+        &self,
+        stats: &mut Self::Stats,
+        x: [Vec16; N],
+        t: [Vec16; N],
+        columns: [u32; N],
+        counts: [u32; N],
+    ) {
+        let greatest = E::greatest(x);
+        let is_new = greatest > stats.max;
+        let max = if is_new { greatest } else { stats.max };
+        let (before, center) = (Self::Stats::center(stats.max), Self::Stats::center(max));
+        if Self::DENSE {
+            if is_new {
+                stats.dot = stats.dot + stats.weight * (before - center);
+            }
+            // SAFETY: the caller's conditions.
+            unsafe { self.add_shares::<N, WHOLE>(stats, center, (x, t), columns, counts) };
+        }
+        let (sum, rest) = sum_of_exps::<E, N, EXACT>(x, center);
+        if is_new {
+            let all = (E::Real::ONE + stats.others) * (stats.max - center).exp_below();
+            // Of one largest logit, the others are all that are not 1.
+            let others = sum - E::Real::ONE;
+            let others = if EXACT && others < E::Real::HALF { rest } else { others };
+            stats.others = all + others;
+        } else {
+            stats.others = stats.others + sum;
+        }
+        stats.max = max;
+    }
+
+    #[inline(always)]
+    fn is_exact(stats: &Self::Stats) -> bool {
+        !(stats.others < E::Real::from_f64(CERTAIN))
+    }
+
+    #[inline(always)]
+    unsafe fn finish_row(
+        &self,
+        row: u64,
+        target: &Self::Target,
+        picked: E::Real,
+        stats: Self::Stats,
+        workspace: Workspace,
+    ) -> [f64; TERMS] {
+        let stats = stats.stats();
+        // SAFETY: the caller's conditions.
+        unsafe { Pass::finish_row::<{ writes::ALL }>(self, row, target, stats, picked, workspace) }
+    }
+
+    #[inline(always)]
+    fn needs_sums(&self) -> bool {
+        has_sums(self.args)
+    }
+
+    #[inline(always)]
+    unsafe fn finish(&self, sums: [f64; TERMS], workspace: Workspace) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let plain = self.begin_finish(true);
+            finish(self, plain, sums, workspace);
+        }
+    }
+}

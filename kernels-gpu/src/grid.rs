@@ -1,0 +1,66 @@
+//! Sums over the grid, in the block that is the last to arrive: no block waits for another.
+
+use crate::element::unrolled;
+use crate::reduce::{Workspace, block_sums};
+use cuda_std::atomic::fence;
+use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+
+cuda_std::shared_array! {
+    /// Whether this block was the last to arrive.
+    fn arrived_last() -> [u64; 1];
+}
+
+/// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the last block
+/// to arrive. A block's partial sums are in words `k * entries + block`. Words up to `entries` that belong
+/// to no block are set by the caller. The order of the additions does not depend on which block is last.
+///
+/// # Safety
+/// 1. All threads of the grid call this, once a launch, and nothing else has used [`block_sums`] since the
+///    block's last barrier.
+/// 2. The grid has at most `entries` blocks, and `4 * entries` is at most `abi::MAX_PARTIALS`.
+#[inline(always)]
+pub(crate) unsafe fn sum_in_last_block(
+    workspace: Workspace,
+    values: [f64; 4],
+    entries: u32,
+    finish: impl FnOnce([f64; 4]),
+) {
+    let of_block = block_sums::<f64, false, 4>(values);
+    if thread_idx_x() == 0 {
+        unrolled!(for sum in 0..4; {
+            // SAFETY: condition 2; the block's own words.
+            unsafe { workspace.set_sum(sum as u32 * entries + block_idx_x(), of_block[sum]) };
+        });
+    }
+    // All warps of the block have set what they leave.
+    sync_threads();
+    if thread_idx_x() == 0 {
+        // Releases what the block has stored, and acquires what the others have.
+        fence();
+        // SAFETY: the workspace's counter; one thread of the block.
+        unsafe {
+            let is_last = workspace.arrive(Workspace::ARRIVED, grid_dim_x());
+            fence();
+            arrived_last().set(0, is_last.into());
+        }
+    }
+    sync_threads();
+    // SAFETY: written before the barrier.
+    if unsafe { arrived_last().get(0) } == 0 {
+        return;
+    }
+    let mut sums = [0.0; 4];
+    let mut entry = thread_idx_x();
+    while entry < entries {
+        unrolled!(for sum in 0..4; {
+            // SAFETY: condition 2; all blocks have set their words.
+            let bits = unsafe { workspace.take_word(sum as u32 * entries + entry) };
+            sums[sum] += f64::from_bits(bits);
+        });
+        entry += block_dim_x();
+    }
+    let of_grid = block_sums::<f64, false, 4>(sums);
+    if thread_idx_x() == 0 {
+        finish(of_grid);
+    }
+}

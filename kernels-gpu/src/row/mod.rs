@@ -1,0 +1,138 @@
+//! The engine for losses over rows: it brings rows in at the speed of the memory, whatever their length,
+//! number and alignment. What a row's loss is, it learns from [`RowLoss`].
+//!
+//! So far it has one regime, [`stream`]: a forward pass over long rows.
+
+mod ring;
+mod segment;
+mod span;
+pub(crate) mod stream;
+
+use crate::abi::{Matrix, StreamArgs};
+use crate::element::{Element, MAX_LANES};
+use crate::reduce::Workspace;
+use cuda_std::memory::{Vec16, load};
+
+/// Terms that a row adds to the sums over the grid.
+pub(crate) const TERMS: usize = 4;
+
+/// The column of no element.
+pub(crate) const NO_COLUMN: u32 = u32::MAX;
+
+/// The arithmetic's type of a loss.
+pub(crate) type Real<L> = <<L as RowLoss>::Element as Element>::Real;
+
+/// A loss of a row: statistics of its elements that merge, and a value from them.
+pub(crate) trait RowLoss {
+    /// The element type of the tensors.
+    type Element: Element;
+    /// What is read once a row.
+    type Target;
+    /// What a thread has seen of a row.
+    type Stats: RowStats<Real = Real<Self>>;
+    /// Tensors that rows are read from: 1 or 2.
+    const TENSORS: u32;
+
+    /// The tensors; the second is not looked at where there is one.
+    fn tensors(&self) -> [Matrix; 2];
+
+    /// Rows, and elements of a row.
+    fn shape(&self) -> (u64, u32);
+
+    /// How row groups share them.
+    fn layout(&self) -> &StreamArgs;
+
+    /// The target of a row.
+    ///
+    /// # Safety
+    /// 1. The tensors have so many rows of so many elements in global memory, aligned for their type.
+    /// 2. The row is one of them.
+    unsafe fn target(&self, row: u64) -> Self::Target;
+
+    /// The column whose element the row's value needs by itself, or [`NO_COLUMN`].
+    fn picked(&self, target: &Self::Target) -> u32;
+
+    /// Adds N vectors of each tensor to the statistics. `columns[k]` is the column of the first element
+    /// of vector `k`; its first `counts[k]` elements are the row's, the others are −∞. With `WHOLE` all are
+    /// the row's. With `EXACT` the statistics have no error that [`is_exact`](Self::is_exact) would ask
+    /// about, at the price of more instructions.
+    ///
+    /// # Safety
+    /// [`target`](Self::target)'s condition 1, and these columns are the row's.
+    unsafe fn accumulate<const N: usize, const WHOLE: bool, const EXACT: bool>(
+        &self,
+        stats: &mut Self::Stats,
+        x: [Vec16; N],
+        t: [Vec16; N],
+        columns: [u32; N],
+        counts: [u32; N],
+    );
+
+    /// Whether the statistics of a row, or of a group's part of one, are as accurate as they would be with
+    /// `EXACT`. If not, the part is gone through once more.
+    fn is_exact(stats: &Self::Stats) -> bool;
+
+    /// Writes the results of a row, and returns its terms.
+    ///
+    /// # Safety
+    /// As [`target`](Self::target), and one thread calls this for the row.
+    unsafe fn finish_row(
+        &self,
+        row: u64,
+        target: &Self::Target,
+        picked: Real<Self>,
+        stats: Self::Stats,
+        workspace: Workspace,
+    ) -> [f64; TERMS];
+
+    /// Whether anything comes of the sums over the grid.
+    fn needs_sums(&self) -> bool;
+
+    /// Writes the results of the whole input from the sums of the rows' terms.
+    ///
+    /// # Safety
+    /// As [`target`](Self::target); one thread of the grid calls it, when all blocks have arrived.
+    unsafe fn finish(&self, sums: [f64; TERMS], workspace: Workspace);
+}
+
+/// Statistics of a part of a row. Parts merge in any grouping; the result may differ by rounding.
+pub(crate) trait RowStats: Copy {
+    /// The arithmetic's type.
+    type Real: crate::element::Real;
+    /// Numbers that [`parts`](Self::parts) uses of four.
+    const PARTS: usize;
+    /// Of no element.
+    fn none() -> Self;
+    /// This and `other` together.
+    fn with(self, other: Self) -> Self;
+    /// Over the lanes of the warp, in all of them. All lanes call it.
+    fn over_warp(self) -> Self;
+    /// As numbers, to be exchanged.
+    fn parts(self) -> [Self::Real; 4];
+    /// From such numbers.
+    fn from_parts(parts: [Self::Real; 4]) -> Self;
+}
+
+/// The address of a row of a tensor.
+#[inline(always)]
+fn row_address<E: Element>(tensor: Matrix, row: u64) -> u64 {
+    tensor.start + row * (tensor.row_stride * size_of::<E>() as u64)
+}
+
+/// An element of a row.
+///
+/// # Safety
+/// It is in global memory.
+#[inline(always)]
+unsafe fn load_element<E: Element>(row: u64, column: u32) -> E {
+    // SAFETY: the caller's condition.
+    unsafe { load((row as *const E).wrapping_add(column as usize)) }
+}
+
+/// A vector that has one element, its first.
+#[inline(always)]
+fn vector_of<E: Element>(element: E) -> Vec16 {
+    let mut elements = [E::LOWEST; MAX_LANES];
+    elements[0] = element;
+    E::pack(elements)
+}

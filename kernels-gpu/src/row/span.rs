@@ -1,0 +1,84 @@
+//! Where the vectors of a row are.
+//!
+//! A vector is 16 bytes, aligned to 16 bytes in memory. Vectors of a row are numbered from the cache line
+//! that the row begins in, so that vector 0 may lie before the row. Elements before the first vector that
+//! is all the row's, and behind the last, are the row's edge: at most 15 bytes at either end.
+
+use super::row_address;
+use crate::abi::{CACHE_LINE, Matrix, VECTOR_BYTES};
+use crate::element::Element;
+use core::marker::PhantomData;
+use cuda_std::warp::WARP_SIZE;
+
+/// Vectors that a thread has of a tile.
+pub(crate) const BATCH: usize = 4;
+
+/// Vectors that a warp has of a tile.
+pub(crate) const WARP_VECTORS: u32 = WARP_SIZE * BATCH as u32;
+
+/// The vectors of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct RowSpan<E> {
+    /// The address of vector 0.
+    pub(crate) line: u64,
+    /// The first vector that is all the row's, and the one behind the last.
+    first: u32,
+    end: u32,
+    /// Elements from vector 0 to the row.
+    skipped: u32,
+    cols: u32,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> RowSpan<E> {
+    #[inline(always)]
+    pub(crate) fn new(tensor: Matrix, row: u32, cols: u32) -> Self {
+        let size = size_of::<E>() as u64;
+        let start = row_address::<E>(tensor, row.into());
+        let offset = start % u64::from(CACHE_LINE);
+        let vector = u64::from(VECTOR_BYTES);
+        RowSpan {
+            line: start - offset,
+            first: offset.div_ceil(vector) as u32,
+            end: ((offset + u64::from(cols) * size) / vector) as u32,
+            skipped: (offset / size) as u32,
+            cols,
+            element: PhantomData,
+        }
+    }
+
+    /// The address of a vector.
+    #[inline(always)]
+    pub(crate) fn address(&self, vector: u32) -> u64 {
+        self.line + u64::from(vector) * u64::from(VECTOR_BYTES)
+    }
+
+    /// The column of a vector's first element.
+    #[inline(always)]
+    pub(crate) fn column(&self, vector: u32) -> u32 {
+        (vector * E::LANES).wrapping_sub(self.skipped)
+    }
+
+    /// Whether all of a vector is the row's.
+    #[inline(always)]
+    pub(crate) fn has(&self, vector: u32) -> bool {
+        vector >= self.first && vector < self.end
+    }
+
+    /// [`has`](Self::has) of all vectors of a warp's part of a tile, which begins with vector `first`.
+    #[inline(always)]
+    pub(crate) fn has_tile(&self, first: u32) -> bool {
+        first >= self.first && first + WARP_VECTORS <= self.end
+    }
+
+    /// The column of element `index` of the edge, if it has so many: fewer than a warp has lanes.
+    #[inline(always)]
+    pub(crate) fn edge(&self, index: u32) -> Option<u32> {
+        // A row that is within one vector has no first vector, and is all edge.
+        let first = self.first.min(self.end.max(self.first));
+        let head = self.column(first).min(self.cols);
+        let tail = self.column(self.end.max(self.first)).min(self.cols);
+        let column = if index < head { index } else { index - head + tail };
+        if column < self.cols { Some(column) } else { None }
+    }
+}

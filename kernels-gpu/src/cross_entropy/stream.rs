@@ -284,7 +284,9 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
 
     #[inline(always)]
     fn is_exact(stats: &Self::Stats) -> bool {
-        !(stats.others < E::Real::from_f64(CERTAIN))
+        // Of NaN, there is nothing to be had more exactly.
+        let is_certain = stats.others < E::Real::from_f64(CERTAIN);
+        !is_certain
     }
 
     #[inline(always)]

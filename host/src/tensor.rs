@@ -122,7 +122,7 @@ impl Buffer {
     }
 
     /// Copies what is `offset` bytes behind the start to `data`. Waits for the work that writes it.
-    fn read<T: Element>(&self, offset: usize, data: &mut [T]) -> Result<()> {
+    pub(crate) fn read<T: Element>(&self, offset: usize, data: &mut [T]) -> Result<()> {
         let writer = self.written()?;
         if data.is_empty() {
             return Ok(());

@@ -20,7 +20,7 @@ pub(crate) const WARP_VECTORS: u32 = WARP_SIZE * BATCH as u32;
 #[derive(Clone, Copy)]
 pub(crate) struct RowSpan<E> {
     /// The address of vector 0.
-    pub(crate) line: u64,
+    line: u64,
     /// The first vector that is all the row's, and the one behind the last.
     first: u32,
     end: u32,
@@ -74,9 +74,8 @@ impl<E: Element> RowSpan<E> {
     /// The column of element `index` of the edge, if it has so many: fewer than a warp has lanes.
     #[inline(always)]
     pub(crate) fn edge(&self, index: u32) -> Option<u32> {
-        // A row that is within one vector has no first vector, and is all edge.
-        let first = self.first.min(self.end.max(self.first));
-        let head = self.column(first).min(self.cols);
+        // A row that is within one vector has no whole one, and is all edge.
+        let head = self.column(self.first).min(self.cols);
         let tail = self.column(self.end.max(self.first)).min(self.cols);
         let column = if index < head { index } else { index - head + tail };
         if column < self.cols { Some(column) } else { None }

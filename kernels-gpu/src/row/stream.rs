@@ -452,6 +452,10 @@ impl Parts {
         // SAFETY: the caller's conditions; the entry is this row's.
         unsafe {
             let sums = loss.finish_row(self.row.into(), target, picked, stats, workspace);
+            if !loss.needs_sums() {
+                // Nobody would take them, and the next launch expects words that are 0.
+                return;
+            }
             unrolled!(for term in 0..TERMS; {
                 let entry = term as u32 * 2 * self.groups + self.groups + self.first;
                 workspace.set_sum(entry, sums[term]);

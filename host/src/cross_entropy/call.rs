@@ -1,0 +1,241 @@
+//! A call: its tensors, and their checks one by one, which make the arguments of the kernels.
+
+use super::options::CrossEntropy;
+use super::saved::{FAULT_OF_SAVED, Saved};
+use super::targets::Targets;
+use crate::error::{Error, Result};
+use crate::launch::Argument;
+use crate::pairwise::Grads;
+use crate::plan::Pass;
+use crate::reduction::SampleReduction;
+use crate::stream::{Stream, Workspace};
+use crate::view::{Fault, Float, Memory, Shape, View, ViewMut, check_shape};
+use kernels_gpu::abi::{CrossEntropyArgs, Matrix, StreamArgs, TileArgs, reduction};
+use std::num::NonZeroU32;
+
+/// The tensors of a call.
+pub(super) struct Call<'a, T: Float> {
+    pub(super) input: Memory<'a>,
+    pub(super) target: Targets<'a, T>,
+    pub(super) loss: Option<ViewMut<'a, T::Loss>>,
+    pub(super) save: Option<&'a mut Saved<T::Loss>>,
+    pub(super) saved: Option<&'a Saved<T::Loss>>,
+    pub(super) grads: Option<Grads<'a, T, T::Loss>>,
+    /// Whether the gradient of the input is to lie over it.
+    pub(super) in_place: bool,
+}
+
+impl<'a, T: Float> Call<'a, T> {
+    pub(super) fn new(input: Memory<'a>, target: Targets<'a, T>) -> Self {
+        Call { input, target, loss: None, save: None, saved: None, grads: None, in_place: false }
+    }
+
+    /// What the call computes.
+    fn pass(&self) -> Pass {
+        match (&self.loss, &self.grads) {
+            (Some(_), Some(_)) => Pass::ForwardBackward,
+            (Some(_), None) => Pass::Forward,
+            (None, _) => Pass::Backward,
+        }
+    }
+}
+
+/// The arguments of the kernels, as far as the call's tensors are checked, and the memory that the
+/// kernels read and write.
+pub(super) struct Arguments<'a> {
+    pub(super) args: CrossEntropyArgs,
+    pub(super) reads: Vec<Argument<'a>>,
+    pub(super) writes: Vec<Argument<'a>>,
+    /// Where the loss keeps which target was no class.
+    pub(super) fault: Option<Fault<'a>>,
+    /// The shape of the logits.
+    shape: Shape,
+    /// The shape of the loss, and of its upstream gradient.
+    of_loss: Shape,
+}
+
+impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
+    /// Checks all of a call and queues it.
+    pub(super) fn queue(
+        &self,
+        call: Call<'_, T>,
+        workspace: &Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check(call.input, &call.target, stream)?;
+        let (pass, scratch) = (call.pass(), workspace.memory());
+        let Call { input, target, loss, save, saved, grads, in_place } = call;
+        let mut arguments = self.arguments(input, &target, scratch.address);
+        arguments.reads.push(("target", target.memory));
+        if !in_place {
+            arguments.reads.push(("input", input));
+        }
+        if let Some(View { memory, .. }) = self.weight {
+            arguments.args.weight = memory.address;
+            arguments.reads.push(("weight", memory));
+        }
+        if let Some(loss) = loss {
+            arguments.set_loss(loss)?;
+            arguments.writes.push(("workspace", scratch));
+        }
+        if let Some(save) = save {
+            arguments.set_save(save)?;
+        }
+        if let Some(saved) = saved {
+            arguments.set_saved(saved)?;
+        }
+        if let Some(grads) = grads {
+            arguments.set_grads(grads, in_place.then_some(input))?;
+        }
+        self.launch(pass, arguments, stream)
+    }
+
+    /// The arguments of the kernels for logits and targets that are checked, and for no other
+    /// tensor yet.
+    fn arguments<'a>(
+        &self,
+        input: Memory<'a>,
+        target: &Targets<'a, T>,
+        workspace: u64,
+    ) -> Arguments<'a> {
+        let shape = input.shape;
+        let (rows, cols) = (shape.rows(), shape.cols());
+        let divisor = match (R::MEAN, target.are_probabilities()) {
+            // What the class weights of the targets add up to.
+            (true, false) => 0.0,
+            (true, true) => rows as f64,
+            (false, _) => 1.0,
+        };
+        let args = CrossEntropyArgs {
+            input: input.matrix(),
+            target: target.memory.address,
+            rows: rows as u64,
+            cols: cols as u32,
+            class_bytes: target.class_bytes,
+            totals_blocks: 0,
+            rows_of_block: NonZeroU32::MIN,
+            ignore_index: self.ignore_index,
+            weight: 0,
+            saved: 0,
+            totals: 0,
+            z_loss: self.z_loss,
+            workspace,
+            fault: 0,
+            loss: 0,
+            reduction: if R::KIND == reduction::ELEMENTS { reduction::ROWS } else { R::KIND },
+            team: NonZeroU32::MIN,
+            divisor,
+            splits: NonZeroU32::MIN,
+            upstream_stride: 0,
+            upstream: 0,
+            grad_input: Matrix::default(),
+            grad_target: Matrix::default(),
+            target_stride: target.memory.row_stride as u64,
+            keep: 1.0 - self.label_smoothing,
+            share: self.label_smoothing / cols as f64,
+            kept_groups: 0,
+            ahead: 0,
+            ahead_bytes: 0,
+            early_blocks: 0,
+            early_bytes: 0,
+            plain: 0,
+            tail_rows: 0,
+            tail_at: 0,
+            team_shift: 0,
+            tile: TileArgs::default(),
+            stream: StreamArgs::default(),
+        };
+        let of_loss = self.reduction.shape_of_samples(shape);
+        Arguments { args, reads: Vec::new(), writes: Vec::new(), fault: None, shape, of_loss }
+    }
+}
+
+impl<'a> Arguments<'a> {
+    /// Whether targets are probabilities.
+    fn has_probabilities(&self) -> bool {
+        self.args.class_bytes == 0
+    }
+
+    /// The loss is written here.
+    fn set_loss<V: Float>(&mut self, loss: ViewMut<'a, V>) -> Result<()> {
+        let ViewMut { memory, fault, .. } = loss;
+        check_shape("loss", self.of_loss, memory.shape)?;
+        memory.check::<V>("loss")?;
+        memory.check_dense("loss")?;
+        self.args.loss = memory.address;
+        self.fault = fault;
+        self.writes.push(("loss", memory));
+        Ok(())
+    }
+
+    /// The forward pass leaves here what a backward pass needs.
+    fn set_save<V: Float>(&mut self, save: &'a mut Saved<V>) -> Result<()> {
+        check_shape("saved", self.shape.of_rows(), save.shape)?;
+        let (of_rows, totals) = (save.rows.view().memory, save.totals.view().memory);
+        (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
+        if !self.has_probabilities() {
+            // Of losses of rows, kernels add up nothing unless a fault is asked for.
+            self.args.fault = totals.address + FAULT_OF_SAVED;
+        }
+        self.writes.extend([("saved", of_rows), ("saved", totals)]);
+        Ok(())
+    }
+
+    /// The backward pass reads here what a forward pass has left.
+    fn set_saved<V: Float>(&mut self, saved: &'a Saved<V>) -> Result<()> {
+        check_shape("saved", self.shape.of_rows(), saved.shape)?;
+        let (of_rows, totals) = (saved.rows.view().memory, saved.totals.view().memory);
+        (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
+        self.reads.extend([("saved", of_rows), ("saved", totals)]);
+        Ok(())
+    }
+
+    /// Gradients are written here, that of the logits over them where they are `in_place`.
+    fn set_grads<T: Float>(
+        &mut self,
+        grads: Grads<'a, T, T::Loss>,
+        in_place: Option<Memory<'a>>,
+    ) -> Result<()> {
+        let Grads { input, target, upstream } = grads;
+        if input.is_none() && target.is_none() && in_place.is_none() {
+            return Err(Error::NoGradient { argument: "grads" });
+        }
+        if target.is_some() && !self.has_probabilities() {
+            return Err(Error::ClassGradient { argument: "grad_target" });
+        }
+        if let Some(upstream) = upstream {
+            self.set_upstream(upstream)?;
+        }
+        for (argument, to, wanted) in [
+            ("grad_input", &mut self.args.grad_input, input),
+            ("grad_target", &mut self.args.grad_target, target),
+        ] {
+            let Some(ViewMut { memory, .. }) = wanted else { continue };
+            check_shape(argument, self.shape, memory.shape)?;
+            memory.check::<T>(argument)?;
+            *to = memory.matrix();
+            self.writes.push((argument, memory));
+        }
+        if let Some(input) = in_place {
+            self.args.grad_input = self.args.input;
+            self.writes.push(("input", input));
+        }
+        Ok(())
+    }
+
+    /// The gradient that arrives is read here.
+    fn set_upstream<V: Float>(&mut self, upstream: View<'a, V>) -> Result<()> {
+        let View { memory, .. } = upstream;
+        check_shape("upstream", self.of_loss, memory.shape)?;
+        memory.check::<V>("upstream")?;
+        if memory.element_stride == 1 {
+            memory.check_dense("upstream")?;
+        }
+        self.args.upstream = memory.address;
+        if self.args.reduction == reduction::ROWS {
+            self.args.upstream_stride = memory.element_stride as u32;
+        }
+        self.reads.push(("upstream", memory));
+        Ok(())
+    }
+}

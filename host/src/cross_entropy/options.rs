@@ -1,0 +1,151 @@
+//! What a cross-entropy can be told, and what of it is refused.
+
+use super::targets::Targets;
+use crate::error::{Error, Result};
+use crate::launch::check_memory;
+use crate::reduction::{Mean, None as PerSample, Sum};
+use crate::stream::Stream;
+use crate::view::{Float, Memory, Shape, View, check_shape};
+use std::fmt;
+
+/// Cross-entropy of rows of logits x (the last dimension: C classes) and targets, which are classes
+/// or the probabilities of all classes. As PyTorch's `torch.nn.CrossEntropyLoss`, but for the
+/// gradient of a row that is ignored, which is 0 even where the row holds NaN, and for a target
+/// that is no class, which is an error of [`Loss::item`](crate::Loss::item) and
+/// [`Loss::check`](crate::Loss::check).
+///
+/// With log p = x − log Σ exp x, class weights w, and label smoothing ε:
+///
+/// | targets | loss of a row | divided by, for the mean |
+/// |---|---|---|
+/// | a class y | −(1 − ε) w_y log p_y − ε/C Σ w log p | Σ w_y of the rows that are not ignored |
+/// | probabilities t | −Σ w ((1 − ε) t + ε/C) log p | the rows |
+///
+/// With z-loss, λ (log Σ exp x)² more for each row that is not ignored, divided by their number for
+/// the mean. Where Σ exp(x − m) is close to 1, its logarithm is taken of what exceeds 1: a loss is
+/// accurate however small.
+///
+/// Where all rows are ignored, or the weights add up to 0, a mean is NaN; its gradient is 0 in the
+/// first case and NaN in the second.
+///
+/// [`forward_backward`](Self::forward_backward) does all in one pass over the logits. Where other
+/// work comes between the two, [`forward_saving`](Self::forward_saving) keeps a few numbers a row,
+/// from which [`backward`](Self::backward) has the gradients.
+///
+/// f16, bf16 and f32 logits are computed in f32, f64 logits in f64; sums over threads are f64.
+///
+/// Errors of every method, beside those of [`Mse`](crate::Mse):
+/// [`InvalidShape`](Error::InvalidShape) where there is no class, or more than 2³¹ − 1;
+/// [`InvalidOption`](Error::InvalidOption) for a `label_smoothing` that is not from 0 to 1, a
+/// `z_loss` that is negative or not finite, or an `ignore_index` of 0 or more with probabilities.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy<'w, T, R = Mean> {
+    /// Weights of the classes, of shape `[C]`, as `Some(weight.view())`; `None`: every class has
+    /// weight 1. A loss borrows them: to make one for each call costs nothing.
+    pub weight: Option<View<'w, T>>,
+    /// Rows with this target do not count: their loss and their gradient are 0. It need not be a
+    /// class.
+    pub ignore_index: i64,
+    /// ε, from 0 to 1: the part of every target that goes to all classes alike.
+    pub label_smoothing: f64,
+    /// λ; 0 for none.
+    pub z_loss: f64,
+    /// What becomes of the losses of the rows.
+    pub reduction: R,
+}
+
+impl<T> CrossEntropy<'_, T, Mean> {
+    /// The mean, without weights, smoothing and z-loss; −100 is ignored.
+    pub const fn mean() -> Self {
+        Self::with(Mean)
+    }
+}
+
+impl<T> CrossEntropy<'_, T, Sum> {
+    /// The sum, otherwise as [`mean`](CrossEntropy::mean).
+    pub const fn sum() -> Self {
+        Self::with(Sum)
+    }
+}
+
+impl<T> CrossEntropy<'_, T, PerSample> {
+    /// A loss for each row, otherwise as [`mean`](CrossEntropy::mean).
+    pub const fn none() -> Self {
+        Self::with(PerSample)
+    }
+}
+
+impl<T> Default for CrossEntropy<'_, T, Mean> {
+    fn default() -> Self {
+        Self::mean()
+    }
+}
+
+impl<T, R> CrossEntropy<'_, T, R> {
+    const fn with(reduction: R) -> Self {
+        CrossEntropy {
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            reduction,
+        }
+    }
+}
+
+impl<T: Float, R> CrossEntropy<'_, T, R> {
+    /// Refuses options without meaning, and inputs that do not fit, before memory for results is
+    /// allocated.
+    pub(super) fn check(
+        &self,
+        input: Memory<'_>,
+        target: &Targets<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_options(target)?;
+        check_input::<T>(input)?;
+        target.check(input.shape)?;
+        let mut reads = vec![("input", input), ("target", target.memory)];
+        if let Some(View { memory, .. }) = self.weight {
+            check_shape("weight", Shape::row(input.shape.cols()), memory.shape)?;
+            memory.check::<T>("weight")?;
+            memory.check_elements("weight")?;
+            reads.push(("weight", memory));
+        }
+        check_memory(stream, &reads, &[])
+    }
+
+    fn check_options(&self, target: &Targets<'_, T>) -> Result<()> {
+        let invalid = |option, expected, got: &dyn fmt::Display| {
+            Err(Error::InvalidOption { option, expected, got: got.to_string() })
+        };
+        if !(0.0..=1.0).contains(&self.label_smoothing) {
+            return invalid("label_smoothing", "a number from 0 to 1", &self.label_smoothing);
+        }
+        if !self.z_loss.is_finite() || self.z_loss < 0.0 {
+            return invalid("z_loss", "a finite number that is not negative", &self.z_loss);
+        }
+        if target.are_probabilities() && self.ignore_index >= 0 {
+            let expected = "a negative number where targets are probabilities";
+            return invalid("ignore_index", expected, &self.ignore_index);
+        }
+        Ok(())
+    }
+}
+
+/// Refuses logits of no class, or of more than the kernels count.
+fn check_input<T>(input: Memory<'_>) -> Result<()> {
+    let shape = input.shape;
+    let problem = match shape.cols() {
+        _ if shape.dims().is_empty() => "expected a dimension for the classes",
+        0 => "expected one class at least",
+        cols if i32::try_from(cols).is_err() => "expected fewer than 2^31 classes",
+        _ => "",
+    };
+    if !problem.is_empty() {
+        let problem = format!("{problem}, got shape {shape}");
+        return Err(Error::InvalidShape { argument: "input", problem });
+    }
+    input.check::<T>("input")?;
+    input.check_elements("input")
+}

@@ -1,0 +1,275 @@
+//! Plans the launches of a call that is checked, and queues them.
+
+use super::call::Arguments;
+use super::kernels::Kernels;
+use super::options::CrossEntropy;
+use crate::error::Result;
+use crate::launch::{Argument, check_memory, launch};
+use crate::plan::packed::{self, Packed};
+use crate::plan::{self, Ahead, Form, Launch, Pass, RowsLaunch, SamplesKernels, SamplesLaunch};
+use crate::stream::Stream;
+use crate::view::Float;
+use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
+use kernels_gpu::{Entry, Family};
+use std::sync::atomic::Ordering;
+
+impl<T: Float, R> CrossEntropy<'_, T, R> {
+    /// Queues a call of which each argument was checked.
+    pub(super) fn launch(
+        &self,
+        pass: Pass,
+        arguments: Arguments<'_>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Arguments { mut args, reads, writes, fault, .. } = arguments;
+        check_memory(stream, &reads, &writes)?;
+        if args.rows <= 1 {
+            // The stride of a single row means nothing, and may be beyond all bytes.
+            let cols = args.cols.into();
+            for tensor in [&mut args.input, &mut args.grad_input, &mut args.grad_target] {
+                tensor.row_stride = cols;
+            }
+            args.target_stride = cols;
+        }
+        let reports = args.class_bytes != 0;
+        args.fault = fault.filter(|_| reports).map_or(args.fault, |fault| fault.address);
+        Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
+        if let Some(fault) = fault {
+            let classes = if reports { args.cols as usize } else { 0 };
+            fault.classes.store(classes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// What all launches of a call have in common.
+struct Launches<'a> {
+    kernels: &'static Kernels,
+    dtype: Dtype,
+    element_bytes: usize,
+    rows: usize,
+    cols: usize,
+    /// How rows lie, and how they are packed into tiles if they are short enough.
+    lie: packed::Rows,
+    packed: Option<Packed>,
+    /// Whether rows of all tensors lie from one boundary of 16 bytes to another.
+    whole: bool,
+    stream: &'a Stream,
+    reads: &'a [Argument<'a>],
+    writes: &'a [Argument<'a>],
+}
+
+/// How one launch of a call is made.
+struct Planned {
+    plan: SamplesLaunch,
+    family: &'static Family<CrossEntropyArgs>,
+}
+
+impl<'a> Launches<'a> {
+    fn new<T: Float>(
+        args: &CrossEntropyArgs,
+        stream: &'a Stream,
+        reads: &'a [Argument<'a>],
+        writes: &'a [Argument<'a>],
+    ) -> Self {
+        let element_bytes = size_of::<T>();
+        let bytes = |elements: u64| elements * element_bytes as u64;
+        let [start, stride, len] =
+            [args.input.start, bytes(args.input.row_stride), bytes(args.cols.into())];
+        let alike = [args.grad_input, args.grad_target, args.probabilities()]
+            .iter()
+            .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
+        let lie = packed_rows(args, element_bytes);
+        Launches {
+            kernels: Kernels::of(args),
+            dtype: T::DTYPE,
+            element_bytes,
+            rows: args.rows as usize,
+            cols: args.cols as usize,
+            lie,
+            packed: packed::packed(lie),
+            whole: alike && (start | stride | len).is_multiple_of(16),
+            stream,
+            reads,
+            writes,
+        }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.cols * self.element_bytes
+    }
+
+    /// Queues the launches of a call: one, or two where something of all rows is needed before the
+    /// first gradient and cannot be had on the way.
+    fn queue(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<()> {
+        // What one launch leaves in the workspace for another is not to be another call's.
+        let _lock = self.stream.lock();
+        if pass != Pass::ForwardBackward {
+            return self.queue_one(pass, args);
+        }
+        let alone = self.plan(Pass::Forward, args).plan;
+        let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == self.rows;
+        if is_shared && (1..=layout::SAVED_ROWS).contains(&self.rows) {
+            // Few and long rows: all blocks take part in each, and find it in the cache the second
+            // time.
+            let forward = CrossEntropyArgs {
+                saved: args.workspace + layout::SAVED,
+                totals: args.workspace + layout::TOTALS,
+                ..*args
+            };
+            // The second kernel is there before the first is queued.
+            if let Some(entry) = self.plan(Pass::Backward, args).family.entry(self.dtype) {
+                self.stream.gpu().function(entry)?;
+            }
+            self.queue_one(Pass::Forward, &forward)?;
+            return self.queue_one(Pass::Backward, &forward);
+        }
+        self.queue_one(Pass::ForwardBackward, args)
+    }
+
+    /// How a launch is made that computes `pass`.
+    fn plan(&self, pass: Pass, args: &CrossEntropyArgs) -> Planned {
+        let (kernels, gpu) = (self.kernels, self.stream.gpu());
+        let forms = match pass {
+            Pass::Forward => kernels.forward,
+            Pass::ForwardBackward => kernels.forward_backward,
+            Pass::Backward => kernels.backward,
+        };
+        let packed_blocks = forms[0].entry(self.dtype).map_or(1, |entry| entry.resident);
+        let [_, short, held, few, long] =
+            forms.map(|family| family.entry(self.dtype).map_or(32, |entry| entry.block));
+        let streams = kernels.forward_stream.entry(self.dtype);
+        let can = SamplesKernels {
+            held: kernels.held,
+            held_with_gradients: (kernels.held_with_gradients)(self.element_bytes),
+            packed: self.packed.map(|packed| (packed, gpu.room_for(packed_blocks))),
+            stream: streams.map(|entry| (self.lie, gpu.room_for(entry.resident))),
+            whole: self.whole,
+            short_block: short.min(ROWS_BLOCK),
+            held_block: held,
+            few_block: few,
+            long_block: long,
+            sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
+        };
+        let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
+        let family = match plan.form {
+            Form::Stream => kernels.forward_stream,
+            form => forms[form as usize],
+        };
+        Planned { plan, family }
+    }
+
+    /// Queues the one launch that computes `pass`.
+    fn queue_one(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<()> {
+        let Planned { plan, family } = self.plan(pass, args);
+        let mut shape = plan.rows.launch;
+        let mut args = self.planned_args(pass, &plan, args);
+        if let Some(entry) = family.entry(self.dtype) {
+            self.ask_for_shared_memory(pass, plan.form, entry, &mut shape, &mut args)?;
+        }
+        if pass == Pass::ForwardBackward && args.divisor == 0.0 {
+            let blocks = plan::totals_blocks(self.rows, shape.threads);
+            args.totals_blocks = blocks;
+            shape.blocks += blocks;
+        }
+        // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
+        // aligned; what is written overlaps nothing else but, in place, the input that it is the
+        // gradient of; the plan has no more partial sums than the workspace has room for, a team
+        // holds what it is to hold, and a block has shared memory for what it is to keep; that the
+        // memory is there until the work is done is the views' condition, or the tensors' doing.
+        unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
+    }
+
+    /// The arguments of a launch, with what its plan says.
+    fn planned_args(
+        &self,
+        pass: Pass,
+        plan: &SamplesLaunch,
+        args: &CrossEntropyArgs,
+    ) -> CrossEntropyArgs {
+        let (row_bytes, cache) = (self.row_bytes(), self.stream.gpu().cache());
+        let RowsLaunch { team, splits, .. } = plan.rows;
+        let Ahead { rows: ahead, bytes: ahead_bytes } =
+            plan::ahead(pass, plan, row_bytes, self.element_bytes, cache);
+        let rows_of_block = plan.rows_of_block;
+        let mut args =
+            CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
+        args.plain = args.is_plain().into();
+        args.team_shift = team.trailing_zeros();
+        args.tile = plan.tile;
+        args.stream = plan.stream;
+        if plan.tail.rows > 0 {
+            args.splits = plan.tail.parts;
+            (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
+        }
+        let asks_early = self.stream.gpu().overlaps() && pass == Pass::Forward;
+        if asks_early && !matches!(plan.form, Form::Packed | Form::Stream) {
+            let early = plan::early(plan, row_bytes, cache);
+            (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
+        }
+        args
+    }
+
+    /// Has the device give blocks the shared memory that kernels of this form want.
+    fn ask_for_shared_memory(
+        &self,
+        pass: Pass,
+        form: Form,
+        entry: &'static Entry,
+        shape: &mut Launch,
+        args: &mut CrossEntropyArgs,
+    ) -> Result<()> {
+        let gpu = self.stream.gpu();
+        match (pass, form) {
+            (Pass::ForwardBackward, Form::Long) => {
+                let held = (self.kernels.held_beside)(self.element_bytes) as u32 * shape.threads;
+                let room = gpu.dynamic_shared(entry)?;
+                args.kept_groups = plan::kept_groups(self.cols, self.element_bytes, held, room);
+                shape.shared_bytes = args.kept_groups * 16;
+                Ok(())
+            }
+            (Pass::Forward, Form::ShortWhole) => {
+                let one_more = plan::wants_shared_of_one_more(self.row_bytes());
+                gpu.keep_shared(entry, shape.shared_bytes, one_more)
+            }
+            // More than a block has unless it is asked for.
+            (_, Form::Packed | Form::Stream) => gpu.dynamic_shared(entry).map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether rows begin as far from a boundary of 16 bytes in both tensors.
+fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool {
+    let apart = (rows.row_stride ^ others.row_stride) * element_bytes as u64;
+    (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
+}
+
+/// How the rows of a call lie, for those that are short enough to be packed.
+fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize) -> packed::Rows {
+    let size = element_bytes as u64;
+    let cols = u64::from(args.cols);
+    let probabilities = args.probabilities();
+    let exist = |tensors: [Matrix; 2]| tensors.into_iter().filter(|tensor| tensor.start != 0);
+    let alignment = |tensors: [Matrix; 2]| {
+        let bits = exist(tensors)
+            .fold(128, |bits, tensor| bits | tensor.start | (tensor.row_stride * size));
+        1 << bits.trailing_zeros()
+    };
+    let (reads, writes) = ([args.input, probabilities], [args.grad_input, args.grad_target]);
+    packed::Rows {
+        cols: args.cols as usize,
+        element_bytes,
+        alignment: alignment(reads),
+        store_alignment: alignment(writes),
+        // The target's gradient is laid out where its probabilities were.
+        alike: [(args.grad_input, args.input), (args.grad_target, probabilities)]
+            .iter()
+            .all(|(to, from)| to.start == 0 || rows_are_alike(to, from, element_bytes)),
+        contiguous: reads
+            .into_iter()
+            .chain(writes)
+            .all(|tensor| tensor.start == 0 || tensor.row_stride == cols),
+        tiles: if probabilities.start == 0 { 1 } else { 2 },
+    }
+}

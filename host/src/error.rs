@@ -126,6 +126,15 @@ pub enum Error {
         classes: usize,
     },
 
+    /// What was saved is not what a forward pass of the same loss, logits and targets has left.
+    #[error("saved: expected {expected}, got {got}")]
+    Saved {
+        /// The forward pass that the call has the gradients of.
+        expected: String,
+        /// The forward pass that came.
+        got: String,
+    },
+
     /// Targets that are classes have no gradient.
     #[error("{argument}: expected no gradient of classes to write, got one")]
     ClassGradient {

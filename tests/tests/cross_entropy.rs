@@ -1266,5 +1266,5 @@ fn what_is_refused() {
     let other = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
     let two = Tensor::<i64>::zeros(gpu(), [2]).unwrap();
     let error = mean.backward(&other, &two, &saved, upstream, &stream).unwrap_err();
-    assert_eq!(error.to_string(), "saved: expected shape [2], got [4]");
+    assert_eq!(error.to_string(), "saved: expected shape [2, 3], got [4, 3]");
 }

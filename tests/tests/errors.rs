@@ -2,9 +2,10 @@
 //! nothing queued.
 
 use fused_loss::{
-    CrossEntropy, Error, Gpu, Grads, Huber, Loss, Mean, Mse, RowSum, SmoothL1, Stream, Tensor,
-    View, ViewMut, Workspace,
+    CrossEntropy, Error, Gpu, Grads, Huber, Loss, Mean, Mse, RowSum, Saved, SmoothL1, Stream,
+    Targets, Tensor, View, ViewMut, Workspace,
 };
+use half::f16;
 use tests::{gpu, tensor};
 
 fn stream() -> Stream {
@@ -207,6 +208,126 @@ fn gradients_that_overlap() {
         Mse::mean().backward_into(&x, &t, &upstream, Grads::both(one, other), &stream()),
         "grad_target: expected memory of its own, got memory that overlaps grad_input",
     );
+}
+
+/// Nothing has been computed that gradients could come of.
+#[test]
+fn gradients_from_what_no_forward_pass_has_left() {
+    let x = Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap();
+    let classes = Tensor::<i64>::zeros(gpu(), [4]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let mean = CrossEntropy::mean();
+    let (mut saved, mut loss) =
+        (Saved::zeros(gpu(), [4, 3]).unwrap(), Loss::zeros(gpu(), []).unwrap());
+    let expected = "saved: expected what a forward pass has left, got memory that none has written";
+    assert_message(mean.backward(&x, &classes, &saved, &upstream, &stream()), expected);
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    // A forward pass that is refused has written nothing.
+    let few = Tensor::<i64>::zeros(gpu(), [3]).unwrap();
+    mean.forward_saving_into(&x, &few, &mut loss, &mut saved, &mut workspace, &stream())
+        .unwrap_err();
+    assert_message(mean.backward(&x, &classes, &saved, &upstream, &stream()), expected);
+    mean.forward_saving_into(&x, &classes, &mut loss, &mut saved, &mut workspace, &stream())
+        .unwrap();
+    mean.backward(&x, &classes, &saved, &upstream, &stream()).unwrap();
+}
+
+#[test]
+fn gradients_from_what_was_saved_of_logits_of_another_shape() {
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let (x, wide) = (
+        Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap(),
+        Tensor::<f32>::zeros(gpu(), [4, 5]).unwrap(),
+    );
+    let classes = Tensor::<i64>::zeros(gpu(), [4]).unwrap();
+    let mean = CrossEntropy::mean();
+    let (_, saved) = mean.forward_saving(&wide, &classes, &stream()).unwrap();
+    assert_message(
+        mean.backward(&x, &classes, &saved, &upstream, &stream()),
+        "saved: expected shape [4, 3], got [4, 5]",
+    );
+    let (mut saved, mut loss) = (saved, Loss::zeros(gpu(), []).unwrap());
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    assert_message(
+        mean.forward_saving_into(&x, &classes, &mut loss, &mut saved, &mut workspace, &stream()),
+        "saved: expected shape [4, 3], got [4, 5]",
+    );
+}
+
+#[test]
+fn gradients_from_what_was_saved_of_another_number_type() {
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let classes = Tensor::<i64>::zeros(gpu(), [4]).unwrap();
+    let x = Tensor::<f16>::zeros(gpu(), [4, 3]).unwrap();
+    let (_, saved) = CrossEntropy::mean().forward_saving(&x, &classes, &stream()).unwrap();
+    let x = Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap();
+    assert_message(
+        CrossEntropy::mean().backward(&x, &classes, &saved, &upstream, &stream()),
+        "saved: expected a forward pass of f32 logits, got one of f16 logits",
+    );
+}
+
+/// A mean over probabilities is divided by their rows, which no kernel adds up: what a mean over
+/// classes is divided by has not been written.
+#[test]
+fn gradients_from_what_was_saved_of_other_targets() {
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let x = Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap();
+    let (long, short) =
+        (Tensor::<i64>::zeros(gpu(), [4]).unwrap(), Tensor::<u8>::zeros(gpu(), [4]).unwrap());
+    let mean = CrossEntropy::mean();
+    let refused = |forward: Targets<'_, f32>, backward: Targets<'_, f32>, expected: &str| {
+        let (_, saved) = mean.forward_saving(&x, forward, &stream()).unwrap();
+        assert_message(mean.backward(&x, backward, &saved, &upstream, &stream()), expected);
+    };
+    refused(
+        (&x).into(),
+        (&long).into(),
+        "saved: expected a forward pass of i64 classes, got one of probabilities",
+    );
+    refused(
+        (&long).into(),
+        (&x).into(),
+        "saved: expected a forward pass of probabilities, got one of i64 classes",
+    );
+    refused(
+        (&long).into(),
+        (&short).into(),
+        "saved: expected a forward pass of u8 classes, got one of i64 classes",
+    );
+}
+
+#[test]
+fn gradients_from_what_was_saved_with_other_options() {
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let x = Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap();
+    let (classes, weight) = (Tensor::<i64>::zeros(gpu(), [4]).unwrap(), tensor(&[1.0_f32; 3]));
+    let plain = CrossEntropy::mean();
+    let (_, saved) = plain.forward_saving(&x, &classes, &stream()).unwrap();
+    for (other, expected, got) in [
+        (
+            CrossEntropy { label_smoothing: 0.1, ..plain },
+            "with label_smoothing 0.1",
+            "with label_smoothing 0",
+        ),
+        (CrossEntropy { z_loss: 0.5, ..plain }, "with z_loss 0.5", "with z_loss 0"),
+        (
+            CrossEntropy { ignore_index: 2, ..plain },
+            "with ignore_index 2",
+            "with ignore_index -100",
+        ),
+        (
+            CrossEntropy { weight: Some(weight.view()), ..plain },
+            "with class weights",
+            "without class weights",
+        ),
+    ] {
+        assert_message(
+            other.backward(&x, &classes, &saved, &upstream, &stream()),
+            &format!("saved: expected a forward pass {expected}, got one {got}"),
+        );
+    }
+    plain.backward(&x, &classes, &saved, &upstream, &stream()).unwrap();
 }
 
 /// The gradient in the right half of each row, of which the left is the logits'.

@@ -1,7 +1,7 @@
 //! A call: its tensors, and their checks one by one, which make the arguments of the kernels.
 
 use super::options::CrossEntropy;
-use super::saved::{FAULT_OF_SAVED, Saved};
+use super::saved::{FAULT_OF_SAVED, Origin, Saved};
 use super::targets::Targets;
 use crate::error::{Error, Result};
 use crate::launch::Argument;
@@ -64,7 +64,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     ) -> Result<()> {
         self.check(call.input, &call.target, stream)?;
         let (pass, scratch) = (call.pass(), workspace.memory());
-        let Call { input, target, loss, save, saved, grads, in_place } = call;
+        let Call { input, target, loss, mut save, saved, grads, in_place } = call;
+        let origin = Origin::new(self, &target);
         let mut arguments = self.arguments(input, &target, scratch.address);
         arguments.reads.push(("target", target.memory));
         if !in_place {
@@ -78,16 +79,21 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             arguments.set_loss(loss)?;
             arguments.writes.push(("workspace", scratch));
         }
-        if let Some(save) = save {
+        if let Some(save) = save.as_deref() {
             arguments.set_save(save)?;
         }
         if let Some(saved) = saved {
             arguments.set_saved(saved)?;
+            origin.check(saved.origin.as_ref())?;
         }
         if let Some(grads) = grads {
             arguments.set_grads(grads, in_place.then_some(input))?;
         }
-        self.launch(pass, arguments, stream)
+        self.launch(pass, arguments, stream)?;
+        if let Some(save) = &mut save {
+            save.origin = Some(origin);
+        }
+        Ok(())
     }
 
     /// The arguments of the kernels for logits and targets that are checked, and for no other
@@ -169,8 +175,8 @@ impl<'a> Arguments<'a> {
     }
 
     /// The forward pass leaves here what a backward pass needs.
-    fn set_save<V: Float>(&mut self, save: &'a mut Saved<V>) -> Result<()> {
-        check_shape("saved", self.shape.of_rows(), save.shape)?;
+    fn set_save<V: Float>(&mut self, save: &'a Saved<V>) -> Result<()> {
+        check_shape("saved", self.shape, save.input)?;
         let (of_rows, totals) = (save.rows.view().memory, save.totals.view().memory);
         (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
         if !self.has_probabilities() {
@@ -183,7 +189,7 @@ impl<'a> Arguments<'a> {
 
     /// The backward pass reads here what a forward pass has left.
     fn set_saved<V: Float>(&mut self, saved: &'a Saved<V>) -> Result<()> {
-        check_shape("saved", self.shape.of_rows(), saved.shape)?;
+        check_shape("saved", self.shape, saved.input)?;
         let (of_rows, totals) = (saved.rows.view().memory, saved.totals.view().memory);
         (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
         self.reads.extend([("saved", of_rows), ("saved", totals)]);

@@ -104,8 +104,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// and target has saved.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient
-    /// is short.
+    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
+    /// [`CrossEntropy`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient is
+    /// short.
     pub fn backward<'a>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -131,7 +132,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// probabilities. Allocates nothing.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::ClassGradient`](crate::Error::ClassGradient).
+    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
+    /// [`CrossEntropy`]; [`Error::ClassGradient`](crate::Error::ClassGradient).
     pub fn backward_into<'a>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -149,7 +151,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// As [`backward`](Self::backward), written over `input`. Allocates nothing.
     ///
     /// # Errors
-    /// See [`CrossEntropy`].
+    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
+    /// [`CrossEntropy`].
     pub fn backward_in_place<'a>(
         &self,
         input: impl Into<ViewMut<'a, T>>,

@@ -1,6 +1,8 @@
 //! What a forward pass leaves for the backward.
 
-use crate::error::Result;
+use super::options::CrossEntropy;
+use super::targets::Targets;
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::tensor::Tensor;
 use crate::view::{Float, IntoShape, Shape, View};
@@ -9,10 +11,72 @@ use std::fmt;
 
 /// What a forward pass leaves for the backward: the largest logit m of each row, log Σ exp(x − m),
 /// and what a mean is divided by. A few bytes a row.
+///
+/// It knows what forward pass it is of: the shape and element type of the logits, what targets are,
+/// and the loss's options, but for its reduction, on which nothing here depends. A backward pass of
+/// anything else is refused. That logits and targets are the same numbers is the caller's to see to:
+/// they may have moved, and others may lie where they were. Of a call that is captured into a graph
+/// the capture counts, whether the graph was launched yet or not.
 pub struct Saved<V> {
     pub(super) rows: Tensor<V>,
     pub(super) totals: Tensor<f64>,
-    pub(super) shape: Shape,
+    /// The shape of the logits.
+    pub(super) input: Shape,
+    /// What was written last; `None` where nothing was.
+    pub(super) origin: Option<Origin>,
+}
+
+/// What decides whether a backward pass may take what a forward pass has left.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Origin {
+    logits: &'static str,
+    targets: &'static str,
+    has_weight: bool,
+    /// `None` for probabilities, of which none is ignored.
+    ignore_index: Option<i64>,
+    label_smoothing: f64,
+    z_loss: f64,
+}
+
+impl Origin {
+    pub(super) fn new<T: Float, R>(loss: &CrossEntropy<'_, T, R>, target: &Targets<'_, T>) -> Self {
+        Origin {
+            logits: T::NAME,
+            targets: target.name,
+            has_weight: loss.weight.is_some(),
+            ignore_index: (!target.are_probabilities()).then_some(loss.ignore_index),
+            label_smoothing: loss.label_smoothing,
+            z_loss: loss.z_loss,
+        }
+    }
+
+    /// Each of its parts, as errors have it behind "a forward pass".
+    fn parts(&self) -> [String; 6] {
+        let weight = if self.has_weight { "with class weights" } else { "without class weights" };
+        [
+            format!("of {} logits", self.logits),
+            format!("of {}", self.targets),
+            weight.to_owned(),
+            format!("with ignore_index {}", self.ignore_index.unwrap_or_default()),
+            format!("with label_smoothing {}", self.label_smoothing),
+            format!("with z_loss {}", self.z_loss),
+        ]
+    }
+
+    /// Refuses what another forward pass has left, or none.
+    pub(super) fn check(&self, got: Option<&Origin>) -> Result<()> {
+        let Some(got) = got else {
+            let expected = "what a forward pass has left".to_owned();
+            return Err(Error::Saved { expected, got: "memory that none has written".to_owned() });
+        };
+        if self == got {
+            return Ok(());
+        }
+        let mut parts = self.parts().into_iter().zip(got.parts());
+        let (expected, got) = parts.find(|(expected, got)| expected != got).unwrap_or_default();
+        let (expected, got) = (format!("a forward pass {expected}"), format!("one {got}"));
+        Err(Error::Saved { expected, got })
+    }
 }
 
 /// Where, behind the start of a [`Saved`]'s totals, there is room for a fault.
@@ -33,22 +97,24 @@ impl<V: Float> Saved<V> {
 
     /// Memory that the forward pass that gets it writes.
     pub(super) fn uninitialised(gpu: &Gpu, input: impl IntoShape) -> Result<Self> {
-        let shape = input.into_shape("input")?.of_rows();
-        let rows = Tensor::uninitialised(gpu, [saved::COUNT, shape.len()].into_shape("input")?)?;
+        let input = input.into_shape("input")?;
+        let of_rows = [saved::COUNT, input.of_rows().len()].into_shape("input")?;
+        let rows = Tensor::uninitialised(gpu, of_rows)?;
         // Behind the totals, room for a fault that nobody asks for.
-        Ok(Saved { rows, totals: Tensor::uninitialised(gpu, Shape::row(4))?, shape })
+        let totals = Tensor::uninitialised(gpu, Shape::row(4))?;
+        Ok(Saved { rows, totals, input, origin: None })
     }
 
     /// log Σ exp x of each row.
     pub fn log_sum_exp(&self) -> View<'_, V> {
-        let offset = saved::LOG_SUM_EXP * (self.shape.len() * size_of::<V>()) as u64;
-        let rows = self.rows.view().memory;
-        View::of(rows.part::<V>(offset, self.shape))
+        let of_rows = self.input.of_rows();
+        let offset = saved::LOG_SUM_EXP * (of_rows.len() * size_of::<V>()) as u64;
+        View::of(self.rows.view().memory.part::<V>(offset, of_rows))
     }
 }
 
 impl<V: Float> fmt::Debug for Saved<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Saved<{}> of rows {}", V::NAME, self.shape)
+        write!(f, "Saved<{}> of logits {}", V::NAME, self.input)
     }
 }

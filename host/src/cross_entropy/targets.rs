@@ -11,15 +11,18 @@ pub struct Targets<'a, T> {
     pub(super) memory: Memory<'a>,
     /// Bytes of a class; 0 for probabilities.
     pub(super) class_bytes: u32,
+    /// What errors call them.
+    pub(super) name: &'static str,
     input: PhantomData<T>,
 }
 
 macro_rules! classes {
-    ($($class:ty)+) => {$(
+    ($($class:ident)+) => {$(
         impl<'a, T> From<View<'a, $class>> for Targets<'a, T> {
             fn from(classes: View<'a, $class>) -> Self {
                 let class_bytes = size_of::<$class>() as u32;
-                Targets { memory: classes.memory, class_bytes, input: PhantomData }
+                let name = concat!(stringify!($class), " classes");
+                Targets { memory: classes.memory, class_bytes, name, input: PhantomData }
             }
         }
 
@@ -34,7 +37,8 @@ classes!(i64 i32 u8);
 
 impl<'a, T: Float> From<View<'a, T>> for Targets<'a, T> {
     fn from(probabilities: View<'a, T>) -> Self {
-        Targets { memory: probabilities.memory, class_bytes: 0, input: PhantomData }
+        let name = "probabilities";
+        Targets { memory: probabilities.memory, class_bytes: 0, name, input: PhantomData }
     }
 }
 

@@ -11,7 +11,6 @@ use crate::view::{Float, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{Matrix, PairwiseArgs, reduction};
 use std::num::NonZeroU32;
-use std::sync::atomic::Ordering;
 
 /// The gradients that a call writes: of the input, of the target, or of both. A `&mut Tensor` or a
 /// [`ViewMut`] converts into the input's alone.
@@ -261,7 +260,7 @@ impl<R: Reduction> Pairwise<R> {
         unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
         if let Some(fault) = fault {
             // Nothing here reports a target.
-            fault.classes.store(0, Ordering::Relaxed);
+            fault.clear(stream)?;
         }
         Ok(())
     }

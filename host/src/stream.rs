@@ -4,7 +4,7 @@ use crate::driver::check;
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::tensor::Buffer;
-use crate::view::{Element, Memory, Shape};
+use crate::view::{Memory, Shape};
 use cust::sys;
 use kernels_gpu::abi::WORKSPACE_BYTES;
 use std::fmt;
@@ -23,12 +23,13 @@ pub(crate) struct StreamInner {
     queue: Arc<Queue>,
     /// Scratch for the calls that are given none: work on one stream never runs at the same time.
     workspace: Option<Workspace>,
-    /// Held while a call queues its launches: what one leaves in the workspace for the next is not to be another call's.
+    /// Held while a call queues its launches: what one leaves in the workspace for the next is not
+    /// to be another call's.
     calls: Mutex<()>,
 }
 
-/// The driver's stream. Memory keeps it as long as work on it may use the memory: without the stream's workspace, which is
-/// memory too and would keep what keeps it.
+/// The driver's stream. Memory keeps it as long as work on it may use the memory: without the
+/// stream's workspace, which is memory too and would keep what keeps it.
 pub(crate) struct Queue {
     gpu: Gpu,
     handle: sys::CUstream,
@@ -59,11 +60,13 @@ impl Queue {
     /// Copies what is at `from` to `data`, behind all work queued so far. Returns when it is done.
     ///
     /// # Safety
-    /// 1. `from` is the address of as many elements on the stream's device.
+    /// 1. `from` is the address of as many elements on the stream's device, and all that they may
+    ///    be is a `T`.
     /// 2. Nothing writes them but work that is ordered before on this stream.
-    pub(crate) unsafe fn copy_to_host<T: Element>(&self, from: u64, data: &mut [T]) -> Result<()> {
+    pub(crate) unsafe fn copy_to_host<T>(&self, from: u64, data: &mut [T]) -> Result<()> {
         let _current = self.gpu.bind()?;
-        // SAFETY: both sides have these bytes, by the first condition, and the copy is done before this returns.
+        // SAFETY: both sides have these bytes, by the first condition, and the copy is done before
+        // this returns.
         check("cuMemcpyDtoHAsync", unsafe {
             let to = data.as_mut_ptr().cast();
             sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), self.handle)
@@ -84,7 +87,8 @@ impl Drop for Queue {
             return;
         }
         if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued goes on.
+            // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued
+            // goes on.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
     }
@@ -129,13 +133,14 @@ impl Stream {
     /// [`Error::Driver`](crate::Error::Driver) where memory is short.
     ///
     /// # Safety
-    /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`, which is another
-    ///    stream on each thread.
+    /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`,
+    ///    which is another stream on each thread.
     /// 2. It stays valid until the `Stream`, its clones, and every [`Tensor`](crate::Tensor) and
     ///    [`Workspace`] that was used on it are dropped.
-    /// 3. Where it is captured into a graph: the library sees the capture, not the replays. Until the last of them is done,
-    ///    nothing that a captured call uses is dropped (the `Stream` and its clones too, where it is given no workspace),
-    ///    and nothing else uses it but in the order of the stream that the graph is launched on.
+    /// 3. Where it is captured into a graph: the library sees the capture, not the replays. Until
+    ///    the last of them is done, nothing that a captured call uses is dropped (the `Stream` and
+    ///    its clones too, where it is given no workspace), and nothing else uses it but in the
+    ///    order of the stream that the graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
         let workspace = Some(Workspace::new(gpu)?);
         Ok(Self::with(Queue { gpu: gpu.clone(), handle: handle.cast(), owned: false }, workspace))
@@ -149,7 +154,8 @@ impl Stream {
         self.inner.queue.synchronize()
     }
 
-    /// Makes whatever is queued next wait for all work queued on `other` so far. The CPU does not wait.
+    /// Makes whatever is queued next wait for all work queued on `other` so far. The CPU does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
@@ -162,8 +168,8 @@ impl Stream {
         &self.inner.queue.gpu
     }
 
-    /// The stream's `CUstream`, to order other work with the library's. To capture it into a graph, mind the third
-    /// condition of [`from_raw`](Self::from_raw).
+    /// The stream's `CUstream`, to order other work with the library's. To capture it into a graph,
+    /// mind the third condition of [`from_raw`](Self::from_raw).
     pub fn as_raw(&self) -> *mut std::ffi::c_void {
         self.handle().cast()
     }
@@ -236,8 +242,9 @@ impl Drop for Event {
     }
 }
 
-/// Scratch memory of the `_into` methods, of a fixed size, 841 KiB. Two calls that may run at the same time
-/// need one each; what is queued on different streams through one workspace runs one after the other.
+/// Scratch memory of the `_into` methods, of a fixed size, 841 KiB. Two calls that may run at the
+/// same time need one each; what is queued on different streams through one workspace runs one
+/// after the other.
 ///
 /// `Send` and `Sync`, though a call borrows it mutably.
 pub struct Workspace {
@@ -258,16 +265,20 @@ impl Workspace {
         Ok(workspace)
     }
 
-    /// Sets it to what a new one is, behind all work that was queued with it, and waits until that is done. A call that ended in
-    /// a fault may have left in it what the next would take for its own.
+    /// Sets it to what a new one is, behind all work that was queued with it, and waits until that
+    /// is done. A call that ended in a fault may have left in it what the next would take for its
+    /// own.
     ///
-    /// The workspace that a [`Stream`] has for itself cannot be cleared: after a fault, make a new stream.
+    /// The workspace that a [`Stream`] has for itself cannot be cleared: after a fault, make a new
+    /// stream.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the process ends.
+    /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the
+    /// process ends.
     pub fn clear(&mut self) -> Result<()> {
-        // Blocks take zero for a sum that is not there yet, and set each place back to zero when they have taken it.
-        self.buffer.clear(Self::BYTES)
+        // Blocks take zero for a sum that is not there yet, and set each place back to zero when
+        // they have taken it.
+        self.buffer.clear(0, Self::BYTES)
     }
 
     pub(crate) fn memory(&self) -> Memory<'_> {
@@ -298,8 +309,8 @@ mod tests {
         assert!(inner.upgrade().is_none());
     }
 
-    /// The first block of the call notes that its row's target is no class, the last reads behind the memory: what was noted
-    /// is there still when the next call looks for the lowest such row.
+    /// The first block of the call notes that its row's target is no class, the last reads behind
+    /// the memory: what was noted is there still when the next call looks for the lowest such row.
     #[test]
     fn a_workspace_that_a_fault_left_dirty_is_cleared() {
         let (gpu, rows, cols) = (gpu(), 64, 1000);
@@ -335,8 +346,8 @@ mod tests {
         assert_eq!(row(&mut workspace), 5);
     }
 
-    /// Of losses of rows of probabilities nothing is summed: what blocks that share a row leave for its last one alone is
-    /// taken all the same. The next launch would take it for its own.
+    /// Of losses of rows of probabilities nothing is summed: what blocks that share a row leave for
+    /// its last one alone is taken all the same. The next launch would take it for its own.
     #[test]
     fn shared_rows_without_a_sum_leave_a_workspace_as_it_was() {
         let gpu = gpu();

@@ -1,11 +1,14 @@
 //! Shapes and element types, and memory on the GPU that a call borrows.
 
+use crate::driver::check;
 use crate::error::{Error, Result};
+use crate::stream::Stream;
 use crate::tensor::Usage;
-use kernels_gpu::abi::{Dtype, Matrix};
+use cust::sys;
+use kernels_gpu::abi::{Dtype, Matrix, TargetFault};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 mod sealed {
     pub trait Sealed {}
@@ -241,10 +244,31 @@ pub struct ViewMut<'a, T> {
 /// Where the kernels write which target is no class, beside a loss.
 #[derive(Clone, Copy)]
 pub(crate) struct Fault<'a> {
-    /// Two `i64` on the device.
+    /// A [`TargetFault`] on the device.
     pub(crate) address: u64,
-    /// The classes there are, where what was queued last writes them; 0 where it does not.
-    pub(crate) classes: &'a AtomicUsize,
+    /// Whether a call has ever been given it to write.
+    pub(crate) is_asked_for: &'a AtomicBool,
+}
+
+impl Fault<'_> {
+    /// Notes that a launch writes it.
+    pub(crate) fn is_written(&self) {
+        self.is_asked_for.store(true, Ordering::Relaxed);
+    }
+
+    /// Has it say that every target is a class, behind what is queued on `stream`: of a loss that
+    /// has no classes.
+    pub(crate) fn clear(&self, stream: &Stream) -> Result<()> {
+        if !self.is_asked_for.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _current = stream.gpu().bind()?;
+        // SAFETY: the loss has these bytes, and the launch before has ordered the stream behind
+        // whatever else uses them.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(self.address, 0, size_of::<TargetFault>(), stream.handle())
+        })
+    }
 }
 
 /// A view without its element type.

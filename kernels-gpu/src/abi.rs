@@ -291,6 +291,19 @@ pub struct StreamArgs {
     pub split: u32,
 }
 
+/// Which target is no class, as the kernels of cross-entropy write it beside a loss. All zeros say that
+/// every target is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct TargetFault {
+    /// The lowest row whose target is no class.
+    pub row: u64,
+    /// That target.
+    pub target: i64,
+    /// The classes that there are; 0 where every target is one of them.
+    pub classes: u64,
+}
+
 /// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
 ///
 /// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is waited for when it is first
@@ -326,7 +339,7 @@ pub struct CrossEntropyArgs {
     pub z_loss: f64,
     /// [`WORKSPACE_BYTES`] of scratch.
     pub workspace: u64,
-    /// Two `i64`: the lowest row whose target is no class, or −1, and that target. Null if nobody asks.
+    /// A [`TargetFault`] to write. Null if nobody asks.
     pub fault: u64,
     /// One value, or one a row.
     pub loss: u64,

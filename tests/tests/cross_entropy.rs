@@ -4,7 +4,8 @@
 use approx::assert_relative_eq;
 use fused_loss::reduction::{None as PerSample, SampleReduction};
 use fused_loss::{
-    CrossEntropy, Error, Gpu, Grads, Loss, Mean, Mse, Saved, Sum, Targets, Tensor, Workspace,
+    CrossEntropy, Error, Gpu, Grads, Loss, Mean, Mse, RowSum, Saved, Sum, Targets, Tensor,
+    Workspace,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -1158,8 +1159,32 @@ fn a_target_that_is_no_class_is_told_of_wherever_the_loss_is_read() {
     let values = loss.values().to_vec().unwrap();
     assert!(values[0] > 0.0 && values[1].is_nan());
     // What is written over it is something else.
-    loss.copy_from_slice(&[1.0, 2.0]).unwrap();
-    assert_eq!(loss.to_vec().unwrap(), [1.0, 2.0]);
+    loss.copy_from_slice(&[1.0, f32::NAN]).unwrap();
+    assert!(loss.to_vec().unwrap()[1].is_nan());
+}
+
+/// The losses of probabilities, of which none is a class, are NaN for another reason.
+#[test]
+fn a_loss_without_classes_forgets_a_target_that_was_none() {
+    let stream = gpu().stream().unwrap();
+    let nan = Tensor::from_slice(gpu(), [2, 3], &[f32::NAN; 6]).unwrap();
+    let target = Tensor::from_slice(gpu(), [2], &[1_i64, 7]).unwrap();
+    let (none, mut workspace) = (CrossEntropy::none(), Workspace::new(gpu()).unwrap());
+    let mut loss = Loss::<f32>::zeros(gpu(), [2]).unwrap();
+    for by_values in [false, true] {
+        none.forward_into(&nan, &target, &mut loss, &mut workspace, &stream).unwrap();
+        loss.check().unwrap_err();
+        let to = if by_values { loss.values_mut() } else { (&mut loss).into() };
+        let mut scratch = Workspace::new(gpu()).unwrap();
+        none.forward_into(&nan, &nan, to, &mut scratch, &stream).unwrap();
+        assert!(loss.to_vec().unwrap().iter().all(|loss| loss.is_nan()));
+        none.forward_into(&nan, &target, &mut loss, &mut workspace, &stream).unwrap();
+        loss.check().unwrap_err();
+        let to = if by_values { loss.values_mut() } else { (&mut loss).into() };
+        let rows = Mse { reduction: RowSum };
+        rows.forward_into(&nan, &nan, to, &mut workspace, &stream).unwrap();
+        assert!(loss.to_vec().unwrap().iter().all(|loss| loss.is_nan()));
+    }
 }
 
 /// Each gradient is scaled before it is rounded, over the logits as beside them.

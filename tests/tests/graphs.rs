@@ -2,7 +2,7 @@
 //! replay computes anew from whatever the memory holds then.
 
 use cust::sys::{self, CUresult};
-use fused_loss::{CrossEntropy, Grads, Loss, Mse, Saved, Stream, Tensor, Workspace};
+use fused_loss::{CrossEntropy, Error, Grads, Loss, Mse, Saved, Stream, Tensor, Workspace};
 use half::f16;
 use tests::gpu;
 use tests::number::Number;
@@ -210,4 +210,73 @@ fn replays_of_cross_entropy_compute_anew() {
             }
         }
     }
+}
+
+/// What a loss says of its targets is what the device has found, not what was asked of it.
+#[test]
+fn a_capture_finds_no_target_before_it_is_replayed() {
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [3, 4], &uniforms(31, 12)).unwrap();
+    let mut target = Tensor::from_slice(gpu(), [3], &[0_i64, 1, 2]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mean = CrossEntropy::mean();
+    let expected = mean.forward(&input, &target, &stream).unwrap().item().unwrap();
+    for shape in [&[][..], &[3]] {
+        // Memory in which a loss that is gone had found a target.
+        target.copy_from_slice(&[7, 1, 2]).unwrap();
+        let gone = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
+        gone.check().unwrap_err();
+        drop(gone);
+        target.copy_from_slice(&[0, 1, 2]).unwrap();
+        let mut loss = Loss::<f32>::zeros(gpu(), shape).unwrap();
+        let graph = Graph::capture(&stream, || {
+            let (loss, workspace) = (&mut loss, &mut workspace);
+            if shape.is_empty() {
+                mean.forward_into(&input, &target, loss, workspace, &stream).unwrap();
+            } else {
+                let none = CrossEntropy::none();
+                none.forward_into(&input, &target, loss, workspace, &stream).unwrap();
+            }
+        });
+        assert_eq!(loss.to_vec().unwrap(), vec![0.0; loss.shape().len()]);
+        graph.replay(&stream);
+        let sum: f32 = loss.to_vec().unwrap().iter().sum();
+        assert!((sum / loss.shape().len() as f32 - expected).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_replay_finds_a_target_whatever_was_written_over_the_loss_before() {
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [3, 4], &uniforms(32, 12)).unwrap();
+    let target = Tensor::from_slice(gpu(), [3], &[0_i64, 9, 2]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mean = CrossEntropy::mean();
+    mean.forward(&input, &target, &stream).unwrap().item().unwrap_err();
+    let mut loss = Loss::<f32>::zeros(gpu(), []).unwrap();
+    let graph = Graph::capture(&stream, || {
+        mean.forward_into(&input, &target, &mut loss, &mut workspace, &stream).unwrap();
+    });
+    let finds = |loss: &Loss<f32>| {
+        let error = loss.item().unwrap_err();
+        let found = matches!(error, Error::TargetOutOfRange { row: 1, target: 9, classes: 4 });
+        assert!(found, "{error}");
+    };
+    graph.replay(&stream);
+    finds(&loss);
+    // The host writes.
+    loss.copy_from_slice(&[3.0]).unwrap();
+    assert_eq!(loss.item().unwrap(), 3.0);
+    graph.replay(&stream);
+    finds(&loss);
+    // A loss writes that has no classes, by way of the loss and of its values.
+    let mut sums = Workspace::new(gpu()).unwrap();
+    Mse::sum().forward_into(&input, &input, &mut loss, &mut sums, &stream).unwrap();
+    assert_eq!(loss.item().unwrap(), 0.0);
+    graph.replay(&stream);
+    finds(&loss);
+    Mse::sum().forward_into(&input, &input, loss.values_mut(), &mut sums, &stream).unwrap();
+    assert_eq!(loss.item().unwrap(), 0.0);
+    graph.replay(&stream);
+    finds(&loss);
 }

@@ -11,7 +11,6 @@ use crate::stream::Stream;
 use crate::view::Float;
 use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
 use kernels_gpu::{Entry, Family};
-use std::sync::atomic::Ordering;
 
 impl<T: Float, R> CrossEntropy<'_, T, R> {
     /// Queues a call of which each argument was checked.
@@ -31,12 +30,15 @@ impl<T: Float, R> CrossEntropy<'_, T, R> {
             }
             args.target_stride = cols;
         }
-        let reports = args.class_bytes != 0;
-        args.fault = fault.filter(|_| reports).map_or(args.fault, |fault| fault.address);
+        let has_classes = args.class_bytes != 0;
+        if let Some(fault) = fault.filter(|_| has_classes) {
+            args.fault = fault.address;
+        }
         Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
-        if let Some(fault) = fault {
-            let classes = if reports { args.cols as usize } else { 0 };
-            fault.classes.store(classes, Ordering::Relaxed);
+        match fault {
+            Some(fault) if has_classes => fault.is_written(),
+            Some(fault) => fault.clear(stream)?,
+            None => {}
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::tensor::Tensor;
 use crate::view::{Float, IntoShape, Shape, View};
-use kernels_gpu::abi::saved;
+use kernels_gpu::abi::{TargetFault, saved};
 use std::fmt;
 
 /// What a forward pass leaves for the backward: the largest logit m of each row, log Σ exp(x − m),
@@ -79,7 +79,8 @@ impl Origin {
     }
 }
 
-/// Where, behind the start of a [`Saved`]'s totals, there is room for a fault.
+/// Where, behind the start of a [`Saved`]'s totals, there is room for a [`TargetFault`] that nobody
+/// asks for.
 pub(super) const FAULT_OF_SAVED: u64 = 2 * size_of::<f64>() as u64;
 
 impl<V: Float> Saved<V> {
@@ -100,8 +101,8 @@ impl<V: Float> Saved<V> {
         let input = input.into_shape("input")?;
         let of_rows = [saved::COUNT, input.of_rows().len()].into_shape("input")?;
         let rows = Tensor::uninitialised(gpu, of_rows)?;
-        // Behind the totals, room for a fault that nobody asks for.
-        let totals = Tensor::uninitialised(gpu, Shape::row(4))?;
+        let totals = FAULT_OF_SAVED as usize + size_of::<TargetFault>();
+        let totals = Tensor::uninitialised(gpu, Shape::row(totals / size_of::<f64>()))?;
         Ok(Saved { rows, totals, input, origin: None })
     }
 

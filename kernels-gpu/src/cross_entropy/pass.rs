@@ -7,7 +7,7 @@ use super::label::{
 use super::mode;
 use super::stats::Stats;
 use super::team::Team;
-use crate::abi::{CACHE_LINE, CrossEntropyArgs, reduction, saved};
+use crate::abi::{CACHE_LINE, CrossEntropyArgs, TargetFault, reduction, saved};
 use crate::cut::Row;
 use crate::element::{Element, Real, unrolled};
 use crate::math::{exp_m1_below, quotient};
@@ -665,7 +665,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(crate) unsafe fn begin_finish(&self, finishes: bool) -> bool {
         if finishes && MODE != mode::PROBABILITIES && self.args.fault != 0 {
             // SAFETY: the caller's conditions.
-            unsafe { self.store_fault(-1, 0) };
+            unsafe { store(&raw mut (*self.fault()).classes, 0) };
         }
         self.is_plain()
     }
@@ -700,22 +700,18 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             // SAFETY: the caller's conditions; a row that was reported is one of `rows`.
             unsafe {
                 if let Some(row) = workspace.take_reported_row() {
-                    self.store_fault(row.cast_signed(), self.class(row));
+                    store(&raw mut (*self.fault()).row, row);
+                    store(&raw mut (*self.fault()).target, self.class(row));
+                    store(&raw mut (*self.fault()).classes, self.args.cols.into());
                 }
             }
         }
     }
 
-    /// # Safety
-    /// The kernels' condition 1, with a `fault`; one thread at a time calls this.
+    /// Where to write which target is no class.
     #[inline(always)]
-    unsafe fn store_fault(&self, row: i64, target: i64) {
-        let fault = self.args.fault as *mut i64;
-        // SAFETY: the caller's conditions.
-        unsafe {
-            store(fault, row);
-            store(fault.wrapping_add(1), target);
-        }
+    fn fault(&self) -> *mut TargetFault {
+        self.args.fault as *mut TargetFault
     }
 
     /// Asks for the totals, in the block that adds up: before the sums, not behind them.

@@ -1,0 +1,175 @@
+//! The value of a loss, and what the device has found of its targets.
+
+use super::Tensor;
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::view::{Element, Fault, IntoShape, Shape, View, ViewMut, check_shape};
+use kernels_gpu::abi::TargetFault;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
+pub struct Loss<V> {
+    /// The values and, behind them, a [`TargetFault`].
+    values: Tensor<V>,
+    /// Whether a call has ever been given the fault to write: before, nothing may have written it.
+    is_asked_for: AtomicBool,
+}
+
+/// A scalar loss as it lies on the device.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Scalar<V> {
+    value: V,
+    fault: TargetFault,
+}
+
+impl<V: Element> Loss<V> {
+    /// Memory for a loss, which the launch that gets it writes.
+    pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
+        let bytes = Self::fault_offset(shape) + size_of::<TargetFault>();
+        let values = Tensor::with_tail(gpu, shape, bytes - shape.len() * size_of::<V>())?;
+        Ok(Loss { values, is_asked_for: AtomicBool::new(false) })
+    }
+
+    /// Where the fault is; of a scalar, where [`Scalar`] has it.
+    fn fault_offset(shape: Shape) -> usize {
+        (shape.len() * size_of::<V>()).next_multiple_of(align_of::<TargetFault>())
+    }
+
+    /// A loss of zeros, for the `_into` methods to write.
+    ///
+    /// # Errors
+    /// As [`Tensor::zeros`].
+    pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
+        let mut loss = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
+        let bytes = Self::fault_offset(loss.shape()) + size_of::<TargetFault>();
+        loss.values.buffer.clear(0, bytes)?;
+        Ok(loss)
+    }
+
+    /// Waits for the work that computes the loss, and returns its one value.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check); [`Error::Shape`] where the loss is not a scalar.
+    pub fn item(&self) -> Result<V> {
+        check_shape("loss", Shape::SCALAR, self.shape())?;
+        let Scalar { value, fault } = self.scalar()?;
+        self.check_fault(fault, value)?;
+        Ok(value)
+    }
+
+    /// Waits for the work that computes the loss, and returns its values, in row-major order.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check).
+    pub fn to_vec(&self) -> Result<Vec<V>> {
+        self.check()?;
+        self.values.to_vec()
+    }
+
+    /// Waits for the work that computes the loss, and copies its values to `data`, in row-major
+    /// order.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check); [`Error::Length`] where `data` has not as many elements as
+    /// the loss.
+    pub fn copy_to_slice(&self, data: &mut [V]) -> Result<()> {
+        self.check()?;
+        self.values.copy_to_slice(data)
+    }
+
+    /// The dimensions: none of a loss that is reduced to a scalar.
+    pub fn shape(&self) -> Shape {
+        self.values.shape
+    }
+
+    /// Waits for the work that computes the loss, and says whether it could.
+    ///
+    /// # Errors
+    /// [`Error::TargetOutOfRange`] where a target is no class: the lowest such row; its loss and
+    /// its gradient are NaN, and so is a sum or a mean that it is part of. [`Error::Driver`] where
+    /// the work failed.
+    pub fn check(&self) -> Result<()> {
+        if self.shape() == Shape::SCALAR {
+            let Scalar { value, fault } = self.scalar()?;
+            return self.check_fault(fault, value);
+        }
+        if !self.is_asked_for.load(Ordering::Relaxed) {
+            return self.values.buffer.written().map(|_| ());
+        }
+        let (mut fault, mut value) = (TargetFault::default(), [V::default()]);
+        // SAFETY: the fault is behind the values, and all bit patterns are numbers.
+        unsafe { self.values.buffer.read_to(Self::fault_offset(self.shape()), &mut fault)? };
+        let row = fault.row as usize;
+        if fault.classes == 0 || row >= self.shape().len() {
+            return Ok(());
+        }
+        self.values.buffer.read(row * size_of::<V>(), &mut value)?;
+        self.check_fault(fault, value[0])
+    }
+
+    /// The one value and the fault, of one moment.
+    fn scalar(&self) -> Result<Scalar<V>> {
+        let mut scalar = Scalar { value: V::default(), fault: TargetFault::default() };
+        // SAFETY: a scalar loss lies so on the device, and all bit patterns are numbers.
+        unsafe { self.values.buffer.read_to(0, &mut scalar)? };
+        Ok(scalar)
+    }
+
+    /// Refuses a `value` that is NaN because of a target. Another has been written over that since,
+    /// by somebody who does not know of the fault.
+    fn check_fault(&self, fault: TargetFault, value: V) -> Result<()> {
+        let TargetFault { row, target, classes } = fault;
+        let is_nan = value.ne(&value);
+        if !self.is_asked_for.load(Ordering::Relaxed) || classes == 0 || !is_nan {
+            return Ok(());
+        }
+        let (row, classes) = (row as usize, classes as usize);
+        Err(Error::TargetOutOfRange { row, target, classes })
+    }
+
+    /// The values, for other calls to read. Read from here, what [`check`](Self::check) has to say
+    /// is not asked for: of a target that is no class, the value is NaN.
+    pub fn values(&self) -> &Tensor<V> {
+        &self.values
+    }
+
+    /// The values, to write: for a call, the loss itself.
+    pub fn values_mut(&mut self) -> ViewMut<'_, V> {
+        self.into()
+    }
+
+    /// Overwrites the values with those of `data`, as [`Tensor::copy_from_slice`] does.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as the loss; [`Error::Driver`].
+    pub fn copy_from_slice(&mut self, data: &[V]) -> Result<()> {
+        self.values.copy_from_slice(data)?;
+        // Nothing is wrong with what the host has written.
+        let fault = Self::fault_offset(self.shape());
+        self.values.buffer.clear(fault, size_of::<TargetFault>())
+    }
+}
+
+impl<V: Element> fmt::Debug for Loss<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loss({:?})", self.values)
+    }
+}
+
+impl<'a, V: Element> From<&'a mut Loss<V>> for ViewMut<'a, V> {
+    fn from(loss: &'a mut Loss<V>) -> Self {
+        let Loss { values, is_asked_for } = loss;
+        let address = values.as_raw() + Loss::<V>::fault_offset(values.shape) as u64;
+        let mut view = values.view_mut();
+        view.fault = Some(Fault { address, is_asked_for });
+        view
+    }
+}
+
+impl<'a, V: Element> From<&'a Loss<V>> for View<'a, V> {
+    fn from(loss: &'a Loss<V>) -> Self {
+        loss.values.view()
+    }
+}

@@ -1,0 +1,187 @@
+//! Memory on the GPU that the library owns.
+
+mod buffer;
+mod loss;
+mod usage;
+
+pub(crate) use buffer::Buffer;
+pub use loss::Loss;
+pub(crate) use usage::Usage;
+
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::stream::Stream;
+use crate::view::{Element, IntoShape, Memory, Shape, View, ViewMut};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// A dense tensor on a GPU, row-major, owned.
+///
+/// A tensor knows which streams use it: a call on another stream is made to wait for what was
+/// queued before, and dropping the tensor waits for all of it before the memory is freed.
+///
+/// `Send` and `Sync`: any thread may use it.
+pub struct Tensor<T> {
+    buffer: Buffer,
+    shape: Shape,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    /// Memory that is not initialised: whoever calls it writes every element before it is read.
+    pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
+        Self::with_tail(gpu, shape, 0)
+    }
+
+    /// As [`uninitialised`](Self::uninitialised), with `tail` bytes behind the elements.
+    fn with_tail(gpu: &Gpu, shape: Shape, tail: usize) -> Result<Self> {
+        let buffer = Buffer::new(gpu, shape.len() * size_of::<T>() + tail)?;
+        Ok(Tensor { buffer, shape, element: PhantomData })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// [`Error::InvalidShape`]; [`Error::Driver`] where memory is short.
+    pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
+        let mut tensor = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
+        tensor.clear()?;
+        Ok(tensor)
+    }
+
+    /// Sets all elements to zero, behind all work that uses them, and waits until it is done.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        self.buffer.clear(0, self.bytes())
+    }
+
+    /// A tensor with the elements of `data`, in row-major order. Returns when they are copied.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as `shape`; [`Error::InvalidShape`];
+    /// [`Error::Driver`] where memory is short.
+    pub fn from_slice(gpu: &Gpu, shape: impl IntoShape, data: &[T]) -> Result<Self> {
+        let shape = shape.into_shape("shape")?;
+        if data.len() != shape.len() {
+            return Err(Error::Length { argument: "data", expected: shape.len(), got: data.len() });
+        }
+        let mut tensor = Self::uninitialised(gpu, shape)?;
+        tensor.copy_from_slice(data)?;
+        Ok(tensor)
+    }
+
+    /// Overwrites the elements with those of `data`, behind all work that uses them. Returns when
+    /// they are copied.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as the tensor; [`Error::Driver`].
+    pub fn copy_from_slice(&mut self, data: &[T]) -> Result<()> {
+        if data.len() != self.shape.len() {
+            let (expected, got) = (self.shape.len(), data.len());
+            return Err(Error::Length { argument: "data", expected, got });
+        }
+        self.buffer.write(data)
+    }
+
+    /// The elements, in row-major order. Waits for the work that writes them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where that work failed.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut data = vec![T::default(); self.shape.len()];
+        self.copy_to_slice(&mut data)?;
+        Ok(data)
+    }
+
+    /// Copies the elements to `data`, in row-major order. Waits for the work that writes them.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` has not as many elements as the tensor; [`Error::Driver`]
+    /// where that work failed.
+    pub fn copy_to_slice(&self, data: &mut [T]) -> Result<()> {
+        if data.len() != self.shape.len() {
+            let (expected, got) = (self.shape.len(), data.len());
+            return Err(Error::Length { argument: "data", expected, got });
+        }
+        self.buffer.read(0, data)
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The device it is on.
+    pub fn gpu(&self) -> &Gpu {
+        self.buffer.gpu()
+    }
+
+    /// The address of its first element on the device, for libraries that share the device's
+    /// primary context. Null where it has no elements. Work that this library does not queue is not
+    /// waited for when the tensor is dropped.
+    pub fn as_raw(&self) -> u64 {
+        self.buffer.address()
+    }
+
+    /// The tensor as a call reads it.
+    pub fn view(&self) -> View<'_, T> {
+        View::of(self.memory())
+    }
+
+    /// The tensor as a call writes it.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut::of(self.memory())
+    }
+
+    fn memory(&self) -> Memory<'_> {
+        self.buffer.memory::<T>(self.shape)
+    }
+
+    fn bytes(&self) -> usize {
+        self.shape.len() * size_of::<T>()
+    }
+}
+
+impl<'a, T: Element> From<&'a Tensor<T>> for View<'a, T> {
+    fn from(tensor: &'a Tensor<T>) -> Self {
+        tensor.view()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Tensor<T>> for ViewMut<'a, T> {
+    fn from(tensor: &'a mut Tensor<T>) -> Self {
+        tensor.view_mut()
+    }
+}
+
+impl<T: Element> fmt::Debug for Tensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor<{}>{:?} on {:?}", T::NAME, self.shape, self.buffer.gpu())
+    }
+}
+
+impl<T: Element> View<'_, T> {
+    /// The elements, in row-major order. Waits for what is queued on `stream`, and for work of this
+    /// library that writes them.
+    ///
+    /// # Errors
+    /// [`Error::Stride`] where there are gaps between rows, or where one element stands for all;
+    /// [`Error::NullPointer`], [`Error::Misaligned`], [`Error::Device`]; [`Error::Driver`] where
+    /// that work failed.
+    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
+        let memory = self.memory;
+        memory.check::<T>("self")?;
+        memory.check_elements("self")?;
+        memory.check_dense("self")?;
+        memory.check_device("self", stream.gpu().ordinal())?;
+        if let Some(usage) = memory.usage {
+            usage.before_read(stream)?;
+        }
+        let mut data = vec![T::default(); memory.shape.len()];
+        if data.is_empty() {
+            return Ok(data);
+        }
+        // SAFETY: by the conditions of whoever made the view, or the tensor's doing; it is dense.
+        unsafe { stream.queue().copy_to_host(memory.address, &mut data)? };
+        Ok(data)
+    }
+}

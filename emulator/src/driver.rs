@@ -111,7 +111,12 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
     /// Captures that this CPU thread has begun and not ended: it may not allocate or wait meanwhile.
     static CAPTURES: Cell<u32> = const { Cell::new(0) };
+    /// Whether it may do so all the same.
+    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
 }
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const CAPTURE_MODE_RELAXED: c_int = 2;
 
 /// Runs a call, keeping a panic from crossing into the caller.
 fn call(body: impl FnOnce() -> Result) -> u32 {
@@ -161,7 +166,8 @@ fn stream(handle: usize) -> std::result::Result<Arc<Stream>, u32> {
 
 /// Refuses what might wait while this CPU thread captures.
 fn not_capturing() -> Result {
-    if CAPTURES.get() > 0 { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    let allowed = CAPTURES.get() == 0 || CAPTURE_MODE.get() == CAPTURE_MODE_RELAXED;
+    if allowed { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
 }
 
 /// Whether these bytes lie in one allocation.
@@ -490,6 +496,14 @@ mod calls {
             unsafe { put(status, c_int::from(stream(handle)?.is_capturing())) }
         }
 
+        fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
+            if mode.is_null() {
+                return Err(INVALID_VALUE);
+            }
+            unsafe { mode.write(CAPTURE_MODE.replace(mode.read())) };
+            Ok(())
+        }
+
         fn cuStreamBeginCapture_v2(handle: usize, _mode: c_int) {
             // The default stream waits for others.
             if handle < 2 || !stream(handle)?.begin_capture() {
@@ -535,19 +549,31 @@ mod calls {
         }
 
         fn cuEventRecord(event: usize, handle: usize) {
-            let recorded = Recorded { at: Instant::now(), captured: stream(handle)?.is_capturing() };
+            let stream = stream(handle)?;
+            let (captured, fault) = (stream.is_capturing(), stream.fault());
+            let recorded = Recorded { at: Instant::now(), captured, fault };
             *EVENTS.get(event).ok_or(INVALID_HANDLE)?.lock().unwrap() = Some(recorded);
             Ok(())
         }
 
         fn cuEventSynchronize(event: usize) {
             let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
-            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
-            if captured { Err(CAPTURED_EVENT) } else { Ok(()) }
+            let mut event = event.lock().unwrap();
+            let Some(recorded) = event.as_mut() else { return Ok(()) };
+            if recorded.captured {
+                return Err(CAPTURED_EVENT);
+            }
+            not_capturing()?;
+            recorded.fault.take().map_or(Ok(()), |fault| Err(fault.tell()))
         }
 
         fn cuEventQuery(event: usize) {
-            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+            let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
+            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
+            if captured {
+                return Err(CAPTURED_EVENT);
+            }
+            not_capturing()
         }
 
         fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) {

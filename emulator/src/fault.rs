@@ -27,7 +27,10 @@ pub fn take_report() -> Option<String> {
     REPORT.take()
 }
 
-/// Leaves a report for [`take_report`].
-pub(crate) fn leave_report(report: String) {
-    REPORT.set(Some(report));
+impl Fault {
+    /// Leaves its report for [`take_report`], and returns its code.
+    pub(crate) fn tell(self) -> u32 {
+        REPORT.set(Some(self.report));
+        self.code
+    }
 }

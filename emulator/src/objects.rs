@@ -1,6 +1,6 @@
 //! What the driver's handles stand for.
 
-use crate::fault::{Fault, leave_report};
+use crate::fault::Fault;
 use crate::launch::Launch;
 use crate::memory;
 use kernels_gpu::Entry;
@@ -47,6 +47,8 @@ pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
 pub(crate) struct Recorded {
     pub(crate) at: Instant,
     pub(crate) captured: bool,
+    /// What had gone wrong before it, which the first who waits for it is told.
+    pub(crate) fault: Option<Fault>,
 }
 
 /// A loaded PTX text.
@@ -132,11 +134,14 @@ impl Stream {
         let _turn = self.queue.lock().unwrap();
         match self.fault.lock().unwrap().take() {
             None => Ok(()),
-            Some(fault) => {
-                leave_report(fault.report);
-                Err(fault.code)
-            }
+            Some(fault) => Err(fault.tell()),
         }
+    }
+
+    /// The first fault since the last synchronisation.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        let _turn = self.queue.lock().unwrap();
+        self.fault.lock().unwrap().clone()
     }
 
     pub(crate) fn is_capturing(&self) -> bool {

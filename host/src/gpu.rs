@@ -4,7 +4,8 @@ use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
 use crate::plan::{Cache, packed};
 use crate::ptx::{self, Ptx};
-use crate::stream::{Stream, StreamInner};
+use crate::stream::Stream;
+use crate::transfer::Transfers;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
 use cust::sys;
@@ -13,7 +14,7 @@ use kernels_gpu::overlap::OVERLAPS_FROM;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// A GPU. The library works in the device's primary context, the one that PyTorch, cudarc and
 /// candle use too.
@@ -44,8 +45,16 @@ struct Inner {
     dynamic_shared: Mutex<HashMap<usize, u32>>,
     /// Whether multiprocessors are to have shared memory for one block more, by the same key.
     keep_shared: Mutex<HashMap<usize, bool>>,
-    /// The stream of synchronous copies, while anything is using it.
-    transfers: Mutex<Weak<StreamInner>>,
+    transfers: Transfers,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Ok(_restored) = Restore::current() else { return };
+        if CurrentContext::set_current(&self.context).is_ok() {
+            self.transfers.end();
+        }
+    }
 }
 
 /// The oldest driver that records launches into graphs of which one begins while the one before it ends.
@@ -146,7 +155,7 @@ impl Gpu {
                 keep_shared: Mutex::default(),
                 modules: Mutex::default(),
                 functions: RwLock::default(),
-                transfers: Mutex::default(),
+                transfers: Transfers::default(),
             }),
         })
     }
@@ -189,17 +198,8 @@ impl Gpu {
         Stream::new(self)
     }
 
-    /// The stream of synchronous copies.
-    pub(crate) fn transfers(&self) -> Result<Stream> {
-        let mut transfers = self.inner.transfers.lock().unwrap_or_else(PoisonError::into_inner);
-        match transfers.upgrade() {
-            Some(stream) => Ok(Stream::of(stream)),
-            None => {
-                let stream = Stream::for_transfers(self)?;
-                *transfers = stream.downgrade();
-                Ok(stream)
-            }
-        }
+    pub(crate) fn transfers(&self) -> &Transfers {
+        &self.inner.transfers
     }
 
     /// Makes the device's context current on this thread, until what it returns is dropped.

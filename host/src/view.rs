@@ -1,14 +1,10 @@
 //! Shapes and element types, and memory on the GPU that a call borrows.
 
-use crate::driver::check;
 use crate::error::{Error, Result};
-use crate::stream::Stream;
-use crate::tensor::Usage;
-use cust::sys;
-use kernels_gpu::abi::{Dtype, Matrix, TargetFault};
+use crate::tensor::{Fault, Usage};
+use kernels_gpu::abi::{Dtype, Matrix};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 mod sealed {
     pub trait Sealed {}
@@ -236,39 +232,9 @@ pub struct View<'a, T> {
 /// Memory on a GPU that a call writes.
 pub struct ViewMut<'a, T> {
     pub(crate) memory: Memory<'a>,
-    /// Where a loss keeps which target was no class.
+    /// Of a loss, what is beside its values.
     pub(crate) fault: Option<Fault<'a>>,
     element: PhantomData<&'a mut [T]>,
-}
-
-/// Where the kernels write which target is no class, beside a loss.
-#[derive(Clone, Copy)]
-pub(crate) struct Fault<'a> {
-    /// A [`TargetFault`] on the device.
-    pub(crate) address: u64,
-    /// Whether a call has ever been given it to write.
-    pub(crate) is_asked_for: &'a AtomicBool,
-}
-
-impl Fault<'_> {
-    /// Notes that a launch writes it.
-    pub(crate) fn is_written(&self) {
-        self.is_asked_for.store(true, Ordering::Relaxed);
-    }
-
-    /// Has it say that every target is a class, behind what is queued on `stream`: of a loss that
-    /// has no classes.
-    pub(crate) fn clear(&self, stream: &Stream) -> Result<()> {
-        if !self.is_asked_for.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let _current = stream.gpu().bind()?;
-        // SAFETY: the loss has these bytes, and the launch before has ordered the stream behind
-        // whatever else uses them.
-        check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(self.address, 0, size_of::<TargetFault>(), stream.handle())
-        })
-    }
 }
 
 /// A view without its element type.

@@ -156,6 +156,28 @@ fn work_of_another_stream_cannot_be_waited_for_in_a_capture() {
     assert_eq!(gradient.to_vec().unwrap(), expected);
 }
 
+/// A stream that has ended has nothing that a graph could wait for.
+#[test]
+fn a_capture_needs_not_wait_for_a_stream_that_has_ended() {
+    let data = uniforms(23, 100);
+    let x = Tensor::<f32>::from_slice(gpu(), [100], &data).unwrap();
+    let zero = Tensor::<f32>::zeros(gpu(), [100]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let mut gradient = Tensor::<f32>::zeros(gpu(), [100]).unwrap();
+    let ended = gpu().stream().unwrap();
+    Mse::sum().backward_into(&x, &zero, &upstream, &mut gradient, &ended).unwrap();
+    ended.synchronize().unwrap();
+    drop(ended);
+    let stream = gpu().stream().unwrap();
+    let graph = Graph::capture(&stream, || {
+        Mse::sum().backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap();
+    });
+    gradient.copy_from_slice(&[0.0; 100]).unwrap();
+    graph.replay(&stream);
+    let expected: Vec<_> = data.iter().map(|x| 2.0 * x).collect();
+    assert_eq!(gradient.to_vec().unwrap(), expected);
+}
+
 /// Both launches of a mean with its gradient, and what one pass saves for another; a target that is no class is
 /// noted anew by each replay.
 #[test]

@@ -9,7 +9,8 @@ use crate::pairwise::Grads;
 use crate::plan::Pass;
 use crate::reduction::SampleReduction;
 use crate::stream::{Stream, Workspace};
-use crate::view::{Fault, Float, Memory, Shape, View, ViewMut, check_shape};
+use crate::tensor::Fault;
+use crate::view::{Float, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::abi::{CrossEntropyArgs, Matrix, StreamArgs, TileArgs, reduction};
 use std::num::NonZeroU32;
 
@@ -46,7 +47,7 @@ pub(super) struct Arguments<'a> {
     pub(super) args: CrossEntropyArgs,
     pub(super) reads: Vec<Argument<'a>>,
     pub(super) writes: Vec<Argument<'a>>,
-    /// Where the loss keeps which target was no class.
+    /// What is beside the loss's values.
     pub(super) fault: Option<Fault<'a>>,
     /// The shape of the logits.
     shape: Shape,

@@ -35,10 +35,8 @@ impl<T: Float, R> CrossEntropy<'_, T, R> {
             args.fault = fault.address;
         }
         Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
-        match fault {
-            Some(fault) if has_classes => fault.is_written(),
-            Some(fault) => fault.clear(stream)?,
-            None => {}
+        if let Some(fault) = fault {
+            fault.is_written(stream, has_classes)?;
         }
         Ok(())
     }

@@ -106,6 +106,16 @@ impl<V: Float> Saved<V> {
         Ok(Saved { rows, totals, input, origin: None })
     }
 
+    /// Waits for all work that uses it, and forgets the streams of that, as [`Tensor::synchronize`]
+    /// does.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where some of that work failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.rows.synchronize()?;
+        self.totals.synchronize()
+    }
+
     /// log Σ exp x of each row.
     pub fn log_sum_exp(&self) -> View<'_, V> {
         let of_rows = self.input.of_rows();

@@ -1,15 +1,11 @@
 //! Bytes on a GPU that the library owns.
 
 use super::usage::Usage;
-use crate::driver::{check, check_cust};
+use crate::driver::check_cust;
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::stream::Queue;
 use crate::view::{Element, Memory, Shape};
 use cust::memory::{DevicePointer, cuda_free, cuda_malloc};
-use cust::sys;
-use std::ffi::c_void;
-use std::sync::Arc;
 
 /// Bytes on a GPU, and who uses them.
 pub(crate) struct Buffer {
@@ -43,50 +39,37 @@ impl Buffer {
         &self.gpu
     }
 
-    /// The stream that wrote last, whose work is done: a fault of it is reported here.
-    pub(crate) fn written(&self) -> Result<Option<Arc<Queue>>> {
-        let writer = self.usage.writer();
-        if let Some(queue) = &writer {
-            queue.synchronize()?;
-        }
-        Ok(writer)
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Waits for the work that writes it: a fault of that is reported here.
+    pub(crate) fn wait_for_write(&self) -> Result<()> {
+        self.usage.wait_for_write()
+    }
+
+    /// Waits for all work that uses it, and forgets the streams of that.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.usage.wait()
     }
 
     /// Copies what is `offset` bytes behind the start to `data`. Waits for the work that writes it.
     pub(crate) fn read<T: Element>(&self, offset: usize, data: &mut [T]) -> Result<()> {
-        let writer = self.written()?;
-        if data.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: all bit patterns are numbers, and what writes them is done.
-        unsafe { self.copy_to_host(offset, data, writer) }
+        // SAFETY: all bit patterns are numbers.
+        unsafe { self.read_any(offset, data) }
     }
 
-    /// As [`read`](Self::read), of one value of another type.
+    /// As [`read`](Self::read), of other types than numbers.
     ///
     /// # Safety
     /// The buffer has so many bytes, and all that they may be is a `T`.
-    pub(crate) unsafe fn read_to<T>(&self, offset: usize, value: &mut T) -> Result<()> {
-        let writer = self.written()?;
-        // SAFETY: the caller's condition, and what writes it is done.
-        unsafe { self.copy_to_host(offset, std::slice::from_mut(value), writer) }
-    }
-
-    /// # Safety
-    /// The buffer has so many bytes, all that they may be are `T`s, and what writes them is done;
-    /// the last of it was on `writer`.
-    unsafe fn copy_to_host<T>(
-        &self,
-        offset: usize,
-        data: &mut [T],
-        writer: Option<Arc<Queue>>,
-    ) -> Result<()> {
-        let queue = match writer {
-            Some(queue) => queue,
-            None => self.gpu.transfers()?.queue().clone(),
-        };
-        // SAFETY: the caller's conditions.
-        unsafe { queue.copy_to_host(self.address + offset as u64, data) }
+    pub(crate) unsafe fn read_any<T>(&self, offset: usize, data: &mut [T]) -> Result<()> {
+        self.wait_for_write()?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller's condition, and what writes them is done.
+        unsafe { self.gpu.copy_to_host(self.address + offset as u64, data) }
     }
 
     /// Overwrites the first elements with those of `data`, of which it has as many, behind all work
@@ -95,15 +78,9 @@ impl Buffer {
         if data.is_empty() {
             return Ok(());
         }
-        self.usage.wait()?;
-        let stream = self.gpu.transfers()?;
-        let _current = self.gpu.bind()?;
-        // SAFETY: both sides have these bytes, and the copy is done before this returns.
-        check("cuMemcpyHtoDAsync", unsafe {
-            let from = data.as_ptr().cast::<c_void>();
-            sys::cuMemcpyHtoDAsync_v2(self.address, from, size_of_val(data), stream.handle())
-        })?;
-        stream.synchronize()
+        self.synchronize()?;
+        // SAFETY: the buffer has these bytes, and nothing uses them any more.
+        unsafe { self.gpu.copy_to_device(self.address, data) }
     }
 
     /// Sets bytes to zero, from `offset` behind the start on, behind all work that uses them, and
@@ -112,14 +89,9 @@ impl Buffer {
         if bytes == 0 {
             return Ok(());
         }
-        self.usage.wait()?;
-        let stream = self.gpu.transfers()?;
-        let _current = self.gpu.bind()?;
-        // SAFETY: the buffer has these bytes.
-        check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(self.address + offset as u64, 0, bytes, stream.handle())
-        })?;
-        stream.synchronize()
+        self.synchronize()?;
+        // SAFETY: the buffer has these bytes, and nothing uses them any more.
+        unsafe { self.gpu.set_to_zero(self.address + offset as u64, bytes) }
     }
 }
 
@@ -131,7 +103,7 @@ impl Drop for Buffer {
         // A fault of the work it waits for belongs to whoever waits for the work itself. Memory
         // that may still be in use is not given to others: where a fault has broken the context,
         // nothing is.
-        if self.usage.wait().is_err() {
+        if self.synchronize().is_err() {
             return;
         }
         if let Ok(_current) = self.gpu.bind() {

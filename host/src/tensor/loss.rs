@@ -1,19 +1,65 @@
 //! The value of a loss, and what the device has found of its targets.
 
-use super::Tensor;
+use super::{Tensor, Usage};
+use crate::driver::check;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::view::{Element, Fault, IntoShape, Shape, View, ViewMut, check_shape};
+use crate::stream::Stream;
+use crate::view::{Element, IntoShape, Shape, View, ViewMut, check_shape};
+use cust::sys;
 use kernels_gpu::abi::TargetFault;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
+///
+/// What reads it waits for the work that computes it. A loss that a call has returned knows where that
+/// ends: what was queued on the stream since is not waited for. Of one that was given to a call, that
+/// is so once [`record`](Self::record) is called.
 pub struct Loss<V> {
     /// The values and, behind them, a [`TargetFault`].
     values: Tensor<V>,
+    writes: Writes,
+}
+
+/// What the host knows of the launches that write a loss.
+struct Writes {
     /// Whether a call has ever been given the fault to write: before, nothing may have written it.
     is_asked_for: AtomicBool,
+    /// Whether the end of the next launch is to be noted.
+    is_noted: AtomicBool,
+}
+
+/// What is beside the values of a loss: on the device, which target is no class.
+#[derive(Clone, Copy)]
+pub(crate) struct Fault<'a> {
+    /// A [`TargetFault`].
+    pub(crate) address: u64,
+    writes: &'a Writes,
+    usage: &'a Usage,
+}
+
+impl Fault<'_> {
+    /// A launch was queued on `stream` that writes the values, and the fault too if it `reports`;
+    /// otherwise it is to say that every target is a class.
+    pub(crate) fn is_written(&self, stream: &Stream, reports: bool) -> Result<()> {
+        let Writes { is_asked_for, is_noted } = self.writes;
+        if reports {
+            is_asked_for.store(true, Ordering::Relaxed);
+        } else if is_asked_for.load(Ordering::Relaxed) {
+            let _current = stream.gpu().bind()?;
+            // SAFETY: the loss has these bytes, and the launch has ordered the stream behind whatever
+            // else uses them.
+            check("cuMemsetD8Async", unsafe {
+                let bytes = size_of::<TargetFault>();
+                sys::cuMemsetD8Async(self.address, 0, bytes, stream.handle())
+            })?;
+        }
+        if is_noted.swap(false, Ordering::Relaxed) {
+            self.usage.note_end_of_write()?;
+        }
+        Ok(())
+    }
 }
 
 /// A scalar loss as it lies on the device.
@@ -25,11 +71,16 @@ struct Scalar<V> {
 }
 
 impl<V: Element> Loss<V> {
-    /// Memory for a loss, which the launch that gets it writes.
+    /// Memory for a loss, which the launch that gets it writes. Its end is noted.
     pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
+        Self::with(gpu, shape, true)
+    }
+
+    fn with(gpu: &Gpu, shape: Shape, is_noted: bool) -> Result<Self> {
         let bytes = Self::fault_offset(shape) + size_of::<TargetFault>();
         let values = Tensor::with_tail(gpu, shape, bytes - shape.len() * size_of::<V>())?;
-        Ok(Loss { values, is_asked_for: AtomicBool::new(false) })
+        let (is_asked_for, is_noted) = (AtomicBool::new(false), AtomicBool::new(is_noted));
+        Ok(Loss { values, writes: Writes { is_asked_for, is_noted } })
     }
 
     /// Where the fault is; of a scalar, where [`Scalar`] has it.
@@ -42,7 +93,7 @@ impl<V: Element> Loss<V> {
     /// # Errors
     /// As [`Tensor::zeros`].
     pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
-        let mut loss = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
+        let mut loss = Self::with(gpu, shape.into_shape("shape")?, false)?;
         let bytes = Self::fault_offset(loss.shape()) + size_of::<TargetFault>();
         loss.values.buffer.clear(0, bytes)?;
         Ok(loss)
@@ -95,12 +146,15 @@ impl<V: Element> Loss<V> {
             let Scalar { value, fault } = self.scalar()?;
             return self.check_fault(fault, value);
         }
-        if !self.is_asked_for.load(Ordering::Relaxed) {
-            return self.values.buffer.written().map(|_| ());
+        if !self.writes.is_asked_for.load(Ordering::Relaxed) {
+            return self.values.buffer.wait_for_write();
         }
         let (mut fault, mut value) = (TargetFault::default(), [V::default()]);
         // SAFETY: the fault is behind the values, and all bit patterns are numbers.
-        unsafe { self.values.buffer.read_to(Self::fault_offset(self.shape()), &mut fault)? };
+        unsafe {
+            let fault = std::slice::from_mut(&mut fault);
+            self.values.buffer.read_any(Self::fault_offset(self.shape()), fault)?;
+        }
         let row = fault.row as usize;
         if fault.classes == 0 || row >= self.shape().len() {
             return Ok(());
@@ -113,7 +167,7 @@ impl<V: Element> Loss<V> {
     fn scalar(&self) -> Result<Scalar<V>> {
         let mut scalar = Scalar { value: V::default(), fault: TargetFault::default() };
         // SAFETY: a scalar loss lies so on the device, and all bit patterns are numbers.
-        unsafe { self.values.buffer.read_to(0, &mut scalar)? };
+        unsafe { self.values.buffer.read_any(0, std::slice::from_mut(&mut scalar))? };
         Ok(scalar)
     }
 
@@ -122,11 +176,21 @@ impl<V: Element> Loss<V> {
     fn check_fault(&self, fault: TargetFault, value: V) -> Result<()> {
         let TargetFault { row, target, classes } = fault;
         let is_nan = value.ne(&value);
-        if !self.is_asked_for.load(Ordering::Relaxed) || classes == 0 || !is_nan {
+        if !self.writes.is_asked_for.load(Ordering::Relaxed) || classes == 0 || !is_nan {
             return Ok(());
         }
         let (row, classes) = (row as usize, classes as usize);
         Err(Error::TargetOutOfRange { row, target, classes })
+    }
+
+    /// Notes the end of the work that computes the loss: what is queued on its stream from now on is
+    /// not waited for when it is read. Each call that is given the loss begins anew. Nothing is noted of
+    /// a call that is captured into a graph.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn record(&mut self) -> Result<()> {
+        self.values.buffer.usage().note_end_of_write()
     }
 
     /// The values, for other calls to read. Read from here, what [`check`](Self::check) has to say
@@ -160,10 +224,11 @@ impl<V: Element> fmt::Debug for Loss<V> {
 
 impl<'a, V: Element> From<&'a mut Loss<V>> for ViewMut<'a, V> {
     fn from(loss: &'a mut Loss<V>) -> Self {
-        let Loss { values, is_asked_for } = loss;
+        let Loss { values, writes } = loss;
         let address = values.as_raw() + Loss::<V>::fault_offset(values.shape) as u64;
-        let mut view = values.view_mut();
-        view.fault = Some(Fault { address, is_asked_for });
+        let fault = Fault { address, writes, usage: values.buffer.usage() };
+        let mut view = ViewMut::of(values.memory());
+        view.fault = Some(fault);
         view
     }
 }

@@ -5,6 +5,7 @@ mod loss;
 mod usage;
 
 pub(crate) use buffer::Buffer;
+pub(crate) use loss::Fault;
 pub use loss::Loss;
 pub(crate) use usage::Usage;
 
@@ -105,6 +106,16 @@ impl<T: Element> Tensor<T> {
         self.buffer.read(0, data)
     }
 
+    /// Waits for all work of this library that uses the tensor, and forgets the streams that it was
+    /// queued on: the owner of a stream of another library's may destroy it then, whatever was done
+    /// with it here.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where some of that work failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.buffer.synchronize()
+    }
+
     /// The dimensions.
     pub fn shape(&self) -> Shape {
         self.shape
@@ -181,7 +192,7 @@ impl<T: Element> View<'_, T> {
             return Ok(data);
         }
         // SAFETY: by the conditions of whoever made the view, or the tensor's doing; it is dense.
-        unsafe { stream.queue().copy_to_host(memory.address, &mut data)? };
+        unsafe { stream.copy_to_host(memory.address, &mut data)? };
         Ok(data)
     }
 }

@@ -12,9 +12,33 @@ pub(crate) struct Usage(Mutex<Users>);
 #[derive(Default)]
 struct Users {
     /// The stream that wrote last.
-    writer: Option<Arc<Queue>>,
+    writer: Option<Writer>,
     /// Streams that have read since, or were made to wait for the writer.
     readers: Vec<Arc<Queue>>,
+}
+
+struct Writer {
+    queue: Arc<Queue>,
+    /// The point behind the write, where it was noted; others wait for all that is queued by then.
+    end: Option<Arc<Event>>,
+}
+
+impl Writer {
+    fn end(&self) -> Result<Arc<Event>> {
+        self.end.clone().map_or_else(|| self.queue.end_of_work(), Ok)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.is_done()) || self.queue.is_finished()
+    }
+}
+
+impl Users {
+    /// Forgets streams that have ended, and all of whose work is done.
+    fn forget_finished(&mut self) {
+        self.readers.retain(|reader| !reader.is_finished());
+        self.writer.take_if(|writer| writer.is_finished());
+    }
 }
 
 impl Usage {
@@ -22,19 +46,17 @@ impl Usage {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The stream that wrote last.
-    pub(super) fn writer(&self) -> Option<Arc<Queue>> {
-        self.users().writer.clone()
-    }
-
     /// Orders what `stream` gets next, a read, behind the last write.
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
         let (mut users, queue) = (self.users(), stream.queue());
-        if users.readers.contains(queue) || users.writer.as_ref() == Some(queue) {
+        let is_known = users.readers.iter().any(|reader| reader.is(queue))
+            || users.writer.as_ref().is_some_and(|writer| writer.queue.is(queue));
+        if is_known {
             return Ok(());
         }
+        users.forget_finished();
         if let Some(writer) = &users.writer {
-            queue.wait_for(writer)?;
+            stream.wait_for_event(&*writer.end()?)?;
         }
         users.readers.push(queue.clone());
         Ok(())
@@ -43,28 +65,120 @@ impl Usage {
     /// Orders what `stream` gets next, a write, behind everything before.
     pub(crate) fn before_write(&self, stream: &Stream) -> Result<()> {
         let (mut users, queue) = (self.users(), stream.queue());
-        for other in users.readers.iter().chain(&users.writer) {
-            if other != queue {
-                queue.wait_for(other)?;
+        for reader in &users.readers {
+            if !reader.is(queue) && !reader.is_finished() {
+                stream.wait_for_event(&*reader.end_of_work()?)?;
             }
         }
+        if let Some(writer) = &users.writer
+            && !writer.queue.is(queue)
+            && !writer.is_finished()
+        {
+            stream.wait_for_event(&*writer.end()?)?;
+        }
         users.readers.clear();
-        users.writer = Some(queue.clone());
+        users.writer = Some(Writer { queue: queue.clone(), end: None });
         Ok(())
+    }
+
+    /// Notes the point behind the last write, so that nobody waits for what is queued on its stream
+    /// from now on. What is captured has none.
+    pub(crate) fn note_end_of_write(&self) -> Result<()> {
+        let mut users = self.users();
+        if let Some(writer) = &mut users.writer {
+            let is_work = !writer.queue.is_capturing();
+            writer.end = is_work.then(|| writer.queue.end_of_work()).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the last write.
+    pub(super) fn wait_for_write(&self) -> Result<()> {
+        // Nobody else has to wait for the lock meanwhile.
+        let writer = {
+            let users = self.users();
+            users.writer.as_ref().map(|writer| (writer.queue.clone(), writer.end.clone()))
+        };
+        match writer {
+            Some((_, Some(end))) => end.synchronize(),
+            Some((queue, None)) => queue.synchronize(),
+            None => Ok(()),
+        }
     }
 
     /// Waits for everything, and forgets what is done.
     pub(super) fn wait(&self) -> Result<()> {
         let mut users = self.users();
-        let done = |queue: &Arc<Queue>| Event::record(queue).and_then(|event| event.synchronize());
         while let Some(reader) = users.readers.last() {
-            done(reader)?;
+            reader.end_of_work()?.synchronize()?;
             users.readers.pop();
         }
         if let Some(writer) = &users.writer {
-            done(writer)?;
+            writer.end()?.synchronize()?;
             users.writer = None;
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use crate::gpu::tests::gpu;
+    use crate::{Mse, Stream, Tensor};
+    use std::sync::Arc;
+
+    fn read(x: &Tensor<f32>, stream: &Stream) {
+        Mse::mean().forward(x, x, stream).unwrap().item().unwrap();
+    }
+
+    /// Weights outlive the streams of the steps that read them.
+    #[test]
+    fn streams_that_have_ended_are_not_kept() {
+        let gpu = gpu();
+        let x = Tensor::<f32>::zeros(&gpu, [40]).unwrap();
+        let mut handles = Vec::new();
+        for _ in 0..2_000 {
+            let stream = gpu.stream().unwrap();
+            read(&x, &stream);
+            handles.push((stream.as_raw(), Arc::downgrade(stream.queue())));
+        }
+        let known = x.buffer.usage().users().readers.len();
+        assert!(known <= 1, "{known} streams are known to the tensor");
+        let kept = handles.iter().filter(|(_, queue)| queue.upgrade().is_some()).count();
+        assert!(kept <= 1, "{kept} streams are kept");
+        let gone = |handle: *mut std::ffi::c_void| {
+            let _current = gpu.bind().unwrap();
+            // SAFETY: the emulator refuses a handle of no stream.
+            let result = unsafe { cust::sys::cuStreamSynchronize(handle.cast()) };
+            result != cust::sys::CUresult::CUDA_SUCCESS
+        };
+        if gpu.is_emulated() {
+            assert!(handles.iter().all(|&(handle, _)| gone(handle)), "a driver's stream is there");
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_was_waited_for_knows_no_stream() {
+        let gpu = gpu();
+        let x = Tensor::<f32>::zeros(&gpu, [40]).unwrap();
+        let streams = [(); 3].map(|()| gpu.stream().unwrap());
+        streams.iter().for_each(|stream| read(&x, stream));
+        assert_eq!(x.buffer.usage().users().readers.len(), 3);
+        x.synchronize().unwrap();
+        assert_eq!(x.buffer.usage().users().readers.len(), 0);
+    }
+
+    /// The driver gives the handle of a stream that is gone to another.
+    #[test]
+    fn a_stream_that_has_ended_is_no_other() {
+        let gpu = gpu();
+        let stream = gpu.stream().unwrap();
+        // SAFETY: the same stream, which is there to the end.
+        let same = unsafe { Stream::from_raw(&gpu, stream.as_raw()) }.unwrap();
+        let queue = same.queue().clone();
+        assert!(queue.is(stream.queue()));
+        drop(same);
+        assert!(!queue.is(stream.queue()));
+        assert!(queue.is(&queue));
     }
 }

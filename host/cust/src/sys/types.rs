@@ -91,6 +91,12 @@ numbers! {
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1;
         CU_STREAM_CAPTURE_MODE_RELAXED = 2;
     }
+    /// Whether a stream is captured.
+    CUstreamCaptureStatus_enum {
+        CU_STREAM_CAPTURE_STATUS_NONE = 0;
+        CU_STREAM_CAPTURE_STATUS_ACTIVE = 1;
+        CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2;
+    }
     /// Which attribute of a launch.
     CUlaunchAttributeID {
         CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2;
@@ -100,6 +106,9 @@ numbers! {
 
 /// What a capture refuses of the calls that might wait.
 pub type CUstreamCaptureMode = CUstreamCaptureMode_enum;
+
+/// Whether a stream is captured.
+pub type CUstreamCaptureStatus = CUstreamCaptureStatus_enum;
 
 /// Flags of a stream.
 #[repr(u32)]

@@ -1,14 +1,20 @@
 //! Queues of work, and the scratch memory of a launch.
 
+mod event;
+mod queue;
+mod workspace;
+
+pub(crate) use event::Event;
+pub(crate) use queue::Queue;
+pub use workspace::Workspace;
+
 use crate::driver::check;
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::tensor::Buffer;
-use crate::view::{Memory, Shape};
+use crate::view::Element;
 use cust::sys;
-use kernels_gpu::abi::WORKSPACE_BYTES;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A queue of work on a GPU. Work on one stream runs in the order of the calls; work on different
 /// streams may run at the same time.
@@ -19,112 +25,45 @@ pub struct Stream {
     inner: Arc<StreamInner>,
 }
 
-pub(crate) struct StreamInner {
+struct StreamInner {
     queue: Arc<Queue>,
+    /// The queue's, which is open as long as this is there.
+    handle: sys::CUstream,
     /// Scratch for the calls that are given none: work on one stream never runs at the same time.
-    workspace: Option<Workspace>,
+    workspace: Workspace,
     /// Held while a call queues its launches: what one leaves in the workspace for the next is not
     /// to be another call's.
     calls: Mutex<()>,
 }
 
-/// The driver's stream. Memory keeps it as long as work on it may use the memory: without the
-/// stream's workspace, which is memory too and would keep what keeps it.
-pub(crate) struct Queue {
-    gpu: Gpu,
-    handle: sys::CUstream,
-    owned: bool,
-}
-
 // SAFETY: the handle may be used from any thread; the driver locks it.
-unsafe impl Send for Queue {}
+unsafe impl Send for StreamInner {}
 // SAFETY: as above.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for StreamInner {}
 
-impl Queue {
-    /// Waits for all work queued so far.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        let _current = self.gpu.bind()?;
-        // SAFETY: the handle is valid while `self` is.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
-    }
-
-    /// Makes whatever is queued next wait for all work queued on `other` so far.
-    pub(crate) fn wait_for(&self, other: &Queue) -> Result<()> {
-        let event = Event::record(other)?;
-        let _current = self.gpu.bind()?;
-        // SAFETY: both handles are valid; an event may be destroyed while it is waited for.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) })
-    }
-
-    /// Copies what is at `from` to `data`, behind all work queued so far. Returns when it is done.
-    ///
-    /// # Safety
-    /// 1. `from` is the address of as many elements on the stream's device, and all that they may
-    ///    be is a `T`.
-    /// 2. Nothing writes them but work that is ordered before on this stream.
-    pub(crate) unsafe fn copy_to_host<T>(&self, from: u64, data: &mut [T]) -> Result<()> {
-        let _current = self.gpu.bind()?;
-        // SAFETY: both sides have these bytes, by the first condition, and the copy is done before
-        // this returns.
-        check("cuMemcpyDtoHAsync", unsafe {
-            let to = data.as_mut_ptr().cast();
-            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), self.handle)
-        })?;
-        self.synchronize()
-    }
-}
-
-impl PartialEq for Queue {
-    fn eq(&self, other: &Self) -> bool {
-        self.handle == other.handle && self.gpu.ordinal() == other.gpu.ordinal()
-    }
-}
-
-impl Drop for Queue {
+impl Drop for StreamInner {
     fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
-        if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued
-            // goes on.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
-        }
+        self.queue.end();
     }
 }
 
 impl Stream {
     /// A new stream, which does not wait for the device's default stream.
     pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
-        Self::create(gpu, Some(Workspace::new(gpu)?))
-    }
-
-    /// A stream for copies alone.
-    pub(crate) fn for_transfers(gpu: &Gpu) -> Result<Self> {
-        Self::create(gpu, None)
-    }
-
-    fn create(gpu: &Gpu, workspace: Option<Workspace>) -> Result<Self> {
+        let workspace = Workspace::new(gpu)?;
         let _current = gpu.bind()?;
         let mut handle = std::ptr::null_mut();
         let non_blocking = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes the handle to the pointer it is given.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, non_blocking) })?;
-        Ok(Self::with(Queue { gpu: gpu.clone(), handle, owned: true }, workspace))
+        Ok(Self::with(gpu, handle, true, workspace))
     }
 
-    fn with(queue: Queue, workspace: Option<Workspace>) -> Self {
-        let queue = Arc::new(queue);
-        Self::of(Arc::new(StreamInner { queue, workspace, calls: Mutex::default() }))
-    }
-
-    pub(crate) fn of(inner: Arc<StreamInner>) -> Self {
-        Stream { inner }
-    }
-
-    pub(crate) fn downgrade(&self) -> Weak<StreamInner> {
-        Arc::downgrade(&self.inner)
+    fn with(gpu: &Gpu, handle: sys::CUstream, owned: bool, workspace: Workspace) -> Self {
+        let queue = Arc::new(Queue::new(gpu, handle, owned));
+        Stream {
+            inner: Arc::new(StreamInner { queue, handle, workspace, calls: Mutex::default() }),
+        }
     }
 
     /// Somebody else's stream; null is the device's default stream.
@@ -135,15 +74,15 @@ impl Stream {
     /// # Safety
     /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`,
     ///    which is another stream on each thread.
-    /// 2. It stays valid until the `Stream`, its clones, and every [`Tensor`](crate::Tensor) and
-    ///    [`Workspace`] that was used on it are dropped.
+    /// 2. It stays valid until the `Stream` and its clones are dropped. Where it is captured into a
+    ///    graph when the last of them is dropped, until the memory that was used on it is dropped, or
+    ///    has forgotten it: see [`Tensor::synchronize`](crate::Tensor::synchronize).
     /// 3. Where it is captured into a graph: the library sees the capture, not the replays. Until
     ///    the last of them is done, nothing that a captured call uses is dropped (the `Stream` and
     ///    its clones too, where it is given no workspace), and nothing else uses it but in the
     ///    order of the stream that the graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
-        let workspace = Some(Workspace::new(gpu)?);
-        Ok(Self::with(Queue { gpu: gpu.clone(), handle: handle.cast(), owned: false }, workspace))
+        Ok(Self::with(gpu, handle.cast(), false, Workspace::new(gpu)?))
     }
 
     /// Waits for all work queued so far.
@@ -160,12 +99,33 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
-        self.inner.queue.wait_for(&other.inner.queue)
+        self.wait_for_event(&*other.inner.queue.end_of_work()?)
+    }
+
+    pub(crate) fn wait_for_event(&self, event: &Event) -> Result<()> {
+        // SAFETY: the stream is there as long as `self`.
+        unsafe { event.hold_back(self.gpu(), self.handle()) }
+    }
+
+    /// Copies what is at `from` to `data`, behind all work queued so far. Returns when it is done.
+    ///
+    /// # Safety
+    /// 1. `from` is the address of as many elements on the stream's device.
+    /// 2. Nothing writes them but work that is ordered before on this stream.
+    pub(crate) unsafe fn copy_to_host<T: Element>(&self, from: u64, data: &mut [T]) -> Result<()> {
+        let _current = self.gpu().bind()?;
+        // SAFETY: both sides have these bytes, by the first condition, and the copy is done before
+        // this returns.
+        check("cuMemcpyDtoHAsync", unsafe {
+            let to = data.as_mut_ptr().cast();
+            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(data), self.handle())
+        })?;
+        self.synchronize()
     }
 
     /// The device it is on.
     pub fn gpu(&self) -> &Gpu {
-        &self.inner.queue.gpu
+        self.inner.queue.gpu()
     }
 
     /// The stream's `CUstream`, to order other work with the library's. To capture it into a graph,
@@ -175,7 +135,7 @@ impl Stream {
     }
 
     pub(crate) fn handle(&self) -> sys::CUstream {
-        self.inner.queue.handle
+        self.inner.handle
     }
 
     pub(crate) fn queue(&self) -> &Arc<Queue> {
@@ -188,13 +148,13 @@ impl Stream {
     }
 
     pub(crate) fn workspace(&self) -> &Workspace {
-        self.inner.workspace.as_ref().expect("only streams for copies have none")
+        &self.inner.workspace
     }
 }
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
-        self.inner.queue == other.inner.queue
+        self.inner.queue.is(&other.inner.queue)
     }
 }
 
@@ -204,98 +164,11 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A point in a stream's work.
-pub(crate) struct Event {
-    gpu: Gpu,
-    handle: sys::CUevent,
-}
-
-impl Event {
-    /// The point behind all work queued on `queue` so far.
-    pub(crate) fn record(queue: &Queue) -> Result<Self> {
-        let gpu = queue.gpu.clone();
-        let _current = gpu.bind()?;
-        let mut handle = std::ptr::null_mut();
-        let no_timing = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: writes the handle to the pointer it is given.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, no_timing) })?;
-        let event = Event { gpu: gpu.clone(), handle };
-        // SAFETY: both handles are valid.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(handle, queue.handle) })?;
-        Ok(event)
-    }
-
-    /// Waits for it.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        let _current = self.gpu.bind()?;
-        // SAFETY: the handle is valid while `self` is.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: created by `record`; the driver keeps what still waits for it.
-            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
-        }
-    }
-}
-
-/// Scratch memory of the `_into` methods, of a fixed size, 841 KiB. Two calls that may run at the
-/// same time need one each; what is queued on different streams through one workspace runs one
-/// after the other.
-///
-/// `Send` and `Sync`, though a call borrows it mutably.
-pub struct Workspace {
-    buffer: Buffer,
-}
-
-impl Workspace {
-    /// Its size in bytes.
-    pub const BYTES: usize = WORKSPACE_BYTES;
-
-    /// A workspace on `gpu`.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) where memory is short.
-    pub fn new(gpu: &Gpu) -> Result<Self> {
-        let mut workspace = Workspace { buffer: Buffer::new(gpu, Self::BYTES)? };
-        workspace.clear()?;
-        Ok(workspace)
-    }
-
-    /// Sets it to what a new one is, behind all work that was queued with it, and waits until that
-    /// is done. A call that ended in a fault may have left in it what the next would take for its
-    /// own.
-    ///
-    /// The workspace that a [`Stream`] has for itself cannot be cleared: after a fault, make a new
-    /// stream.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the
-    /// process ends.
-    pub fn clear(&mut self) -> Result<()> {
-        // Blocks take zero for a sum that is not there yet, and set each place back to zero when
-        // they have taken it.
-        self.buffer.clear(0, Self::BYTES)
-    }
-
-    pub(crate) fn memory(&self) -> Memory<'_> {
-        self.buffer.memory::<[u8; Self::BYTES]>(Shape::SCALAR)
-    }
-}
-
-impl fmt::Debug for Workspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Workspace({} bytes on {:?})", Self::BYTES, self.buffer.gpu())
-    }
-}
-
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use crate::gpu::tests::gpu;
     use crate::{CrossEntropy, Error, Loss, Mse, Tensor, View, Workspace};
+    use std::sync::Arc;
 
     /// Its scratch memory too, though what it has worked on is still there.
     #[test]
@@ -304,9 +177,60 @@ mod tests {
         let x = Tensor::<f32>::zeros(&gpu, [40]).unwrap();
         let stream = gpu.stream().unwrap();
         let (_loss, _gradient) = Mse::mean().forward_backward(&x, &x, &stream).unwrap();
-        let inner = stream.downgrade();
+        let inner = Arc::downgrade(&stream.inner);
         drop(stream);
         assert!(inner.upgrade().is_none());
+    }
+
+    /// A loss is there though what was queued behind it has failed, and is not where its own work has.
+    #[test]
+    fn a_loss_waits_for_its_own_work_alone() {
+        let gpu = gpu();
+        if !gpu.is_emulated() {
+            // A fault would end all work on the device.
+            return;
+        }
+        let (rows, cols) = (64, 1000);
+        let x = Tensor::<f32>::zeros(&gpu, [rows, cols]).unwrap();
+        let short = Tensor::<f32>::zeros(&gpu, [rows - 1, cols]).unwrap();
+        let classes = Tensor::<i64>::zeros(&gpu, [rows]).unwrap();
+        // SAFETY: the emulator refuses what is behind the tensor.
+        let behind =
+            unsafe { View::<f32>::from_raw(short.as_raw(), x.shape(), gpu.ordinal()) }.unwrap();
+        let expected = (cols as f32).ln();
+        let stream = gpu.stream().unwrap();
+        let mean = CrossEntropy::mean();
+        let returned = mean.forward(&x, &classes, &stream).unwrap();
+        let (both, _gradient) = mean.forward_backward(&x, &classes, &stream).unwrap();
+        let elements = Mse::sum().forward(&x, &x, &stream).unwrap();
+        let mut recorded = Loss::<f32>::zeros(&gpu, []).unwrap();
+        let mut workspace = Workspace::new(&gpu).unwrap();
+        mean.forward_into(&x, &classes, &mut recorded, &mut workspace, &stream).unwrap();
+        recorded.record().unwrap();
+        let failed = mean.forward(behind, &classes, &stream).unwrap();
+        for loss in [returned, both, recorded] {
+            assert!((loss.item().unwrap() - expected).abs() < 1e-5);
+        }
+        assert_eq!(elements.item().unwrap(), 0.0);
+        failed.item().unwrap_err();
+    }
+
+    /// What was noted of a loss is not of what is written next.
+    #[test]
+    fn a_loss_that_is_written_again_is_waited_for_again() {
+        let gpu = gpu();
+        if !gpu.is_emulated() {
+            return;
+        }
+        let x = Tensor::<f32>::zeros(&gpu, [64, 1000]).unwrap();
+        let short = Tensor::<f32>::zeros(&gpu, [63, 1000]).unwrap();
+        // SAFETY: the emulator refuses what is behind the tensor.
+        let behind =
+            unsafe { View::<f32>::from_raw(short.as_raw(), x.shape(), gpu.ordinal()) }.unwrap();
+        let (stream, mut workspace) = (gpu.stream().unwrap(), Workspace::new(&gpu).unwrap());
+        let mut loss = Mse::sum().forward(&x, &x, &stream).unwrap();
+        Mse::sum().forward_into(behind, &x, &mut loss, &mut workspace, &stream).unwrap();
+        loss.item().unwrap_err();
     }
 
     /// The first block of the call notes that its row's target is no class, the last reads behind

@@ -1,0 +1,89 @@
+//! Points in the work of streams.
+
+use crate::driver::check;
+use crate::error::Result;
+use crate::gpu::Gpu;
+use cust::sys::{self, CUresult, CUstreamCaptureMode};
+
+/// A point in a stream's work.
+pub(crate) struct Event {
+    gpu: Gpu,
+    handle: sys::CUevent,
+}
+
+// SAFETY: the handle may be used from any thread; the driver locks it.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// The point behind all work queued on a stream so far.
+    ///
+    /// # Safety
+    /// `stream` is a stream of `gpu`, and there still.
+    pub(super) unsafe fn record(gpu: &Gpu, stream: sys::CUstream) -> Result<Self> {
+        let _current = gpu.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let no_timing = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: writes the handle to the pointer it is given.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, no_timing) })?;
+        let event = Event { gpu: gpu.clone(), handle };
+        // SAFETY: both handles are valid.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(handle, stream) })?;
+        Ok(event)
+    }
+
+    /// Waits for it.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let _current = self.gpu.bind()?;
+        // SAFETY: the handle is valid while `self` is.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+
+    /// Whether all before it is done, and without a fault.
+    pub(crate) fn is_done(&self) -> bool {
+        let Ok(_current) = self.gpu.bind() else { return false };
+        // A thread that captures may not ask, for fear that it waits for its own graph: what an event
+        // here is behind was not captured.
+        let _asks = CaptureMode::exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        // SAFETY: the handle is valid while `self` is.
+        unsafe { sys::cuEventQuery(self.handle) == CUresult::CUDA_SUCCESS }
+    }
+
+    /// Makes whatever is queued next on a stream wait for it.
+    ///
+    /// # Safety
+    /// `stream` is a stream of `gpu`, and there still.
+    pub(super) unsafe fn hold_back(&self, gpu: &Gpu, stream: sys::CUstream) -> Result<()> {
+        let _current = gpu.bind()?;
+        // SAFETY: both handles are valid; an event may be destroyed while it is waited for.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, self.handle, 0) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.gpu.bind() {
+            // SAFETY: created by `record`; the driver keeps what still waits for it.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}
+
+/// What this thread may ask while streams are captured; put back when it is dropped.
+struct CaptureMode(CUstreamCaptureMode);
+
+impl CaptureMode {
+    fn exchange(mut mode: CUstreamCaptureMode) -> Self {
+        // SAFETY: reads and writes the mode through the pointer it is given.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        CaptureMode(mode)
+    }
+}
+
+impl Drop for CaptureMode {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
+}

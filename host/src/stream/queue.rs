@@ -1,0 +1,137 @@
+//! The driver's stream behind a [`Stream`](super::Stream), as memory keeps it.
+
+use super::event::Event;
+use crate::driver::check;
+use crate::error::Result;
+use crate::gpu::Gpu;
+use cust::sys::{self, CUstreamCaptureStatus};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+/// The driver's stream. Memory keeps it as long as work on it may use the memory: without the
+/// [`Stream`](super::Stream)'s workspace, which is memory too and would keep what keeps it. Once
+/// nobody queues on it any more, it is but the point behind all its work.
+pub(crate) struct Queue {
+    gpu: Gpu,
+    owned: bool,
+    state: RwLock<State>,
+}
+
+enum State {
+    /// Work is queued.
+    Open(sys::CUstream),
+    /// The last of its work was queued, and the driver's stream is not touched any more.
+    Ended(Arc<Event>),
+}
+
+// SAFETY: the handle may be used from any thread; the driver locks it.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl Queue {
+    /// A stream of `gpu`, which is destroyed when it ends if it is `owned`.
+    pub(super) fn new(gpu: &Gpu, handle: sys::CUstream, owned: bool) -> Self {
+        Queue { gpu: gpu.clone(), owned, state: RwLock::new(State::Open(handle)) }
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// While it is held, the driver's stream stays.
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all work queued so far.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        match &*self.state() {
+            State::Open(handle) => {
+                let _current = self.gpu.bind()?;
+                // SAFETY: the stream is there.
+                check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*handle) })
+            }
+            State::Ended(event) => event.synchronize(),
+        }
+    }
+
+    /// The point behind all work queued so far.
+    pub(crate) fn end_of_work(&self) -> Result<Arc<Event>> {
+        match &*self.state() {
+            // SAFETY: the stream is there.
+            State::Open(handle) => Ok(Arc::new(unsafe { Event::record(&self.gpu, *handle)? })),
+            State::Ended(event) => Ok(event.clone()),
+        }
+    }
+
+    /// Whether all of its work is done, and there will be no more.
+    pub(crate) fn is_finished(&self) -> bool {
+        match &*self.state() {
+            State::Open(_) => false,
+            State::Ended(event) => event.is_done(),
+        }
+    }
+
+    /// Whether a graph is being made of what is queued, not work. Also where the driver will not say.
+    pub(crate) fn is_capturing(&self) -> bool {
+        match (&*self.state(), self.gpu.bind()) {
+            (State::Open(handle), Ok(_current)) => {
+                let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                // SAFETY: the stream is there; the driver writes to the pointer it is given.
+                let result = check("cuStreamIsCapturing", unsafe {
+                    sys::cuStreamIsCapturing(*handle, &mut status)
+                });
+                result.is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+            }
+            (State::Open(_), Err(_)) => true,
+            (State::Ended(_), _) => false,
+        }
+    }
+
+    /// Nobody queues on it any more. What is captured has no end that can be waited for: then the
+    /// driver's stream is kept.
+    pub(super) fn end(&self) {
+        if self.is_capturing() {
+            return;
+        }
+        let Ok(event) = self.end_of_work() else { return };
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if let State::Open(handle) = std::mem::replace(&mut *state, State::Ended(event)) {
+            self.destroy(handle);
+        }
+    }
+
+    /// Whether both are the same stream of the driver's.
+    pub(crate) fn is(&self, other: &Queue) -> bool {
+        if std::ptr::eq(self, other) {
+            return true;
+        }
+        // That of a stream which has ended may be another stream's by now.
+        match (&*self.state(), &*other.state()) {
+            (State::Open(one), State::Open(other_one)) => {
+                one == other_one && self.gpu.ordinal() == other.gpu.ordinal()
+            }
+            _ => false,
+        }
+    }
+
+    fn destroy(&self, handle: sys::CUstream) {
+        if !self.owned {
+            return;
+        }
+        if let Ok(_current) = self.gpu.bind() {
+            // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued
+            // goes on.
+            let _ = unsafe { sys::cuStreamDestroy_v2(handle) };
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let State::Open(handle) = *state {
+            self.destroy(handle);
+        }
+    }
+}

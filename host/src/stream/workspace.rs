@@ -1,0 +1,67 @@
+//! The scratch memory of a launch.
+
+use crate::error::Result;
+use crate::gpu::Gpu;
+use crate::tensor::Buffer;
+use crate::view::{Memory, Shape};
+use kernels_gpu::abi::WORKSPACE_BYTES;
+use std::fmt;
+
+/// Scratch memory of the `_into` methods, of a fixed size, 841 KiB. Two calls that may run at the
+/// same time need one each; what is queued on different streams through one workspace runs one
+/// after the other.
+///
+/// `Send` and `Sync`, though a call borrows it mutably.
+pub struct Workspace {
+    pub(super) buffer: Buffer,
+}
+
+impl Workspace {
+    /// Its size in bytes.
+    pub const BYTES: usize = WORKSPACE_BYTES;
+
+    /// A workspace on `gpu`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) where memory is short.
+    pub fn new(gpu: &Gpu) -> Result<Self> {
+        let mut workspace = Workspace { buffer: Buffer::new(gpu, Self::BYTES)? };
+        workspace.clear()?;
+        Ok(workspace)
+    }
+
+    /// Sets it to what a new one is, behind all work that was queued with it, and waits until that
+    /// is done. A call that ended in a fault may have left in it what the next would take for its
+    /// own.
+    ///
+    /// The workspace that a [`Stream`] has for itself cannot be cleared: after a fault, make a new
+    /// stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the
+    /// process ends.
+    pub fn clear(&mut self) -> Result<()> {
+        // Blocks take zero for a sum that is not there yet, and set each place back to zero when
+        // they have taken it.
+        self.buffer.clear(0, Self::BYTES)
+    }
+
+    /// Waits for all work that was queued with it, and forgets the streams of that, as
+    /// [`Tensor::synchronize`](crate::Tensor::synchronize) does.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) where some of that work failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.buffer.synchronize()
+    }
+
+    pub(crate) fn memory(&self) -> Memory<'_> {
+        self.buffer.memory::<[u8; Self::BYTES]>(Shape::SCALAR)
+    }
+}
+
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Workspace({} bytes on {:?})", Self::BYTES, self.buffer.gpu())
+    }
+}

@@ -627,17 +627,27 @@ mod calls {
         }
 
         fn cuModuleUnload(module: usize) {
-            MODULES.remove(module).map(drop).ok_or(INVALID_HANDLE)
+            MODULES.remove(module).ok_or(INVALID_HANDLE)?;
+            FUNCTIONS.remove_where(|function| function.module == module);
+            Ok(())
         }
 
         fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
+            let handle = module;
             let module = MODULES.get(module).ok_or(INVALID_HANDLE)?;
             let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
             let found = module.entries.iter().find(|(entry, ..)| entry.name == name);
             let &(entry, static_shared, waits) = found.ok_or(NOT_FOUND)?;
             let max_dynamic_shared = AtomicU32::new(SHARED - static_shared);
             let carveout = AtomicI32::new(-1);
-            let found = Function { entry, static_shared, waits, max_dynamic_shared, carveout };
+            let found = Function {
+                entry,
+                module: handle,
+                static_shared,
+                waits,
+                max_dynamic_shared,
+                carveout,
+            };
             unsafe { put(function, FUNCTIONS.add(found)) }
         }
 

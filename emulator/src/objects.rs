@@ -32,6 +32,12 @@ impl<T> Registry<T> {
         self.objects.lock().unwrap().as_ref()?.get(&handle).cloned()
     }
 
+    pub(crate) fn remove_where(&self, is_gone: impl Fn(&T) -> bool) {
+        if let Some(objects) = self.objects.lock().unwrap().as_mut() {
+            objects.retain(|_, object| !is_gone(object));
+        }
+    }
+
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
         self.objects.lock().unwrap().as_mut()?.remove(&handle)
     }
@@ -60,6 +66,8 @@ pub(crate) struct Module {
 /// An entry of a loaded module.
 pub(crate) struct Function {
     pub(crate) entry: &'static Entry,
+    /// The handle of its module.
+    pub(crate) module: usize,
     /// Bytes of the shared arrays that it names.
     pub(crate) static_shared: u32,
     /// Whether it waits for what is before it in its stream.

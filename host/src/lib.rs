@@ -51,7 +51,6 @@ pub mod reduction;
 mod smooth_l1;
 mod stream;
 mod tensor;
-mod transfer;
 mod view;
 
 pub use cross_entropy::{CrossEntropy, Saved, Targets};

@@ -43,8 +43,8 @@ impl Event {
     /// Whether all before it is done, and without a fault.
     pub(crate) fn is_done(&self) -> bool {
         let Ok(_current) = self.gpu.bind() else { return false };
-        // A thread that captures may not ask, for fear that it waits for its own graph: what an event
-        // here is behind was not captured.
+        // A thread that captures may not ask, for fear that it waits for its own graph: what an
+        // event here is behind was not captured.
         let _asks = CaptureMode::exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
         // SAFETY: the handle is valid while `self` is.
         unsafe { sys::cuEventQuery(self.handle) == CUresult::CUDA_SUCCESS }

@@ -75,12 +75,13 @@ impl Stream {
     /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`,
     ///    which is another stream on each thread.
     /// 2. It stays valid until the `Stream` and its clones are dropped. Where it is captured into a
-    ///    graph when the last of them is dropped, until the memory that was used on it is dropped, or
-    ///    has forgotten it: see [`Tensor::synchronize`](crate::Tensor::synchronize).
+    ///    graph when the last of them is dropped, until the memory that was used on it is dropped,
+    ///    or has forgotten it: see [`Tensor::synchronize`](crate::Tensor::synchronize).
     /// 3. Where it is captured into a graph: the library sees the capture, not the replays. Until
     ///    the last of them is done, nothing that a captured call uses is dropped (the `Stream` and
-    ///    its clones too, where it is given no workspace), and nothing else uses it but in the
-    ///    order of the stream that the graph is launched on.
+    ///    its clones too, where it is given no workspace), nor the last [`Gpu`] of the device, with
+    ///    which the kernels go; and nothing else uses it but in the order of the stream that the
+    ///    graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
         Ok(Self::with(gpu, handle.cast(), false, Workspace::new(gpu)?))
     }
@@ -182,7 +183,8 @@ mod tests {
         assert!(inner.upgrade().is_none());
     }
 
-    /// A loss is there though what was queued behind it has failed, and is not where its own work has.
+    /// A loss is there though what was queued behind it has failed, and is not where its own work
+    /// has.
     #[test]
     fn a_loss_waits_for_its_own_work_alone() {
         let gpu = gpu();

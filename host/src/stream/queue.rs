@@ -72,7 +72,8 @@ impl Queue {
         }
     }
 
-    /// Whether a graph is being made of what is queued, not work. Also where the driver will not say.
+    /// Whether a graph is being made of what is queued, not work. Also where the driver will not
+    /// say.
     pub(crate) fn is_capturing(&self) -> bool {
         match (&*self.state(), self.gpu.bind()) {
             (State::Open(handle), Ok(_current)) => {

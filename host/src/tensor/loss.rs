@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
 ///
-/// What reads it waits for the work that computes it. A loss that a call has returned knows where that
-/// ends: what was queued on the stream since is not waited for. Of one that was given to a call, that
-/// is so once [`record`](Self::record) is called.
+/// What reads it waits for the work that computes it. A loss that a call has returned knows where
+/// that ends: what was queued on the stream since is not waited for. Of one that was given to a
+/// call, that is so once [`record`](Self::record) is called.
 pub struct Loss<V> {
     /// The values and, behind them, a [`TargetFault`].
     values: Tensor<V>,
@@ -48,8 +48,8 @@ impl Fault<'_> {
             is_asked_for.store(true, Ordering::Relaxed);
         } else if is_asked_for.load(Ordering::Relaxed) {
             let _current = stream.gpu().bind()?;
-            // SAFETY: the loss has these bytes, and the launch has ordered the stream behind whatever
-            // else uses them.
+            // SAFETY: the loss has these bytes, and the launch has ordered the stream behind
+            // whatever else uses them.
             check("cuMemsetD8Async", unsafe {
                 let bytes = size_of::<TargetFault>();
                 sys::cuMemsetD8Async(self.address, 0, bytes, stream.handle())
@@ -183,9 +183,9 @@ impl<V: Element> Loss<V> {
         Err(Error::TargetOutOfRange { row, target, classes })
     }
 
-    /// Notes the end of the work that computes the loss: what is queued on its stream from now on is
-    /// not waited for when it is read. Each call that is given the loss begins anew. Nothing is noted of
-    /// a call that is captured into a graph.
+    /// Notes the end of the work that computes the loss: what is queued on its stream from now on
+    /// is not waited for when it is read. Each call that is given the loss begins anew. Nothing is
+    /// noted of a call that is captured into a graph.
     ///
     /// # Errors
     /// [`Error::Driver`].

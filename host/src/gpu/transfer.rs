@@ -1,14 +1,14 @@
 //! Copies between the host and a device, and memory set to zero: what waits until it is done.
 
+use super::Gpu;
 use crate::driver::check;
 use crate::error::Result;
-use crate::gpu::Gpu;
 use cust::sys;
 use std::sync::{Mutex, PoisonError};
 
 /// The stream of a device's copies, from the first one on.
 #[derive(Default)]
-pub(crate) struct Transfers(Mutex<Option<Handle>>);
+pub(super) struct Transfers(Mutex<Option<Handle>>);
 
 #[derive(Clone, Copy)]
 struct Handle(sys::CUstream);
@@ -32,7 +32,7 @@ impl Transfers {
     }
 
     /// Destroys the stream. The device's context is current, and nobody copies any more.
-    pub(crate) fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         let stream = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(Handle(handle)) = stream.take() {
             // SAFETY: created by `stream`, and not destroyed yet.
@@ -87,7 +87,7 @@ impl Gpu {
         queue: impl FnOnce(sys::CUstream) -> sys::CUresult,
     ) -> Result<()> {
         let _current = self.bind()?;
-        let stream = self.transfers().stream()?;
+        let stream = self.inner.transfers.stream()?;
         check(call, queue(stream))?;
         // SAFETY: the stream is there as long as the device is in use.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })

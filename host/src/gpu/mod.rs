@@ -1,0 +1,250 @@
+//! A device: its primary context, its name, and the kernels loaded on it.
+
+mod modules;
+mod transfer;
+
+use crate::driver::{self, Source, check, check_cust};
+use crate::error::{Error, Result};
+use crate::plan::{Cache, packed};
+use crate::ptx;
+use crate::stream::Stream;
+use cust::context::{Context, CurrentContext};
+use cust::device::{Device, DeviceAttribute};
+use cust::sys;
+use kernels_gpu::overlap::OVERLAPS_FROM;
+use modules::Loaded;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use transfer::Transfers;
+
+/// A GPU. The library works in the device's primary context, the one that PyTorch, cudarc and
+/// candle use too.
+///
+/// A clone is the same GPU, and so is what is opened while another of the same number is there, or
+/// anything made with it: the kernels are loaded once for all, and unloaded with the last. `Send`
+/// and `Sync`: any thread may use it, whatever context is current there; the thread's own is put
+/// back after each call.
+#[derive(Clone)]
+pub struct Gpu {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Context,
+    ordinal: u32,
+    name: String,
+    capability: u32,
+    driver_version: i32,
+    emulated: bool,
+    overlaps: bool,
+    /// Bytes of shared memory that a block can have.
+    shared_bytes: u32,
+    cache: Cache,
+    loaded: Loaded,
+    transfers: Transfers,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Ok(_restored) = Restore::current() else { return };
+        if CurrentContext::set_current(&self.context).is_ok() {
+            self.transfers.end();
+            self.loaded.unload();
+        }
+    }
+}
+
+/// The oldest driver that records launches into graphs of which one begins while the one before it
+/// ends.
+const OVERLAPS_DRIVER: i32 = 12_030;
+
+impl Gpu {
+    /// The GPU with this number, by the machine's NVIDIA driver.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`],
+    /// [`Error::SmallDevice`]; [`Error::OtherDriver`] after `Gpu::emulated`.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        driver::choose(Source::Library)?;
+        Self::open(ordinal, false)
+    }
+
+    /// The emulated GPU with this number, 0 or 1: the same kernels on the CPU, each access to
+    /// memory and each barrier checked, very much slower. Its name says what it is.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver.
+    #[cfg(feature = "emulator")]
+    pub fn emulated(ordinal: u32) -> Result<Self> {
+        driver::choose(Source::Emulator)?;
+        Self::open(ordinal, true)
+    }
+
+    /// The one that is open, if there is one.
+    fn open(ordinal: u32, emulated: bool) -> Result<Self> {
+        // By number: a process has one driver, which has one primary context for each.
+        static OPEN: Mutex<Option<HashMap<u32, Weak<Inner>>>> = Mutex::new(None);
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        if let Some(inner) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(Gpu { inner });
+        }
+        let gpu = Self::open_anew(ordinal, emulated)?;
+        open.insert(ordinal, Arc::downgrade(&gpu.inner));
+        Ok(gpu)
+    }
+
+    fn open_anew(ordinal: u32, emulated: bool) -> Result<Self> {
+        let count = check_cust("cuDeviceGetCount", Device::num_devices())?;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let device = check_cust("cuDeviceGet", Device::get_device(ordinal))?;
+        let name = check_cust("cuDeviceGetName", device.name())?;
+        let attribute =
+            |attribute| check_cust("cuDeviceGetAttribute", device.get_attribute(attribute));
+        let capability = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
+            + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+        let capability = capability as u32;
+        let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)? as usize;
+        check_device(&name, capability, multiprocessors)?;
+        let mut shared_bytes = 0;
+        // One that cust does not name.
+        let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: writes a number to the pointer it is given.
+        check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut shared_bytes, most, device.as_raw())
+        })?;
+        let cache =
+            Cache { bytes: attribute(DeviceAttribute::L2CacheSize)? as usize, multiprocessors };
+        let mut driver_version = 0;
+        // SAFETY: writes the version to the pointer it is given.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
+        let _restored = Restore::current()?;
+        let context = check_cust("cuDevicePrimaryCtxRetain", Context::new(device))?;
+        Ok(Gpu {
+            inner: Arc::new(Inner {
+                context,
+                ordinal,
+                name,
+                capability,
+                driver_version,
+                emulated,
+                overlaps: capability >= OVERLAPS_FROM && driver_version >= OVERLAPS_DRIVER,
+                shared_bytes: shared_bytes as u32,
+                cache,
+                loaded: Loaded::default(),
+                transfers: Transfers::default(),
+            }),
+        })
+    }
+
+    /// The device's number.
+    pub fn ordinal(&self) -> u32 {
+        self.inner.ordinal
+    }
+
+    /// The device's name; the emulator's says that it is one.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Whether kernels are launched while what is before them in their stream ends, and wait for it
+    /// themselves.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.inner.overlaps
+    }
+
+    /// The second-level cache.
+    pub(crate) fn cache(&self) -> Cache {
+        self.inner.cache
+    }
+
+    /// Whether this is `Gpu::emulated`.
+    pub fn is_emulated(&self) -> bool {
+        self.inner.emulated
+    }
+
+    /// Major and minor compute capability, e.g. (9, 0).
+    pub fn compute_capability(&self) -> (u32, u32) {
+        (self.inner.capability / 10, self.inner.capability % 10)
+    }
+
+    /// A new stream on this device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where memory is short.
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+
+    /// Makes the device's context current on this thread, until what it returns is dropped.
+    pub(crate) fn bind(&self) -> Result<Restore> {
+        let mut restore = Restore::current()?;
+        let own = self.inner.context.as_raw();
+        if restore.context == own {
+            restore.context = std::ptr::null_mut();
+        } else {
+            check_cust("cuCtxSetCurrent", CurrentContext::set_current(&self.inner.context))?;
+        }
+        Ok(restore)
+    }
+
+    /// What the device has room for, of a kernel that it has registers for so many blocks of on a
+    /// multiprocessor.
+    pub(crate) fn room_for(&self, blocks: u32) -> packed::Device {
+        packed::Device {
+            multiprocessors: self.inner.cache.multiprocessors,
+            shared_bytes: self.inner.shared_bytes as usize + (1 << 10),
+            registers_for: blocks as usize,
+        }
+    }
+}
+
+/// Refuses a device that the kernels are not compiled for, or that may have room for one block
+/// only: one waits for others.
+fn check_device(name: &str, capability: u32, multiprocessors: usize) -> Result<()> {
+    let (oldest, device) = (ptx::oldest(), name.to_owned());
+    if capability < oldest {
+        let version = |capability| format!("{}.{}", capability / 10, capability % 10);
+        let (expected, got) = (version(oldest), version(capability));
+        return Err(Error::UnsupportedDevice { device, expected, got });
+    }
+    if multiprocessors < 2 {
+        return Err(Error::SmallDevice { device, got: multiprocessors });
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.inner.name, self.inner.ordinal)
+    }
+}
+
+/// Puts a thread's own context back when it is dropped. A thread that had none keeps the library's.
+pub(crate) struct Restore {
+    context: sys::CUcontext,
+}
+
+impl Restore {
+    fn current() -> Result<Self> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes the context to the pointer it is given.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        Ok(Restore { context })
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        if !self.context.is_null() {
+            // SAFETY: it was current on this thread.
+            let _ = unsafe { sys::cuCtxSetCurrent(self.context) };
+        }
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+pub(crate) mod tests;

@@ -1,0 +1,207 @@
+//! The kernels loaded on a device.
+
+use super::Gpu;
+use crate::driver::check;
+use crate::error::{Error, Result};
+use crate::ptx::{self, Ptx};
+use cust::sys;
+use kernels_gpu::Entry;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Mutex, PoisonError, RwLock};
+
+/// What is loaded on a device: once, for all who use it, until the last of them is gone.
+#[derive(Default)]
+pub(super) struct Loaded {
+    /// Modules, for the time they are loaded in.
+    modules: Mutex<HashMap<&'static str, Module>>,
+    /// Kernels by the address of their line in the table.
+    functions: RwLock<HashMap<usize, Function>>,
+    /// The bytes of dynamic shared memory of those that were asked for them, by the same key.
+    dynamic_shared: Mutex<HashMap<usize, u32>>,
+    /// Whether multiprocessors are to have shared memory for one block more, by the same key.
+    keep_shared: Mutex<HashMap<usize, bool>>,
+}
+
+impl Loaded {
+    /// Unloads the modules. The device's context is current, and no kernel of them is used any
+    /// more.
+    pub(super) fn unload(&mut self) {
+        let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, Module(module)) in modules.drain() {
+            // SAFETY: it is loaded, and nobody launches its kernels any more.
+            let _ = unsafe { sys::cuModuleUnload(module) };
+        }
+    }
+}
+
+/// A loaded module.
+pub(super) struct Module(sys::CUmodule);
+
+/// A kernel of a loaded module.
+#[derive(Clone, Copy)]
+pub(crate) struct Function(pub(crate) sys::CUfunction);
+
+impl Function {
+    /// The shared memory of its arrays.
+    fn shared_bytes(self) -> Result<u32> {
+        let (mut bytes, which) =
+            (0, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+        // SAFETY: the kernel is loaded; the driver writes a number to the pointer it is given.
+        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut bytes, which, self.0) })?;
+        Ok(bytes as u32)
+    }
+
+    fn set(self, attribute: sys::CUfunction_attribute, value: i32) -> Result<()> {
+        // SAFETY: the kernel is loaded; the driver refuses what it cannot do.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, attribute, value) })
+    }
+}
+
+// SAFETY: handles of the driver, which may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Gpu {
+    /// The kernel of this line of the table, loading its module if this is its first use. The
+    /// device's context is current.
+    pub(crate) fn function(&self, entry: &'static Entry) -> Result<Function> {
+        let key = std::ptr::from_ref(entry) as usize;
+        let known = self.inner.loaded.functions.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&function) = known.get(&key) {
+            return Ok(function);
+        }
+        drop(known);
+        let mut modules = self.inner.loaded.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(entry.module) {
+            Some(module) => module,
+            None => {
+                let ptx = self.ptx(entry)?;
+                modules.entry(entry.module).or_insert(self.load(ptx)?)
+            }
+        };
+        let name = CString::new(entry.name).expect("entry names have no zero bytes");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the driver writes the kernel to the pointer it is given.
+        let result = unsafe { sys::cuModuleGetFunction(&mut function, module.0, name.as_ptr()) };
+        if result == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(Error::MissingKernel { name: entry.name, module: entry.module });
+        }
+        check("cuModuleGetFunction", result)?;
+        let function = Function(function);
+        self.inner
+            .loaded
+            .functions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, function);
+        Ok(function)
+    }
+
+    /// The most bytes of dynamic shared memory that a block of this kernel can have, which its
+    /// launches may ask for from now on.
+    pub(crate) fn dynamic_shared(&self, entry: &'static Entry) -> Result<u32> {
+        let key = std::ptr::from_ref(entry) as usize;
+        let mut known =
+            self.inner.loaded.dynamic_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&bytes) = known.get(&key) {
+            return Ok(bytes);
+        }
+        let _current = self.bind()?;
+        let function = self.function(entry)?;
+        let bytes = self.inner.shared_bytes.saturating_sub(function.shared_bytes()?);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // No more than the device has.
+        function.set(attribute, bytes as i32)?;
+        known.insert(key, bytes);
+        Ok(bytes)
+    }
+
+    /// Has multiprocessors keep shared memory for one block of this kernel more than they have
+    /// registers for, each of `dynamic` bytes besides its arrays, or as much as the driver finds
+    /// right: what is left of it is the first-level cache.
+    pub(crate) fn keep_shared(
+        &self,
+        entry: &'static Entry,
+        dynamic: u32,
+        one_more: bool,
+    ) -> Result<()> {
+        /// Of each block's shared memory, the driver's.
+        const RESERVED: u32 = 1 << 10;
+        /// As much as the driver finds right.
+        const DEFAULT: i32 = -1;
+        let key = std::ptr::from_ref(entry) as usize;
+        let mut kept = self.inner.loaded.keep_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.get(&key).copied().unwrap_or_default() == one_more {
+            return Ok(());
+        }
+        let _current = self.bind()?;
+        let function = self.function(entry)?;
+        let mut percent = DEFAULT;
+        if one_more {
+            let of_block = function.shared_bytes()? + dynamic + RESERVED;
+            // One block may have all, but for what the driver has of it.
+            let all = self.inner.shared_bytes + RESERVED;
+            percent = ((entry.resident + 1) * of_block * 100).div_ceil(all).min(100) as i32;
+        }
+        let carveout =
+            sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        function.set(carveout, percent)?;
+        kept.insert(key, one_more);
+        Ok(())
+    }
+
+    /// The PTX of the module of `entry` for this device.
+    fn ptx(&self, entry: &'static Entry) -> Result<&'static Ptx> {
+        let missing = Error::MissingKernel { name: entry.name, module: entry.module };
+        ptx::find(entry.module, self.inner.capability).ok_or(missing)
+    }
+
+    /// Has the driver compile a module. cust's own call keeps neither the driver's log nor the code
+    /// of PTX that is too new for it. The device's context is current.
+    pub(super) fn load(&self, ptx: &Ptx) -> Result<Module> {
+        let text = ptx.text(self.inner.overlaps);
+        let mut log = vec![0_u8; 8192];
+        let mut options = [
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the text ends in a zero byte; the options are a buffer and its size; the driver
+        // writes the module to the pointer it is given.
+        let result = unsafe {
+            sys::cuModuleLoadDataEx(
+                &mut module,
+                text.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        let advice = match result {
+            sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                "install a driver for CUDA 12.0 or later"
+            }
+            sys::CUresult::CUDA_ERROR_INVALID_PTX | sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+                "this is a fault of the library"
+            }
+            _ => {
+                check("cuModuleLoadDataEx", result)?;
+                return Ok(Module(module));
+            }
+        };
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+        let version = self.inner.driver_version;
+        Err(Error::UnsupportedPtx {
+            module: ptx.module,
+            driver: format!("{}.{}", version / 1000, version % 1000 / 10),
+            ptx: ptx.describe(),
+            advice,
+            log: String::from_utf8_lossy(&log[..end]).into_owned(),
+        })
+    }
+}

@@ -33,7 +33,7 @@ pub unsafe trait Float: Element {
     type Loss: Float;
 }
 
-/// A number type of class indices: `i64`, `i32`, `u8`.
+/// A number type of class indices: `i64`, `i32`, `u32`, `u8`.
 ///
 /// # Safety
 /// Sealed: the library implements it for the types that its kernels can load.
@@ -67,11 +67,11 @@ macro_rules! classes {
         unsafe impl Element for $name {
             const NAME: &'static str = stringify!($name);
         }
-        // SAFETY: the kernels tell the three apart by their sizes.
+        // SAFETY: the kernels load those of 8, 4 and 1 bytes.
         unsafe impl Class for $name {}
     )+};
 }
-classes!(i64 i32 u8);
+classes!(i64 i32 u32 u8);
 
 /// The dimensions of a tensor, outermost first; at most [`Shape::MAX_DIMS`], and none for a scalar.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

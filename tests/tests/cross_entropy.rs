@@ -38,6 +38,7 @@ struct Case {
 enum Kind {
     I64,
     I32,
+    U32,
     U8,
     Probabilities,
 }
@@ -60,8 +61,13 @@ fn case() -> impl Strategy<Value = Case> {
         (0_usize..8).prop_map(|offset| [offset; 3]),
         prop::array::uniform3(0_usize..8)
     ];
-    let targets =
-        prop_oneof![Just(Kind::I64), Just(Kind::I32), Just(Kind::U8), Just(Kind::Probabilities)];
+    let targets = prop_oneof![
+        Just(Kind::I64),
+        Just(Kind::I32),
+        Just(Kind::U32),
+        Just(Kind::U8),
+        Just(Kind::Probabilities)
+    ];
     let options = (
         any::<bool>(),
         prop_oneof![Just(0.0), Just(0.1), Just(1.0)],
@@ -101,6 +107,7 @@ fn wide<T: Number>(values: &[T]) -> Vec<f64> {
 fn ignore_index(case: &Case) -> i64 {
     match case.targets {
         Kind::U8 => 255,
+        Kind::U32 => 4_000_000_000,
         _ => -7,
     }
 }
@@ -116,6 +123,7 @@ fn class(case: &Case, row: usize) -> Option<usize> {
 enum OnDevice<T> {
     I64(Tensor<i64>),
     I32(Tensor<i32>),
+    U32(Tensor<u32>),
     U8(Tensor<u8>),
     Probabilities(Placed<T>),
 }
@@ -135,6 +143,7 @@ impl<T: Number> OnDevice<T> {
         match case.targets {
             Kind::I64 => OnDevice::I64(classes!(i64)),
             Kind::I32 => OnDevice::I32(classes!(i32)),
+            Kind::U32 => OnDevice::U32(classes!(u32)),
             Kind::U8 => OnDevice::U8(classes!(u8)),
             Kind::Probabilities => {
                 let stride = cols + case.gaps[1];
@@ -149,6 +158,7 @@ impl<T: Number> OnDevice<T> {
         match self {
             OnDevice::I64(classes) => classes.into(),
             OnDevice::I32(classes) => classes.into(),
+            OnDevice::U32(classes) => classes.into(),
             OnDevice::U8(classes) => classes.into(),
             OnDevice::Probabilities(placed) => placed.view().into(),
         }
@@ -1051,6 +1061,35 @@ fn a_target_that_is_no_class() {
             .forward_into(&input, &good, &mut loss, &mut workspace, &stream)
             .unwrap();
         loss.check().unwrap();
+    }
+}
+
+/// Beyond the classes, not before them: a `u32` is never negative, whatever it is loaded as.
+#[test]
+fn a_class_of_u32_is_never_negative() {
+    let stream = gpu().stream().unwrap();
+    for cols in [10, 2_000, 40_000] {
+        let input = Tensor::from_slice(gpu(), [4, cols], &uniforms(33, 4 * cols)).unwrap();
+        let sum = |classes: [u32; 4], ignore_index| {
+            let target = Tensor::from_slice(gpu(), [4], &classes).unwrap();
+            let loss = CrossEntropy { ignore_index, ..CrossEntropy::sum() };
+            let (loss, _) = loss.forward_backward(&input, &target, &stream).unwrap();
+            loss.item()
+        };
+        for bad in [cols as u32, 1 << 31, u32::MAX, -100_i32 as u32] {
+            let expected = format!("expected a class from 0 to {}, got {bad} in row 1", cols - 1);
+            for ignore_index in [-100, i64::from(bad) - (1 << 32), i64::from(bad) + (1 << 32)] {
+                let error = sum([0, bad, 1, bad], ignore_index).unwrap_err().to_string();
+                assert!(error.ends_with(&expected), "{error}");
+            }
+        }
+        let classes = |bad| Tensor::from_slice(gpu(), [4], &[0_i64, bad, 1, bad]).unwrap();
+        let of_i64 = CrossEntropy::sum().forward(&input, &classes(-100), &stream).unwrap();
+        let expected = of_i64.item().unwrap();
+        for ignored in [cols as u32, 1 << 31, u32::MAX] {
+            let got = sum([0, ignored, 1, ignored], ignored.into()).unwrap();
+            assert_relative_eq!(got, expected, max_relative = 1e-6);
+        }
     }
 }
 

@@ -121,7 +121,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             class_bytes: target.class_bytes,
             totals_blocks: 0,
             rows_of_block: NonZeroU32::MIN,
-            ignore_index: self.ignore_index,
+            ignore_index: target.as_loaded(self.ignore_index),
             weight: 0,
             saved: 0,
             totals: 0,
@@ -149,6 +149,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             tail_rows: 0,
             tail_at: 0,
             team_shift: 0,
+            unsigned_classes: target.lose_sign().into(),
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
         };

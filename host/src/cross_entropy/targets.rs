@@ -3,14 +3,18 @@
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::view::{Float, Memory, Shape, View, check_shape};
+use std::fmt;
 use std::marker::PhantomData;
 
-/// What rows should be: classes, a tensor of `i64`, `i32` or `u8` with the input's shape but for
-/// the last dimension; or probabilities, a tensor of the input's type and shape.
+/// What rows should be: classes, a tensor of `i64`, `i32`, `u32` or `u8` with the input's shape but
+/// for the last dimension; or probabilities, a tensor of the input's type and shape.
+#[derive(Clone, Copy)]
 pub struct Targets<'a, T> {
     pub(super) memory: Memory<'a>,
     /// Bytes of a class; 0 for probabilities.
     pub(super) class_bytes: u32,
+    /// Whether classes have no sign.
+    pub(super) is_unsigned: bool,
     /// What errors call them.
     pub(super) name: &'static str,
     input: PhantomData<T>,
@@ -22,7 +26,9 @@ macro_rules! classes {
             fn from(classes: View<'a, $class>) -> Self {
                 let class_bytes = size_of::<$class>() as u32;
                 let name = concat!(stringify!($class), " classes");
-                Targets { memory: classes.memory, class_bytes, name, input: PhantomData }
+                let is_unsigned = <$class>::MIN == 0;
+                let (memory, input) = (classes.memory, PhantomData);
+                Targets { memory, class_bytes, is_unsigned, name, input }
             }
         }
 
@@ -33,12 +39,12 @@ macro_rules! classes {
         }
     )+};
 }
-classes!(i64 i32 u8);
+classes!(i64 i32 u32 u8);
 
 impl<'a, T: Float> From<View<'a, T>> for Targets<'a, T> {
     fn from(probabilities: View<'a, T>) -> Self {
-        let name = "probabilities";
-        Targets { memory: probabilities.memory, class_bytes: 0, name, input: PhantomData }
+        let (memory, name, input) = (probabilities.memory, "probabilities", PhantomData);
+        Targets { memory, class_bytes: 0, is_unsigned: false, name, input }
     }
 }
 
@@ -48,10 +54,30 @@ impl<'a, T: Float> From<&'a Tensor<T>> for Targets<'a, T> {
     }
 }
 
+impl<T> fmt::Debug for Targets<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Memory { shape, device, .. } = self.memory;
+        write!(f, "Targets({}){shape:?} on device {device}", self.name)
+    }
+}
+
 impl<T> Targets<'_, T> {
     /// Whether each row has the probabilities of all classes, not one class.
     pub(super) fn are_probabilities(&self) -> bool {
         self.class_bytes == 0
+    }
+
+    /// Whether the kernels load classes as numbers that have a sign, and these have none.
+    pub(super) fn lose_sign(&self) -> bool {
+        self.is_unsigned && self.class_bytes == 4
+    }
+
+    /// The class of rows that do not count, as the kernels load it: no class is, if none can be it.
+    pub(super) fn as_loaded(&self, ignore_index: i64) -> i64 {
+        if !self.lose_sign() {
+            return ignore_index;
+        }
+        u32::try_from(ignore_index).map_or(i64::MIN, |class| class.cast_signed().into())
     }
 
     /// Refuses targets that are not those of logits of this shape.

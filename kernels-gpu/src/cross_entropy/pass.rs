@@ -700,8 +700,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             // SAFETY: the caller's conditions; a row that was reported is one of `rows`.
             unsafe {
                 if let Some(row) = workspace.take_reported_row() {
+                    let mut target = self.class(row);
+                    if args.unsigned_classes != 0 {
+                        target &= i64::from(u32::MAX);
+                    }
                     store(&raw mut (*self.fault()).row, row);
-                    store(&raw mut (*self.fault()).target, self.class(row));
+                    store(&raw mut (*self.fault()).target, target);
                     store(&raw mut (*self.fault()).classes, self.args.cols.into());
                 }
             }

@@ -569,11 +569,13 @@ mod calls {
 
         fn cuEventQuery(event: usize) {
             let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
-            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
-            if captured {
+            let event = event.lock().unwrap();
+            let Some(recorded) = event.as_ref() else { return Ok(()) };
+            if recorded.captured {
                 return Err(CAPTURED_EVENT);
             }
-            not_capturing()
+            not_capturing()?;
+            recorded.fault.as_ref().map_or(Ok(()), |fault| Err(fault.code))
         }
 
         fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) {

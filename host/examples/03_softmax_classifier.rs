@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The loss lives on the GPU; logits go there at every step, gradients come back.
     let stream = gpu.stream()?;
-    let cross_entropy = CrossEntropy { label_smoothing: LABEL_SMOOTHING, ..CrossEntropy::mean() };
+    let cross_entropy = CrossEntropy::new().label_smoothing(LABEL_SMOOTHING);
     let shape = [train.nrows(), CLASSES];
     let target = Tensor::from_slice(&gpu, [train.nrows()], &train_classes)?;
     let mut logits = Tensor::<f32>::zeros(&gpu, shape)?;

@@ -20,14 +20,29 @@ pub struct Huber<R = Mean> {
     pub reduction: R,
 }
 
-impl Huber<Mean> {
-    /// The terms' mean. Of another reduction: `Huber { delta, reduction }`.
+impl Huber {
+    /// The terms' mean; see [`reduction`](Self::reduction).
+    #[must_use]
     pub const fn new(delta: f64) -> Self {
         Huber { delta, reduction: Mean }
     }
 }
 
-impl Default for Huber<Mean> {
+impl<R> Huber<R> {
+    /// The loss with another δ.
+    #[must_use]
+    pub fn delta(self, delta: f64) -> Self {
+        Huber { delta, ..self }
+    }
+
+    /// The loss with another reduction.
+    #[must_use]
+    pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> Huber<Q> {
+        Huber { delta: self.delta, reduction }
+    }
+}
+
+impl Default for Huber {
     fn default() -> Self {
         Huber::new(1.0)
     }

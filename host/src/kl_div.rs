@@ -41,32 +41,64 @@ pub struct KlDiv<R = BatchMean> {
     pub reduction: R,
 }
 
-macro_rules! reduced {
-    ($($(#[$doc:meta])* $name:ident: $reduction:ident;)+) => {$(
-        impl KlDiv<$reduction> {
-            $(#[$doc])*
-            /// The input is log-probabilities and the target probabilities; for others, set
-            /// [`log_input`](Self::log_input) and [`log_target`](Self::log_target).
-            pub const fn $name() -> Self {
-                KlDiv { log_input: true, log_target: false, reduction: $reduction }
-            }
-        }
-    )+};
-}
-reduced! {
-    /// The terms' sum divided by the batch, as the divergence is defined.
-    batch_mean: BatchMean;
-    /// The terms' mean.
-    mean: Mean;
-    /// The terms' sum.
-    sum: Sum;
-    /// The terms themselves.
-    none: PerElement;
+impl KlDiv {
+    /// The terms' sum divided by the batch, as the divergence is defined. The input is
+    /// log-probabilities and the target probabilities; for others, and another reduction, see
+    /// [`log_input`](Self::log_input), [`log_target`](Self::log_target) and
+    /// [`reduction`](Self::reduction).
+    #[must_use]
+    pub const fn new() -> Self {
+        KlDiv { log_input: true, log_target: false, reduction: BatchMean }
+    }
+
+    /// The same as [`new`](Self::new).
+    #[must_use]
+    pub const fn batch_mean() -> Self {
+        Self::new()
+    }
+
+    /// The terms' mean, otherwise as [`new`](Self::new).
+    #[must_use]
+    pub const fn mean() -> KlDiv<Mean> {
+        KlDiv { log_input: true, log_target: false, reduction: Mean }
+    }
+
+    /// The terms' sum, otherwise as [`new`](Self::new).
+    #[must_use]
+    pub const fn sum() -> KlDiv<Sum> {
+        KlDiv { log_input: true, log_target: false, reduction: Sum }
+    }
+
+    /// The terms themselves, otherwise as [`new`](Self::new).
+    #[must_use]
+    pub const fn none() -> KlDiv<PerElement> {
+        KlDiv { log_input: true, log_target: false, reduction: PerElement }
+    }
 }
 
-impl Default for KlDiv<BatchMean> {
+impl Default for KlDiv {
     fn default() -> Self {
-        KlDiv::batch_mean()
+        KlDiv::new()
+    }
+}
+
+impl<R> KlDiv<R> {
+    /// The loss with an input of log-probabilities, or of probabilities.
+    #[must_use]
+    pub fn log_input(self, log_input: bool) -> Self {
+        KlDiv { log_input, ..self }
+    }
+
+    /// The loss with a target of log-probabilities, or of probabilities.
+    #[must_use]
+    pub fn log_target(self, log_target: bool) -> Self {
+        KlDiv { log_target, ..self }
+    }
+
+    /// The loss with another reduction.
+    #[must_use]
+    pub fn reduction<Q: DivergenceReduction>(self, reduction: Q) -> KlDiv<Q> {
+        KlDiv { log_input: self.log_input, log_target: self.log_target, reduction }
     }
 }
 

@@ -25,24 +25,37 @@ pub struct Mse<R = Mean> {
     pub reduction: R,
 }
 
-impl Mse<Mean> {
-    /// The squares' mean.
-    pub const fn mean() -> Self {
+impl Mse {
+    /// The squares' mean; see [`reduction`](Self::reduction).
+    #[must_use]
+    pub const fn new() -> Self {
         Mse { reduction: Mean }
     }
-}
 
-impl Mse<Sum> {
+    /// The same as [`new`](Self::new).
+    #[must_use]
+    pub const fn mean() -> Self {
+        Self::new()
+    }
+
     /// The squares' sum.
-    pub const fn sum() -> Self {
+    #[must_use]
+    pub const fn sum() -> Mse<Sum> {
         Mse { reduction: Sum }
+    }
+
+    /// The squares themselves.
+    #[must_use]
+    pub const fn none() -> Mse<PerElement> {
+        Mse { reduction: PerElement }
     }
 }
 
-impl Mse<PerElement> {
-    /// The squares themselves.
-    pub const fn none() -> Self {
-        Mse { reduction: PerElement }
+impl<R> Mse<R> {
+    /// The loss with another reduction.
+    #[must_use]
+    pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> Mse<Q> {
+        Mse { reduction }
     }
 }
 

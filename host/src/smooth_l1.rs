@@ -21,14 +21,29 @@ pub struct SmoothL1<R = Mean> {
     pub reduction: R,
 }
 
-impl SmoothL1<Mean> {
-    /// The terms' mean. Of another reduction: `SmoothL1 { beta, reduction }`.
+impl SmoothL1 {
+    /// The terms' mean; see [`reduction`](Self::reduction).
+    #[must_use]
     pub const fn new(beta: f64) -> Self {
         SmoothL1 { beta, reduction: Mean }
     }
 }
 
-impl Default for SmoothL1<Mean> {
+impl<R> SmoothL1<R> {
+    /// The loss with another β.
+    #[must_use]
+    pub fn beta(self, beta: f64) -> Self {
+        SmoothL1 { beta, ..self }
+    }
+
+    /// The loss with another reduction.
+    #[must_use]
+    pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> SmoothL1<Q> {
+        SmoothL1 { beta: self.beta, reduction }
+    }
+}
+
+impl Default for SmoothL1 {
     fn default() -> Self {
         SmoothL1::new(1.0)
     }

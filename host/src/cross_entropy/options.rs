@@ -3,7 +3,7 @@
 use super::targets::Targets;
 use crate::error::{Error, Result};
 use crate::launch::check_memory;
-use crate::reduction::{Mean, None as PerSample, Sum};
+use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
 use crate::stream::Stream;
 use crate::view::{Float, Memory, Shape, View, check_shape};
 use std::fmt;
@@ -32,6 +32,8 @@ use std::fmt;
 /// work comes between the two, [`forward_saving`](Self::forward_saving) keeps a few numbers a row,
 /// from which [`backward`](Self::backward) has the gradients.
 ///
+/// Options are set one by one: `CrossEntropy::new().label_smoothing(0.1).reduction(Sum)`.
+///
 /// f16, bf16 and f32 logits are computed in f32, f64 logits in f64; sums over threads are f64.
 ///
 /// Errors of every method, beside those of [`Mse`](crate::Mse):
@@ -54,42 +56,84 @@ pub struct CrossEntropy<'w, T, R = Mean> {
     pub reduction: R,
 }
 
-impl<T> CrossEntropy<'_, T, Mean> {
+impl<T> CrossEntropy<'_, T> {
     /// The mean, without weights, smoothing and z-loss; −100 is ignored.
-    pub const fn mean() -> Self {
-        Self::with(Mean)
-    }
-}
-
-impl<T> CrossEntropy<'_, T, Sum> {
-    /// The sum, otherwise as [`mean`](CrossEntropy::mean).
-    pub const fn sum() -> Self {
-        Self::with(Sum)
-    }
-}
-
-impl<T> CrossEntropy<'_, T, PerSample> {
-    /// A loss for each row, otherwise as [`mean`](CrossEntropy::mean).
-    pub const fn none() -> Self {
-        Self::with(PerSample)
-    }
-}
-
-impl<T> Default for CrossEntropy<'_, T, Mean> {
-    fn default() -> Self {
-        Self::mean()
-    }
-}
-
-impl<T, R> CrossEntropy<'_, T, R> {
-    const fn with(reduction: R) -> Self {
+    #[must_use]
+    pub const fn new() -> Self {
         CrossEntropy {
             weight: None,
             ignore_index: -100,
             label_smoothing: 0.0,
             z_loss: 0.0,
-            reduction,
+            reduction: Mean,
         }
+    }
+
+    /// The same as [`new`](Self::new).
+    #[must_use]
+    pub const fn mean() -> Self {
+        Self::new()
+    }
+}
+
+impl<'w, T> CrossEntropy<'w, T> {
+    /// The sum, otherwise as [`new`](Self::new).
+    #[must_use]
+    pub const fn sum() -> CrossEntropy<'w, T, Sum> {
+        Self::new().with(Sum)
+    }
+
+    /// A loss for each row, otherwise as [`new`](Self::new).
+    #[must_use]
+    pub const fn none() -> CrossEntropy<'w, T, PerSample> {
+        Self::new().with(PerSample)
+    }
+
+    const fn with<Q>(self, reduction: Q) -> CrossEntropy<'w, T, Q> {
+        let CrossEntropy { weight, ignore_index, label_smoothing, z_loss, reduction: Mean } = self;
+        CrossEntropy { weight, ignore_index, label_smoothing, z_loss, reduction }
+    }
+}
+
+impl<T> Default for CrossEntropy<'_, T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Copies with one option changed.
+impl<'w, T, R> CrossEntropy<'w, T, R> {
+    /// With these [`weight`](Self#structfield.weight)s of the classes, of shape `[C]`.
+    #[must_use]
+    pub fn weight<'v>(self, weight: impl Into<View<'v, T>>) -> CrossEntropy<'v, T, R> {
+        let CrossEntropy { ignore_index, label_smoothing, z_loss, reduction, .. } = self;
+        let weight = Some(weight.into());
+        CrossEntropy { weight, ignore_index, label_smoothing, z_loss, reduction }
+    }
+
+    /// With another [`ignore_index`](Self#structfield.ignore_index).
+    #[must_use]
+    pub fn ignore_index(self, ignore_index: i64) -> Self {
+        CrossEntropy { ignore_index, ..self }
+    }
+
+    /// With another [`label_smoothing`](Self#structfield.label_smoothing), from 0 to 1.
+    #[must_use]
+    pub fn label_smoothing(self, label_smoothing: f64) -> Self {
+        CrossEntropy { label_smoothing, ..self }
+    }
+
+    /// With another [`z_loss`](Self#structfield.z_loss); 0 for none.
+    #[must_use]
+    pub fn z_loss(self, z_loss: f64) -> Self {
+        CrossEntropy { z_loss, ..self }
+    }
+
+    /// With another [`reduction`](Self#structfield.reduction).
+    #[must_use]
+    pub fn reduction<Q: SampleReduction>(self, reduction: Q) -> CrossEntropy<'w, T, Q> {
+        let CrossEntropy { weight, ignore_index, label_smoothing, z_loss, .. } = self;
+        CrossEntropy { weight, ignore_index, label_smoothing, z_loss, reduction }
     }
 }
 

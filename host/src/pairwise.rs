@@ -260,7 +260,7 @@ impl<R: Reduction> Pairwise<R> {
         unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
         if let Some(fault) = fault {
             // Nothing here reports a target.
-            fault.is_written(stream, false)?;
+            fault.note_write(stream, false)?;
         }
         Ok(())
     }

@@ -320,7 +320,7 @@ pub struct CrossEntropyArgs {
     /// Elements of a row: classes, from 1 to 2³¹ − 1.
     pub cols: u32,
     /// Bytes of a class: 1 (`u8`), 4 (`i32` or `u32`) or 8 (`i64`); 0 for probabilities. A `u32` is
-    /// loaded as an `i32`: what is no class as the one is none as the other.
+    /// loaded as an `i32`: from 2³¹ on it is negative then, and no class either way.
     pub class_bytes: u32,
     /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
     /// and where a launch of their own has done it.
@@ -390,12 +390,12 @@ pub struct CrossEntropyArgs {
     pub tail_at: u32,
     /// The logarithm of `team` to the base of 2, of a team of a warp at most.
     pub team_shift: u32,
-    /// Whether classes of 4 bytes are `u32`, for the target of a fault; 1 or 0.
-    pub unsigned_classes: u32,
     /// For the kernels of packed rows.
     pub tile: TileArgs,
     /// For the kernels of streamed rows.
     pub stream: StreamArgs,
+    /// Whether classes of 4 bytes are `u32`, for the target of a fault; 1 or 0.
+    pub unsigned_classes: u32,
 }
 
 impl CrossEntropyArgs {

@@ -149,9 +149,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             tail_rows: 0,
             tail_at: 0,
             team_shift: 0,
-            unsigned_classes: target.lose_sign().into(),
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
+            unsigned_classes: target.lose_sign().into(),
         };
         let of_loss = self.reduction.shape_of_samples(shape);
         Arguments { args, reads: Vec::new(), writes: Vec::new(), fault: None, shape, of_loss }

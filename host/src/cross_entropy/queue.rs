@@ -36,7 +36,7 @@ impl<T: Float, R> CrossEntropy<'_, T, R> {
         }
         Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
         if let Some(fault) = fault {
-            fault.is_written(stream, has_classes)?;
+            fault.note_write(stream, has_classes)?;
         }
         Ok(())
     }

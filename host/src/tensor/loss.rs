@@ -26,8 +26,8 @@ pub struct Loss<V> {
 struct Writes {
     /// Whether a call has ever been given the fault to write: before, nothing may have written it.
     is_asked_for: AtomicBool,
-    /// Whether the end of the next launch is to be noted.
-    is_noted: AtomicBool,
+    /// Whether the end of the next launch is to be noted: of the first of a loss that a call returns.
+    notes_end: AtomicBool,
 }
 
 /// What is beside the values of a loss: on the device, which target is no class.
@@ -40,10 +40,10 @@ pub(crate) struct Fault<'a> {
 }
 
 impl Fault<'_> {
-    /// A launch was queued on `stream` that writes the values, and the fault too if it `reports`;
-    /// otherwise it is to say that every target is a class.
-    pub(crate) fn is_written(&self, stream: &Stream, reports: bool) -> Result<()> {
-        let Writes { is_asked_for, is_noted } = self.writes;
+    /// Notes that a launch was queued on `stream` that writes the values, and the fault too if it
+    /// `reports`; if it does not, has the fault say that every target is a class.
+    pub(crate) fn note_write(&self, stream: &Stream, reports: bool) -> Result<()> {
+        let Writes { is_asked_for, notes_end } = self.writes;
         if reports {
             is_asked_for.store(true, Ordering::Relaxed);
         } else if is_asked_for.load(Ordering::Relaxed) {
@@ -55,7 +55,7 @@ impl Fault<'_> {
                 sys::cuMemsetD8Async(self.address, 0, bytes, stream.handle())
             })?;
         }
-        if is_noted.swap(false, Ordering::Relaxed) {
+        if notes_end.swap(false, Ordering::Relaxed) {
             self.usage.note_end_of_write()?;
         }
         Ok(())
@@ -71,16 +71,16 @@ struct Scalar<V> {
 }
 
 impl<V: Element> Loss<V> {
-    /// Memory for a loss, which the launch that gets it writes. Its end is noted.
+    /// Memory for a loss that a call returns, which its launch writes.
     pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
         Self::with(gpu, shape, true)
     }
 
-    fn with(gpu: &Gpu, shape: Shape, is_noted: bool) -> Result<Self> {
+    fn with(gpu: &Gpu, shape: Shape, notes_end: bool) -> Result<Self> {
         let bytes = Self::fault_offset(shape) + size_of::<TargetFault>();
         let values = Tensor::with_tail(gpu, shape, bytes - shape.len() * size_of::<V>())?;
-        let (is_asked_for, is_noted) = (AtomicBool::new(false), AtomicBool::new(is_noted));
-        Ok(Loss { values, writes: Writes { is_asked_for, is_noted } })
+        let (is_asked_for, notes_end) = (AtomicBool::new(false), AtomicBool::new(notes_end));
+        Ok(Loss { values, writes: Writes { is_asked_for, notes_end } })
     }
 
     /// Where the fault is; of a scalar, where [`Scalar`] has it.

@@ -18,8 +18,9 @@ pub fn early_bytes(gpu: &Gpu) -> u64 {
 /// [`Error::MissingKernel`]; [`Error::Driver`].
 ///
 /// # Safety
-/// 1. The arrays that the kernel reads and writes are each `args.groups` times 16 bytes of the stream's
-///    device, on a 16-byte boundary, until the work is done; those it writes overlap nothing.
+/// 1. The arrays that the kernel reads and writes are each `args.groups` times 16 bytes of the
+///    stream's device, on a 16-byte boundary, until the work is done; those it writes overlap
+///    nothing.
 /// 2. `args.sink` is 4 bytes there.
 /// 3. `block` is at most 1024.
 pub unsafe fn launch(

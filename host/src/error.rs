@@ -44,7 +44,8 @@ pub enum Error {
         got: String,
     },
 
-    /// The device has one multiprocessor: it may have no room for the block that adds up what others leave, and for one of them.
+    /// The device has one multiprocessor: it may have no room for the block that adds up what
+    /// others leave, and for one of them.
     #[error("{device}: expected 2 multiprocessors at least, got {got}")]
     SmallDevice {
         /// The device's name.
@@ -160,7 +161,8 @@ pub enum Error {
         got: usize,
     },
 
-    /// A shape has more elements than memory has addresses, or more dimensions than a [`Shape`](crate::Shape) holds.
+    /// A shape has more elements than memory has addresses, or more dimensions than a
+    /// [`Shape`](crate::Shape) holds.
     #[error("{argument}: {problem}")]
     InvalidShape {
         /// The argument at fault.
@@ -216,7 +218,10 @@ pub enum Error {
 
 /// A call of the driver that failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{call}: {name} ({code}): {text}{}", report.as_ref().map_or(String::new(), |report| format!("\n{report}")))]
+#[error(
+    "{call}: {name} ({code}): {text}{}",
+    report.as_ref().map_or(String::new(), |report| format!("\n{report}"))
+)]
 #[non_exhaustive]
 pub struct DriverError {
     /// The driver's function.

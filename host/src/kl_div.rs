@@ -13,13 +13,14 @@ static KERNELS: [[Kernels; 2]; 2] = [
     [pairwise::kernels!(kl_div, 256 threads), pairwise::kernels!(kl_div_log_target, 256 threads)],
 ];
 
-/// Kullback-Leibler divergence of an input from a target of one shape: t (log t − x), reduced, where x is the
-/// logarithm of the input's probability and t the target's probability. As PyTorch's `torch.nn.KLDivLoss`, for
-/// which the input is x; here it may be the probability itself, whose logarithm is then taken in the same pass.
+/// Kullback-Leibler divergence of an input from a target of one shape: t (log t − x), reduced,
+/// where x is the logarithm of the input's probability and t the target's probability. As PyTorch's
+/// `torch.nn.KLDivLoss`, for which the input is x; here it may be the probability itself, whose
+/// logarithm is then taken in the same pass.
 ///
-/// The term is 0 at t = 0 for finite x, NaN there for others and for t below 0, and +∞ for t above 0 at a
-/// probability of 0. Of two probabilities that are equal it is exactly 0, and of two that are nearly equal as
-/// accurate as of others.
+/// The term is 0 at t = 0 for finite x, NaN there for others and for t below 0, and +∞ for t above
+/// 0 at a probability of 0. Of two probabilities that are equal it is exactly 0, and of two that
+/// are nearly equal as accurate as of others.
 ///
 /// Gradients, times what arrives from upstream, divided as the loss is:
 ///

@@ -37,8 +37,8 @@ pub(crate) fn check_memory(
 /// Queues the family's kernel for `dtype` on `stream`, behind whatever else uses the memory.
 ///
 /// # Safety
-/// `args` meets the conditions of the kernel, for a launch of that shape, once what was queued before is done;
-/// the memory it names is `reads` and `writes`.
+/// `args` meets the conditions of the kernel, for a launch of that shape, once what was queued
+/// before is done; the memory it names is `reads` and `writes`.
 pub(crate) unsafe fn launch<A: Copy>(
     stream: &Stream,
     family: &'static Family<A>,
@@ -64,8 +64,8 @@ pub(crate) unsafe fn launch<A: Copy>(
 /// Queues a kernel on `stream`.
 ///
 /// # Safety
-/// `args` are the entry's, and meet the conditions of its kernel for a launch of that shape, once what was
-/// queued before is done.
+/// `args` are the entry's, and meet the conditions of its kernel for a launch of that shape, once
+/// what was queued before is done.
 pub(crate) unsafe fn launch_entry<A: Copy>(
     stream: &Stream,
     entry: &'static Entry,
@@ -92,8 +92,9 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
         attributes: &attribute,
         count,
     };
-    // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns, as it does the attribute;
-    // where launches overlap, the kernel waits for the one before; the rest is the caller's condition.
+    // SAFETY: the kernel takes one argument of type `A`, which the driver copies before it returns,
+    // as it does the attribute; where launches overlap, the kernel waits for the one before; the
+    // rest is the caller's condition.
     check("cuLaunchKernelEx", unsafe {
         cuLaunchKernelEx(&config.raw(), function.0, params.as_mut_ptr(), std::ptr::null_mut())
     })

@@ -16,21 +16,21 @@
 //! # }
 //! ```
 //!
-//! | layer | what it is for |
-//! |---|---|
-//! | [`CrossEntropy`], [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`] | a loss: `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing |
-//! | [`Tensor`], [`View`], [`ViewMut`] | memory on the GPU: owned, or borrowed from whoever owns it |
-//! | [`Gpu`], [`Stream`], [`Workspace`] | a device, a queue of work on it, scratch memory |
+//! - [`CrossEntropy`], [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`]: a loss. `forward`, `backward`,
+//!   `forward_backward`, each with an `_into` twin that allocates nothing.
+//! - [`Tensor`], [`View`], [`ViewMut`]: memory on the GPU, owned, or borrowed from whoever owns it.
+//! - [`Gpu`], [`Stream`], [`Workspace`]: a device, a queue of work on it, scratch memory.
 //!
-//! A call of a loss checks its arguments, queues a kernel on the stream (cross-entropy's `forward_backward` two, for
-//! some shapes) and returns. What waits for the GPU: to make a tensor, a loss or a workspace, to copy from or to the
-//! host ([`Loss::item`], [`Tensor::to_vec`]), [`Stream::synchronize`], and to drop memory that queued work uses. A call
-//! that is refused has queued nothing.
+//! A call of a loss checks its arguments, queues a kernel on the stream (cross-entropy's
+//! `forward_backward` two, for some shapes) and returns. What waits for the GPU: to make a tensor,
+//! a loss or a workspace, to copy from or to the host ([`Loss::item`], [`Tensor::to_vec`]),
+//! [`Stream::synchronize`], and to drop memory that queued work uses. A call that is refused has
+//! queued nothing.
 //!
 //! The kernels are PTX inside the library, compiled by the driver at the first use of a loss and
 //! element type. The driver is found at run time: a program that uses this crate builds and starts
-//! without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`]. With the feature `emulator`,
-//! `Gpu::emulated` runs the same kernels on the CPU.
+//! without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`]. With
+//! the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
 #![deny(missing_docs)]
 
 #[cfg(feature = "bench")]

@@ -6,18 +6,18 @@ use crate::reduction::{ElementwiseReduction, Mean, None as PerElement, Sum};
 
 static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 
-/// Mean squared error of an input x and a target t of one shape: (x − t)², reduced. The gradient of x is
-/// 2 (x − t), times what arrives from upstream, divided as the loss is; the target's is its negative. As
-/// PyTorch's `torch.nn.MSELoss`.
+/// Mean squared error of an input x and a target t of one shape: (x − t)², reduced. The gradient of
+/// x is 2 (x − t), times what arrives from upstream, divided as the loss is; the target's is its
+/// negative. As PyTorch's `torch.nn.MSELoss`.
 ///
-/// f16, bf16 and f32 tensors are differenced and squared in f32, f64 tensors in f64; a thread's sum is of
-/// that type, all further sums f64. A mean of nothing is NaN.
+/// f16, bf16 and f32 tensors are differenced and squared in f32, f64 tensors in f64; a thread's sum
+/// is of that type, all further sums f64. A mean of nothing is NaN.
 ///
 /// Errors of every method: [`Shape`](crate::Error::Shape), [`Stride`](crate::Error::Stride),
 /// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned),
 /// [`Device`](crate::Error::Device), [`Overlap`](crate::Error::Overlap) and
-/// [`NoGradient`](crate::Error::NoGradient) name the argument; nothing is queued then. The first use of an
-/// element type on a device compiles its kernels, which can fail with
+/// [`NoGradient`](crate::Error::NoGradient) name the argument; nothing is queued then. The first
+/// use of an element type on a device compiles its kernels, which can fail with
 /// [`UnsupportedPtx`](crate::Error::UnsupportedPtx).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mse<R = Mean> {

@@ -13,8 +13,8 @@ mod sealed {
 /// A number type that tensors hold: a [`Float`] or a [`Class`].
 ///
 /// # Safety
-/// Sealed: the library implements it for types that are valid for every bit pattern and laid out as on the
-/// device.
+/// Sealed: the library implements it for types that are valid for every bit pattern and laid out as
+/// on the device.
 pub unsafe trait Element:
     Copy + fmt::Debug + fmt::Display + Default + PartialEq + Send + Sync + 'static + sealed::Sealed
 {
@@ -42,7 +42,8 @@ pub unsafe trait Class: Element {}
 macro_rules! elements {
     ($($name:ty, $dtype:ident, $loss:ty;)+) => {$(
         impl sealed::Sealed for $name {}
-        // SAFETY: every bit pattern is a number of the type; host and device are both little-endian IEEE 754.
+        // SAFETY: every bit pattern is a number of the type; host and device are both little-endian
+        // IEEE 754.
         unsafe impl Element for $name {
             const NAME: &'static str = Dtype::$dtype.name();
         }
@@ -63,7 +64,8 @@ elements! {
 macro_rules! classes {
     ($($name:ident)+) => {$(
         impl sealed::Sealed for $name {}
-        // SAFETY: every bit pattern is a number of the type; host and device are both little-endian.
+        // SAFETY: every bit pattern is a number of the type; host and device are both
+        // little-endian.
         unsafe impl Element for $name {
             const NAME: &'static str = stringify!($name);
         }
@@ -90,7 +92,8 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or more elements than 2⁶⁰.
+    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or more elements than
+    /// 2⁶⁰.
     pub fn new(dims: impl IntoShape) -> Result<Self> {
         dims.into_shape("dims")
     }
@@ -98,8 +101,8 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`] names `argument` where there are more than [`Shape::MAX_DIMS`], or where
-    /// the number of elements is more than `isize::MAX` bytes could hold.
+    /// [`Error::InvalidShape`] names `argument` where there are more than [`Shape::MAX_DIMS`], or
+    /// where the number of elements is more than `isize::MAX` bytes could hold.
     fn checked(argument: &'static str, dims: &[usize]) -> Result<Self> {
         let invalid = |problem| Error::InvalidShape { argument, problem };
         if dims.len() > Self::MAX_DIMS {
@@ -185,7 +188,8 @@ pub(crate) fn check_shape(argument: &'static str, expected: Shape, got: Shape) -
     Err(Error::Shape { argument, expected: expected.to_string(), got: got.to_string() })
 }
 
-/// What can be a shape: dimensions, outermost first, as an array, a slice or a vector, or a [`Shape`].
+/// What can be a shape: dimensions, outermost first, as an array, a slice or a vector, or a
+/// [`Shape`].
 pub trait IntoShape {
     /// The shape, or an error that names `argument`.
     #[doc(hidden)]
@@ -343,8 +347,8 @@ impl<'a> Memory<'a> {
             && !self.lies_between_rows_of(other)
     }
 
-    /// Whether rows are as far apart as the other's, and lie in the gaps between those: as columns of one matrix do that are
-    /// beside each other.
+    /// Whether rows are as far apart as the other's, and lie in the gaps between those: as columns
+    /// of one matrix do that are beside each other.
     fn lies_between_rows_of(&self, other: &Memory<'_>) -> bool {
         if self.element_stride != 1 || other.element_stride != 1 {
             return false;
@@ -378,17 +382,17 @@ impl<'a> Memory<'a> {
 macro_rules! raw_views {
     ($($view:ident $(with $fault:ident)?, $second:literal;)+) => {$(
         impl<'a, T: Element> $view<'a, T> {
-            /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary context,
-            /// as this library does), in row-major order without gaps. Nothing more is checked until a
-            /// call gets it.
+            /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary
+            /// context, as this library does), in row-major order without gaps. Nothing more is
+            /// checked until a call gets it.
             ///
             /// # Errors
             /// [`Error::InvalidShape`].
             ///
             /// # Safety
             /// From the call that gets the view until the work it queued is done:
-            /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in memory of
-            ///    the device's primary context, or `shape` has no elements.
+            /// 1. `address` is the address of `shape`'s elements of `T` on device `ordinal`, in
+            ///    memory of the device's primary context, or `shape` has no elements.
             #[doc = $second]
             pub unsafe fn from_raw(
                 address: u64,
@@ -399,8 +403,8 @@ macro_rules! raw_views {
                 Ok(Self::of(Memory::dense::<T>(address, shape, ordinal, None)))
             }
 
-            /// As [`from_raw`](Self::from_raw), with `row_stride` elements from the start of a row (the
-            /// last dimension) to the start of the next.
+            /// As [`from_raw`](Self::from_raw), with `row_stride` elements from the start of a row
+            /// (the last dimension) to the start of the next.
             ///
             /// # Errors
             /// [`Error::InvalidShape`]; [`Error::Stride`] where rows would overlap.
@@ -433,7 +437,8 @@ macro_rules! raw_views {
 
 raw_views! {
     View, "2. Nothing writes them but work that is ordered before on the call's stream.";
-    ViewMut with fault, "2. Nothing accesses them but work that is ordered before on the call's stream.";
+    ViewMut with fault,
+        "2. Nothing accesses them but work that is ordered before on the call's stream.";
 }
 
 macro_rules! shown {
@@ -449,7 +454,8 @@ macro_rules! shown {
 shown!(View ViewMut);
 
 impl<'a, T: Element> View<'a, T> {
-    /// One element that stands for all of `shape`: an upstream gradient that is the same for every loss.
+    /// One element that stands for all of `shape`: an upstream gradient that is the same for every
+    /// loss.
     ///
     /// # Errors
     /// [`Error::Shape`] where the view has not one element; [`Error::InvalidShape`].

@@ -1,5 +1,5 @@
-//! The `_into` methods in a CUDA graph: what allocates, waits or reads back cannot be captured, and a
-//! replay computes anew from whatever the memory holds then.
+//! The `_into` methods in a CUDA graph: what allocates, waits or reads back cannot be captured, and
+//! a replay computes anew from whatever the memory holds then.
 
 use cust::sys::{self, CUresult};
 use fused_loss::{CrossEntropy, Error, Grads, Loss, Mse, Saved, Stream, Tensor, Workspace};
@@ -178,8 +178,8 @@ fn a_capture_needs_not_wait_for_a_stream_that_has_ended() {
     assert_eq!(gradient.to_vec().unwrap(), expected);
 }
 
-/// Both launches of a mean with its gradient, and what one pass saves for another; a target that is no class is
-/// noted anew by each replay.
+/// Both launches of a mean with its gradient, and what one pass saves for another; a target that is
+/// no class is noted anew by each replay.
 #[test]
 fn replays_of_cross_entropy_compute_anew() {
     let (rows, cols) = (33, 700);

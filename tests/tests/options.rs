@@ -1,5 +1,5 @@
-//! One way for all losses to say a reduction and options: methods that return a changed copy, so that
-//! an option that comes later changes no program.
+//! One way for all losses to say a reduction and options: methods that return a changed copy, so
+//! that an option that comes later changes no program.
 
 use fused_loss::reduction::None;
 use fused_loss::{

@@ -14,9 +14,9 @@ use std::fmt;
 ///
 /// It knows what forward pass it is of: the shape and element type of the logits, what targets are,
 /// and the loss's options, but for its reduction, on which nothing here depends. A backward pass of
-/// anything else is refused. That logits and targets are the same numbers is the caller's to see to:
-/// they may have moved, and others may lie where they were. Of a call that is captured into a graph
-/// the capture counts, whether the graph was launched yet or not.
+/// anything else is refused. That logits and targets are the same numbers is the caller's to see
+/// to: they may have moved, and others may lie where they were. Of a call that is captured into a
+/// graph the capture counts, whether the graph was launched yet or not.
 pub struct Saved<V> {
     pub(super) rows: Tensor<V>,
     pub(super) totals: Tensor<f64>,

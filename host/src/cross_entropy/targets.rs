@@ -72,8 +72,8 @@ impl<T> Targets<'_, T> {
         self.is_unsigned && self.class_bytes == 4
     }
 
-    /// The class of rows that do not count, as the kernels load it. Where no target can be it, it is a
-    /// number that they never load.
+    /// The class of rows that do not count, as the kernels load it. Where no target can be it, it
+    /// is a number that they never load.
     pub(super) fn as_loaded(&self, ignore_index: i64) -> i64 {
         if !self.lose_sign() {
             return ignore_index;

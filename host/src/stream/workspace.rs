@@ -34,8 +34,8 @@ impl Workspace {
     /// is done. A call that ended in a fault may have left in it what the next would take for its
     /// own.
     ///
-    /// The workspace that a [`Stream`](crate::Stream) has for itself cannot be cleared: after a fault, make a new
-    /// stream.
+    /// The workspace that a [`Stream`](crate::Stream) has for itself cannot be cleared: after a
+    /// fault, make a new stream.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the

@@ -26,7 +26,8 @@ pub struct Loss<V> {
 struct Writes {
     /// Whether a call has ever been given the fault to write: before, nothing may have written it.
     is_asked_for: AtomicBool,
-    /// Whether the end of the next launch is to be noted: of the first of a loss that a call returns.
+    /// Whether the end of the next launch is to be noted: of the first of a loss that a call
+    /// returns.
     notes_end: AtomicBool,
 }
 

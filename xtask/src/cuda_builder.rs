@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use xshell::{Cmd, Shell, cmd};
 
 /// The architectures to compile for; each has its directory in host/ptx.
-pub(crate) const ARCHS: &[&str] = &["sm_80"];
+pub(crate) const ARCHS: [&str; 1] = ["sm_80"];
 /// The version of PTX. Drivers refuse versions newer than themselves.
 pub(crate) const PTX_VERSION: &str = "8.0";
 /// LLVM's name for it.

@@ -24,7 +24,14 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
             .env("RUSTDOCFLAGS", "-D warnings")
             .run()?)
     })?;
-    let ptx = step("build-ptx --check", || build_ptx::check(sh, None, None, !flags.no_install))?;
+    let ptx = step("build-ptx --check", || {
+        let compared = build_ptx::check(sh, None, None, !flags.no_install)?;
+        if flags.require_bytes {
+            compared.require_bytes()?;
+        }
+        println!("compared: {compared}");
+        Ok(compared)
+    })?;
     let device = step("device", || {
         let device = device(sh)?;
         if flags.require_gpu && device.contains("emulator") {

@@ -85,8 +85,8 @@ impl Gpu {
     /// The GPU with this number, by the machine's NVIDIA driver.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`], [`Error::SmallDevice`]; [`Error::OtherDriver`] after
-    /// `Gpu::emulated`.
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`], [`Error::SmallDevice`],
+    /// [`Error::OtherLayouts`]; [`Error::OtherDriver`] after `Gpu::emulated`.
     pub fn new(ordinal: u32) -> Result<Self> {
         driver::choose(Source::Library)?;
         Self::open(ordinal, false)
@@ -104,6 +104,10 @@ impl Gpu {
     }
 
     fn open(ordinal: u32, emulated: bool) -> Result<Self> {
+        // The emulator runs no PTX, but the kernels that this build has.
+        if !emulated {
+            ptx::check_layouts()?;
+        }
         let count = check_cust("cuDeviceGetCount", Device::num_devices())?;
         if ordinal >= count {
             return Err(Error::NoDevice { ordinal, count });

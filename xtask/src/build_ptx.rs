@@ -231,6 +231,7 @@ impl<'a> Task<'a> {
         let flags = ARCHS.map(cuda_builder::flags);
         Manifest {
             source: self.sources.sha256(&flags.join("\n")),
+            layouts: format!("{:016x}", kernels_gpu::LAYOUTS),
             rustc: String::new(),
             flags: ARCHS.map(str::to_owned).into_iter().zip(flags).collect(),
             files: BTreeMap::new(),

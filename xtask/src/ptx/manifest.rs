@@ -16,6 +16,8 @@ const TITLE: &str = "# The PTX beside this file: what it was made from, and the 
 pub(crate) struct Manifest {
     /// SHA-256 of the kernels' source and the flags.
     pub(crate) source: String,
+    /// `kernels_gpu::LAYOUTS`, in hexadecimal: host/build.rs reads it too.
+    pub(crate) layouts: String,
     /// What `rustc -vV` says.
     pub(crate) rustc: String,
     /// What the kernels were compiled with, by architecture, e.g. `sm_80`.
@@ -28,6 +30,7 @@ impl fmt::Display for Manifest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(TITLE)?;
         writeln!(f, "source: {}", self.source)?;
+        writeln!(f, "layouts: {}", self.layouts)?;
         for line in self.rustc.lines() {
             writeln!(f, "rustc: {line}")?;
         }
@@ -45,6 +48,7 @@ impl Manifest {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut manifest = Self {
             source: String::new(),
+            layouts: String::new(),
             rustc: String::new(),
             flags: BTreeMap::new(),
             files: BTreeMap::new(),
@@ -57,6 +61,7 @@ impl Manifest {
                     manifest.flags.insert(arch.to_owned(), value.to_owned());
                 }
                 _ if key == "source" => manifest.source = value.to_owned(),
+                _ if key == "layouts" => manifest.layouts = value.to_owned(),
                 _ if key == "rustc" => {
                     let gap = if manifest.rustc.is_empty() { "" } else { "\n" };
                     manifest.rustc += &format!("{gap}{value}");
@@ -81,6 +86,11 @@ impl Manifest {
         if self.flags != expected.flags {
             let flags = format!("{:?}, expected {:?}", self.flags, expected.flags);
             problems.push(format!("compiled with {flags}"));
+        }
+        if self.layouts != expected.layouts {
+            let (found, expected) = (&self.layouts, &expected.layouts);
+            problems
+                .push(format!("compiled for the argument layouts {found}, expected {expected}"));
         }
         if self.source != expected.source {
             let (found, expected) = (&self.source, &expected.source);
@@ -115,6 +125,7 @@ mod tests {
         let of = |key: &str, value: String| (key.to_owned(), value);
         Manifest {
             source: "12ab".to_owned(),
+            layouts: "90cd".to_owned(),
             rustc: "rustc 1.96.0 (ac68faa20 2026-05-25)\nbinary: rustc\nrelease: 1.96.0".to_owned(),
             flags: [of("sm_80", "-Ctarget-cpu=sm_80 lto=fat".to_owned())].into(),
             files: [of(FILE, sha256(BODY.as_bytes())), of("sm_80/mse_f64.ptx", "56cd".to_owned())]
@@ -160,6 +171,11 @@ mod tests {
         let mut stale = manifest();
         stale.source = "34cd".to_owned();
         let expected = "stale: the source has changed; its sha256 is 12ab, the PTX is of 34cd";
+        assert_eq!(stale.problems(&manifest()), [expected]);
+
+        let mut stale = manifest();
+        stale.layouts = "34cd".to_owned();
+        let expected = "compiled for the argument layouts 34cd, expected 90cd";
         assert_eq!(stale.problems(&manifest()), [expected]);
 
         let mut other = manifest();

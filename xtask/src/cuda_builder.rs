@@ -99,7 +99,7 @@ impl Compiler {
         let cargo = &self.cargo;
         let mut build = clean(cmd!(
             sh,
-            "{cargo} rustc --manifest-path kernels-gpu/Cargo.toml --release --lib --crate-type cdylib
+            "{cargo} rustc --locked --manifest-path kernels-gpu/Cargo.toml --release --lib --crate-type cdylib
              -Zbuild-std=core --target {TARGET} --target-dir {target_dir} -- --emit=asm={output}"
         ))
         .env("RUSTC", &self.rustc)

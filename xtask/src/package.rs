@@ -1,8 +1,10 @@
 //! `cargo xtask package`: what would be published, and a stranger's crate that uses it.
 
+use crate::sources::sha256;
 use anyhow::{Context, Result, bail, ensure};
+use std::fs;
 use std::path::{Path, PathBuf};
-use xshell::{Shell, TempDir, cmd};
+use xshell::{Shell, cmd};
 
 /// What is published: each needs the ones before it, all of this version.
 const PACKAGES: [&str; 5] = [
@@ -28,27 +30,56 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// Packages all, and unpacks them into a folder outside the repository, which goes away with what
-/// is returned.
-pub(crate) fn unpack(sh: &Shell) -> Result<TempDir> {
+/// A folder outside the repository, whose settings cargo would find, that is removed with all that
+/// is in it.
+pub(crate) struct Unpacked(PathBuf);
+
+impl Unpacked {
+    /// The same in every run of one checkout: cargo would keep what it builds of each.
+    fn new(sh: &Shell) -> Result<Self> {
+        let checkout = sha256(sh.current_dir().as_os_str().as_encoded_bytes());
+        let path = std::env::temp_dir().join(format!("fused-loss-packages-{}", &checkout[..16]));
+        sh.remove_path(&path)?;
+        sh.create_dir(&path)?;
+        Ok(Unpacked(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Unpacked {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Packages all, and unpacks them into a folder outside the repository.
+pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
+    // What the lock names has to be there for cargo to package without the registry, which has none
+    // of these packages yet.
+    cmd!(sh, "cargo fetch --locked").run()?;
     let names = PACKAGES.iter().flat_map(|name| ["-p", name]);
     // The stranger's crate verifies them: what cargo would build lies inside the repository.
     cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty")
         .args(names)
         .args(["--target-dir", "target/packages"])
         .run()?;
-    let unpacked = sh.create_temp_dir()?;
+    let unpacked = Unpacked::new(sh)?;
     for name in PACKAGES {
         let file = format!("target/packages/package/{name}-{VERSION}.crate");
-        cmd!(sh, "tar -xzf {file} -C").arg(unpacked.path()).quiet().run()?;
+        // Files of today: those of a package have one date for ever, by which cargo would not see
+        // that they have changed.
+        cmd!(sh, "tar -xzmf {file} -C").arg(unpacked.path()).quiet().run()?;
         check(sh, &unpacked.path().join(format!("{name}-{VERSION}")))
             .with_context(|| format!("the package {name} will not do"))?;
     }
     Ok(unpacked)
 }
 
-/// Fails where an unpacked package lacks a licence, has a README that leads nowhere, or holds what
-/// only benchmarks use.
+/// Fails where an unpacked package lacks a licence, has a README that leads nowhere, requires another
+/// version of our packages than its own, or holds what only benchmarks use.
 fn check(sh: &Shell, package: &Path) -> Result<()> {
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         let text = sh.read_file(package.join(licence))?;
@@ -57,6 +88,9 @@ fn check(sh: &Shell, package: &Path) -> Result<()> {
     let readme = sh.read_file(package.join("README.md"))?;
     let links = links_inside(&readme);
     ensure!(links.is_empty(), "its README.md leads to {links:?}, which nobody has beside it");
+    let manifest = sh.read_file(package.join("Cargo.toml"))?;
+    let loose = loose_requirements(&manifest);
+    ensure!(loose.is_empty(), "it requires other versions than ={VERSION}: {loose:?}");
     if package.join("ptx").exists() {
         let mut archs = sh.read_dir(package.join("ptx"))?;
         archs.retain(|path| path.is_dir());
@@ -74,6 +108,15 @@ fn check(sh: &Shell, package: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The tables of a packaged manifest that require one of our packages, but not exactly this version.
+fn loose_requirements(manifest: &str) -> Vec<&str> {
+    let exact = format!("\nversion = \"={VERSION}\"\n");
+    manifest
+        .split("\n[")
+        .filter(|table| table.contains("\npackage = \"fused-loss") && !table.contains(&exact))
+        .collect()
+}
+
 /// The targets of links and pictures in Markdown that are no address and no heading of it.
 fn links_inside(markdown: &str) -> Vec<&str> {
     markdown
@@ -87,12 +130,20 @@ fn links_inside(markdown: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn links_that_lead_nowhere_are_found() {
         let text = "[a](https://a.example) [b](#b) [c](docs/c.md) ![d](d.svg)";
         assert_eq!(links_inside(text), ["docs/c.md", "d.svg"]);
+    }
+
+    #[test]
+    fn a_requirement_that_admits_other_versions_is_found() {
+        let table = |version: &str| {
+            format!("[dependencies.cust]\nversion = \"{version}\"\npackage = \"fused-loss-cust\"\n")
+        };
+        assert_eq!(loose_requirements(&table(&format!("={VERSION}"))), [""; 0]);
+        assert_eq!(loose_requirements(&table(VERSION)), [table(VERSION)]);
     }
 
     #[test]

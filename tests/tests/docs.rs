@@ -3,22 +3,18 @@
 use std::fs;
 use std::path::Path;
 
-/// The targets of links of Markdown, each with the names in backquotes behind it: `[a](b.rs): `c`, `d``.
+/// The targets of Markdown links, each with the names in backquotes that follow behind a colon.
 fn links(text: &str) -> Vec<(&str, Vec<&str>)> {
-    let link = |rest: &'_ str| -> Option<(usize, usize)> {
-        let end = rest.find(')')?;
-        Some((end, end + 1))
-    };
     let mut links = Vec::new();
     for rest in text.split("](").skip(1) {
-        let Some((end, behind)) = link(rest) else { continue };
+        let Some((target, behind)) = rest.split_once(')') else { continue };
         let mut names = Vec::new();
-        let mut rest_of = rest[behind..].strip_prefix(": `");
-        while let Some((name, others)) = rest_of.and_then(|rest| rest.split_once('`')) {
+        let mut name_and_rest = behind.strip_prefix(": `");
+        while let Some((name, rest)) = name_and_rest.and_then(|text| text.split_once('`')) {
             names.push(name);
-            rest_of = others.strip_prefix(", `");
+            name_and_rest = rest.strip_prefix(", `");
         }
-        links.push((&rest[..end], names));
+        links.push((target, names));
     }
     links
 }

@@ -6,7 +6,7 @@ use std::{env, fs};
 
 /// Uses that close a circle today. One that is gone is taken from the list, and none is added.
 const KNOWN: [(&str, &str, &str); 3] = [
-    // A device makes streams, which are on a device; so does a stream memory, which knows its streams.
+    // A device makes streams, which are on a device; a stream has memory, which knows its streams.
     ("host", "gpu", "stream"),
     ("host", "stream", "tensor"),
     ("host", "view", "tensor"),

@@ -84,8 +84,8 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> u32 {
 }
 "#;
 
-/// Where `cargo xtask package` has unpacked the packages that would be published; without, the crate
-/// uses this repository.
+/// Where `cargo xtask package` has unpacked the packages that would be published; without it, the
+/// crate uses this repository.
 const PACKAGES: &str = "FUSED_LOSS_PACKAGES";
 
 /// The stranger's crate, in a directory that is removed with all that is in it. There is one at a

@@ -78,7 +78,7 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
     Ok(unpacked)
 }
 
-/// Fails where an unpacked package lacks a licence, has a README that leads nowhere, requires another
+/// Fails where an unpacked package lacks a licence, has a README that leads nowhere, admits another
 /// version of our packages than its own, or holds what only benchmarks use.
 fn check(sh: &Shell, package: &Path) -> Result<()> {
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
@@ -108,7 +108,7 @@ fn check(sh: &Shell, package: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The tables of a packaged manifest that require one of our packages, but not exactly this version.
+/// The tables of a packaged manifest that require one of our packages, but admit other versions.
 fn loose_requirements(manifest: &str) -> Vec<&str> {
     let exact = format!("\nversion = \"={VERSION}\"\n");
     manifest

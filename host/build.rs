@@ -1,4 +1,4 @@
-//! Lists the committed PTX for `src/ptx.rs`.
+//! Lists the committed PTX for `src/ptx.rs`, and says which layouts it was compiled for.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,13 @@ fn main() {
         }
     }
     table.push(']');
-    fs::write(PathBuf::from(env::var("OUT_DIR").unwrap()).join("ptx.rs"), table).unwrap();
+    let out = PathBuf::from(env::var("OUT_DIR").unwrap());
+    fs::write(out.join("ptx.rs"), table).unwrap();
+
+    let manifest = fs::read_to_string(here.join("ptx/manifest.txt")).unwrap();
+    let layouts = manifest.lines().find_map(|line| line.strip_prefix("layouts: "));
+    let layouts = layouts.expect("ptx/manifest.txt has a line `layouts: …`");
+    fs::write(out.join("layouts.rs"), format!("0x{layouts}")).unwrap();
 }
 
 fn sorted(directory: &Path) -> Vec<PathBuf> {

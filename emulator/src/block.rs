@@ -2,7 +2,7 @@
 //! where all of them have yielded.
 
 use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
-use crate::launch::Launch;
+use crate::kernel::Launch;
 use crate::memory::{self, Nearest, Range};
 use crate::race::{Clock, Conflict, History, Touch};
 use crate::stack::ThreadStack;

@@ -3,7 +3,7 @@
 //! A call that is missing here is one that nothing has needed yet: [`symbol`] does not find it, as
 //! `dlsym` would not.
 
-use crate::launch::Launch;
+use crate::kernel::Launch;
 use crate::memory;
 use crate::objects::{
     EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, Recorded, STREAMS, Stream,

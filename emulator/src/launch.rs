@@ -1,11 +1,11 @@
-//! A launch: every block of a grid, in parallel. The blocks of a cooperative launch take turns, so
+//! Runs a launch: every block of a grid, in parallel. The blocks of a cooperative launch take turns, so
 //! that each can wait for any other; those of another launch are begun in the order of their
 //! indices.
 
 use crate::block::{self, Block, Running, Step, Wait};
 use crate::fault::{Fault, LAUNCH_FAILED};
+use crate::kernel::Launch;
 use crate::stack::{self, ThreadStack};
-use kernels_gpu::Entry;
 use rayon::ThreadPool;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,19 +20,6 @@ const KEPT_STACKS: u32 = 1024;
 /// would do, and one more that was under way when the last block stored something, but for a thread
 /// that waits for several values at one place.
 const QUIET_ROUNDS: u32 = 1000;
-
-/// A kernel with its shape and arguments.
-#[derive(Clone)]
-pub(crate) struct Launch {
-    pub(crate) entry: &'static Entry,
-    pub(crate) grid: u32,
-    pub(crate) block: u32,
-    /// Bytes of dynamic shared memory of a block.
-    pub(crate) shared_bytes: u32,
-    /// Whether all blocks are resident at a time, so that each may wait for any other.
-    pub(crate) cooperative: bool,
-    pub(crate) args: Vec<u8>,
-}
 
 /// What the workers of a launch know of each other.
 #[derive(Default)]

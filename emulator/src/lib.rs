@@ -18,6 +18,7 @@
 mod block;
 mod driver;
 mod fault;
+mod kernel;
 mod launch;
 mod memory;
 mod objects;

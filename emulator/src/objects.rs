@@ -1,7 +1,7 @@
 //! What the driver's handles stand for.
 
 use crate::fault::Fault;
-use crate::launch::Launch;
+use crate::kernel::Launch;
 use crate::memory;
 use kernels_gpu::Entry;
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 
 use crate::driver::resident_blocks;
 use crate::fault::Fault;
-use crate::launch::Launch;
+use crate::kernel::Launch;
 use crate::memory;
 use cuda_std::hint::spin;
 use cuda_std::memory::{

@@ -71,6 +71,19 @@ pub enum Error {
         log: String,
     },
 
+    /// The library's PTX takes other arguments than the library passes.
+    #[error(
+        "kernels: expected PTX of the argument layouts {kernels:016x}, which fused-loss-kernels \
+         has, got PTX of the layouts {ptx:016x}; fused-loss and fused-loss-kernels must be of one \
+         version, or the PTX compiled again (cargo xtask build-ptx)"
+    )]
+    OtherLayouts {
+        /// The hash of the layouts that the PTX was compiled for.
+        ptx: u64,
+        /// The hash of those that this build passes.
+        kernels: u64,
+    },
+
     /// The library has no such kernel.
     #[error("no kernel {name}; the library holds {module} without it")]
     MissingKernel {

@@ -1,5 +1,7 @@
 //! The PTX in the library: one text a module (a loss and dtype) and architecture.
 
+use crate::error::{Error, Result};
+use kernels_gpu::LAYOUTS;
 use kernels_gpu::overlap::overlapping;
 use std::borrow::Cow;
 
@@ -13,6 +15,19 @@ pub(crate) struct Ptx {
 }
 
 static ALL: &[Ptx] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+
+/// The [`LAYOUTS`] that the PTX was compiled for.
+const PTX_LAYOUTS: u64 = include!(concat!(env!("OUT_DIR"), "/layouts.rs"));
+
+/// Refuses PTX that takes other arguments than this build of the host passes: that of another
+/// version of fused-loss-kernels, or of kernels that have changed since.
+pub(crate) fn check_layouts() -> Result<()> {
+    same_layouts(PTX_LAYOUTS, LAYOUTS)
+}
+
+fn same_layouts(ptx: u64, kernels: u64) -> Result<()> {
+    if ptx == kernels { Ok(()) } else { Err(Error::OtherLayouts { ptx, kernels }) }
+}
 
 /// The module's newest PTX that a device of `capability` can run.
 pub(crate) fn find(module: &str, capability: u32) -> Option<&'static Ptx> {
@@ -98,6 +113,19 @@ mod tests {
             let asks = (forward || with_totals) && !name.contains("_packed");
             assert_eq!(before.contains("prefetch.global.L2"), asks, "{name}");
         }
+    }
+
+    #[test]
+    fn ptx_of_other_layouts_is_refused() {
+        assert!(same_layouts(1, 1).is_ok());
+        let error = same_layouts(0x12, 0xab).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "kernels: expected PTX of the argument layouts 00000000000000ab, which \
+             fused-loss-kernels has, got PTX of the layouts 0000000000000012; fused-loss and \
+             fused-loss-kernels must be of one version, or the PTX compiled again (cargo xtask \
+             build-ptx)"
+        );
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Element types: how one is loaded 16 bytes at a time, widened for arithmetic, and narrowed.
 
 use crate::abi::Dtype;
-use crate::math::{exp_f32, horner, ln_of_parts};
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
@@ -116,6 +115,14 @@ pub trait Real:
 macro_rules! upper {
     ($name:ident, $value:expr) => {
         ($name::to_bits($value) >> (8 * size_of::<$name>() - 32)) as u32
+    };
+}
+
+/// The polynomial with these coefficients, lowest first.
+macro_rules! horner {
+    ($x:ident; ($last:literal)) => { $last };
+    ($x:ident; ($first:literal $($rest:literal)+)) => {
+        Self::fma(horner!($x; ($($rest)+)), $x, $first)
     };
 }
 
@@ -374,6 +381,14 @@ fn less_ln_f32(x: f32, scale: f32, d: f32, a: f32) -> f32 {
     ln.fma(-UNIT, x)
 }
 
+/// k ln 2 + 2 artanh(d/a) for |d/a| up to 0.2, to a few units in the last place.
+#[inline(always)]
+pub(crate) fn ln_of_parts<R: Real>(k: R, d: R, a: R) -> R {
+    let s = d.over_plain(a);
+    let tail = s * R::artanh_tail(s * s);
+    k.fma(R::LN_2_HIGH, s.fma(R::ONE + R::ONE, k.fma(R::LN_2_LOW, tail)))
+}
+
 #[inline(always)]
 fn quick_ln_f64(scale: f64, d: f64, a: f64) -> f64 {
     ln_of_parts(f64::from_i32(scale.exponent()), d, a)
@@ -403,6 +418,23 @@ const SIGN: u32 = 1 << 31;
 #[inline(always)]
 fn times_power(x: f64, n: u32) -> f64 {
     f64::from_bits(x.to_bits().wrapping_add(u64::from(n << 20) << 32))
+}
+
+/// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
+#[inline(always)]
+fn exp_f32(x: f32) -> f32 {
+    const OVERFLOWS: f32 = 88.722_84;
+    const VANISHES: f32 = -103.972_08;
+    // Adding and taking away a number whose unit is 1 rounds to a whole one.
+    let n = (x * core::f32::consts::LOG2_E + f32::WHOLE) - f32::WHOLE;
+    let r = (-n).fma(f32::LN_2_LOW, (-n).fma(f32::LN_2_HIGH, x));
+    let value = 1.0 + (r + r * r * f32::exp_tail(r));
+    // In two steps: 2ⁿ alone may be beyond the type. Far beyond, whatever comes of it is not used.
+    let n = n as i32;
+    let value = value * f32::power_of_two(n / 2) * f32::power_of_two(n - n / 2);
+    let value = if x > OVERFLOWS { f32::INFINITY } else { value };
+    let value = if x < VANISHES { 0.0 } else { value };
+    if x.is_nan() { x } else { value }
 }
 
 /// Without a jump: a caller needs the same exponential in more than one place, and LLVM computes

@@ -14,6 +14,8 @@ pub mod element;
 mod grid;
 mod huber;
 mod kl_div;
+#[cfg(not(target_arch = "nvptx64"))]
+mod layout;
 mod math;
 mod mse;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -25,6 +27,8 @@ mod smooth_l1;
 mod table;
 mod tile;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub use layout::LAYOUTS;
 pub use table::{Entry, Family, all, find};
 
 // The table: a loss a line, with the kind of kernels it has, its type in them, the most threads of their blocks

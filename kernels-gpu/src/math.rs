@@ -3,7 +3,7 @@
 //!
 //! But for divisions in f32, whose last bits may differ, only operations that IEEE 754 rounds correctly.
 
-use crate::element::Real;
+use crate::element::{Real, ln_of_parts};
 use cuda_std::math::divide_plain_f64;
 
 /// ln(t / p) of plain numbers ([`Real::rank`]), in units of [`Real::LN_UNIT`]; as accurate where it is small: exactly
@@ -27,14 +27,6 @@ pub(crate) fn less_ln_of_plain<R: Real>(x: R, t: R) -> R {
 fn parts<R: Real>(t: R, p: R) -> (R, R, R) {
     let scale = t.scale_from(p);
     (scale, (-p).fma(scale, t), p.fma(scale, t))
-}
-
-/// k ln 2 + 2 artanh(d/a) for |d/a| up to 0.2, to a few units in the last place.
-#[inline(always)]
-pub(crate) fn ln_of_parts<R: Real>(k: R, d: R, a: R) -> R {
-    let s = d.over_plain(a);
-    let tail = s * R::artanh_tail(s * s);
-    k.fma(R::LN_2_HIGH, s.fma(R::ONE + R::ONE, k.fma(R::LN_2_LOW, tail)))
 }
 
 /// ln(t / p) = ln t − ln p of any numbers, to a few units in the last place also where it is small: what the
@@ -92,32 +84,6 @@ pub(crate) fn exp_m1_below<R: Real>(x: R) -> R {
 pub(crate) fn exp<R: Real>(x: R) -> R {
     x.exp()
 }
-
-/// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
-#[inline(always)]
-pub(crate) fn exp_f32(x: f32) -> f32 {
-    const OVERFLOWS: f32 = 88.722_84;
-    const VANISHES: f32 = -103.972_08;
-    // Adding and taking away a number whose unit is 1 rounds to a whole one.
-    let n = (x * core::f32::consts::LOG2_E + f32::WHOLE) - f32::WHOLE;
-    let r = (-n).fma(f32::LN_2_LOW, (-n).fma(f32::LN_2_HIGH, x));
-    let value = 1.0 + (r + r * r * f32::exp_tail(r));
-    // In two steps: 2ⁿ alone may be beyond the type. Far beyond, whatever comes of it is not used.
-    let n = n as i32;
-    let value = value * f32::power_of_two(n / 2) * f32::power_of_two(n - n / 2);
-    let value = if x > OVERFLOWS { f32::INFINITY } else { value };
-    let value = if x < VANISHES { 0.0 } else { value };
-    if x.is_nan() { x } else { value }
-}
-
-/// The polynomial with these coefficients, lowest first.
-macro_rules! horner {
-    ($x:ident; ($last:literal)) => { $last };
-    ($x:ident; ($first:literal $($rest:literal)+)) => {
-        Self::fma($crate::math::horner!($x; ($($rest)+)), $x, $first)
-    };
-}
-pub(crate) use horner;
 
 /// `a / b`, as it is to be rounded to R; for b of which 1/b is normal.
 #[inline(always)]

@@ -8,6 +8,7 @@ use object::{Endianness, Object, ObjectSymbol};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, fs};
 
 const MANIFEST: &str = r#"
@@ -20,6 +21,9 @@ crate-type = ["cdylib"]
 
 [dependencies]
 fused-loss = { path = "HOST" }
+
+[features]
+emulator = ["fused-loss/emulator"]
 
 [profile.dev]
 debug = false
@@ -38,7 +42,10 @@ pub fn train() {
 }
 
 fn run() -> Result<f32, Error> {
+    #[cfg(not(feature = "emulator"))]
     let gpu = Gpu::new(0)?;
+    #[cfg(feature = "emulator")]
+    let gpu = Gpu::emulated(0)?;
     let stream = gpu.stream()?;
     let logits = Tensor::from_slice(&gpu, [1, 2], &[0.5_f32, 1.0])?;
     let classes = Tensor::from_slice(&gpu, [1], &[1_i64])?;
@@ -77,36 +84,85 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> u32 {
 }
 "#;
 
-/// A directory that is removed with all that is in it.
-struct Directory(PathBuf);
+/// Where `cargo xtask package` has unpacked the packages that would be published; without it, the
+/// crate uses this repository.
+const PACKAGES: &str = "FUSED_LOSS_PACKAGES";
 
-impl Directory {
+/// The stranger's crate, in a directory that is removed with all that is in it. There is one at a
+/// time: what cargo builds of it has one place.
+struct Stranger {
+    directory: PathBuf,
+    _one_at_a_time: MutexGuard<'static, ()>,
+}
+
+impl Stranger {
     /// Outside this repository, whose settings cargo would find. The same in every run of one
     /// target directory: cargo would keep what it builds of each.
     fn new() -> Self {
+        static LOCK: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let mut hash = DefaultHasher::new();
         env!("CARGO_TARGET_TMPDIR").hash(&mut hash);
         let path = env::temp_dir().join(format!("fused-loss-stranger-{:016x}", hash.finish()));
         fs::create_dir_all(path.join("src")).unwrap();
-        Directory(path)
+        let stranger = Stranger { directory: path, _one_at_a_time };
+        stranger.write("Cargo.toml", &manifest());
+        stranger.write("src/training.rs", TRAINING);
+        stranger.write("src/main.rs", MAIN);
+        stranger.write("src/lib.rs", LIB);
+        // The versions that are there already.
+        fs::copy(repository().join("Cargo.lock"), stranger.directory.join("Cargo.lock")).unwrap();
+        stranger
+    }
+
+    /// Builds it, and returns the directory of what was built.
+    #[track_caller]
+    fn build(&self, features: &str) -> PathBuf {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stranger");
+        printed(
+            tool("CARGO", "cargo", self)
+                .args(["build", "--offline", "--features", features, "--target-dir"])
+                .arg(&target),
+        );
+        target.join("debug")
     }
 
     fn write(&self, name: &str, text: &str) {
-        fs::write(self.0.join(name), text).unwrap();
+        fs::write(self.directory.join(name), text).unwrap();
     }
 }
 
-impl Drop for Directory {
+impl Drop for Stranger {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// The manifest, with a path to the library: a package that names its other packages by version
+/// alone, or the one in this repository, which has paths to them.
+fn manifest() -> String {
+    let Some(packages) = env::var_os(PACKAGES).map(PathBuf::from) else {
+        return MANIFEST.replace("HOST", repository().join("host").to_str().unwrap());
+    };
+    let path = |name: &str| format!("{}/{name}-{}", packages.display(), env!("CARGO_PKG_VERSION"));
+    let mut manifest = MANIFEST.replace("HOST", &path("fused-loss"));
+    manifest += "\n[patch.crates-io]\n";
+    for name in ["cuda-std", "kernels", "cust", "emulator"] {
+        let name = format!("fused-loss-{name}");
+        manifest += &format!("{name} = {{ path = {:?} }}\n", path(&name));
+    }
+    manifest
 }
 
 /// A program of the toolchain that runs these tests, with nothing in its environment but what finds
 /// that toolchain.
-fn tool(variable: &str, name: &str, directory: &Directory) -> Command {
+fn tool(variable: &str, name: &str, stranger: &Stranger) -> Command {
     let mut tool = Command::new(env::var_os(variable).unwrap_or(name.into()));
-    tool.current_dir(&directory.0).env_clear();
+    tool.current_dir(&stranger.directory).env_clear();
     for name in ["PATH", "HOME", "CARGO_HOME", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN"] {
         if let Some(value) = env::var_os(name) {
             tool.env(name, value);
@@ -152,20 +208,10 @@ fn of_the_driver(binary: &[u8]) -> Vec<String> {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_strangers_crate_needs_nothing_of_cuda() {
-    let directory = Directory::new();
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let host = repository.join("host");
-    directory.write("Cargo.toml", &MANIFEST.replace("HOST", host.to_str().unwrap()));
-    directory.write("src/training.rs", TRAINING);
-    directory.write("src/main.rs", MAIN);
-    directory.write("src/lib.rs", LIB);
-    // The versions that are there already.
-    fs::copy(repository.join("Cargo.lock"), directory.0.join("Cargo.lock")).unwrap();
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stranger");
-    printed(tool("CARGO", "cargo", &directory).arg("build").arg("--target-dir").arg(&target));
-
-    let program = target.join("debug/stranger");
-    for path in [&program, &target.join("debug/libstranger.so")] {
+    let stranger = Stranger::new();
+    let built = stranger.build("");
+    let program = built.join("stranger");
+    for path in [&program, &built.join("libstranger.so")] {
         let binary = fs::read(path).unwrap();
         let (needed, functions) = (needed(&binary), of_the_driver(&binary));
         assert!(needed.iter().any(|library| library.starts_with("libc.so")), "{needed:?}");
@@ -177,19 +223,29 @@ fn a_strangers_crate_needs_nothing_of_cuda() {
     assert!(said.starts_with("a loss of ") || said.starts_with("no NVIDIA driver: "), "{said}");
 
     // The driver is looked for by its name, when the program runs.
-    directory.write("driver.rs", OLD_DRIVER);
-    printed(tool("RUSTC", "rustc", &directory).args([
+    stranger.write("driver.rs", OLD_DRIVER);
+    printed(tool("RUSTC", "rustc", &stranger).args([
         "--crate-type=cdylib",
         "--edition=2024",
         "-o",
         "libcuda.so.1",
         "driver.rs",
     ]));
-    let mut functions = of_the_driver(&fs::read(directory.0.join("libcuda.so.1")).unwrap());
+    let mut functions = of_the_driver(&fs::read(stranger.directory.join("libcuda.so.1")).unwrap());
     functions.sort();
     functions.dedup();
     assert_eq!(functions, ["cuDriverGetVersion", "cuInit"], "the check finds what is there");
-    let said = printed(Command::new(&program).env_clear().env("LD_LIBRARY_PATH", &directory.0));
+    let said =
+        printed(Command::new(&program).env_clear().env("LD_LIBRARY_PATH", &stranger.directory));
     let old = "no NVIDIA driver: the driver (CUDA 11.4) is too old: it has no ";
     assert!(said.starts_with(old), "{said}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_strangers_crate_runs_on_the_emulator() {
+    let program = Stranger::new().build("emulator").join("stranger");
+    // ln(1 + exp(0.5 - 1)).
+    let said = printed(Command::new(&program).env_clear());
+    assert!(said.starts_with("a loss of 0.47407"), "{said}");
 }

@@ -2,40 +2,80 @@
 //! is what they compile to.
 
 use crate::cuda_builder::{self, ARCHS, Compiler, PTX_VERSION};
-use crate::ptx::header::Header;
+use crate::ptx::manifest::Manifest;
 use crate::ptx::{self, Program};
 use crate::sources::{SharedArray, Sources, sha256};
 use crate::{flags, ptxas};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::Entry;
 use kernels_gpu::overlap::{OVERLAPS_FROM, overlapping};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use xshell::Shell;
 
 const COMMITTED: &str = "host/ptx";
+const MANIFEST: &str = "host/ptx/manifest.txt";
 const KERNELS_DIR: &str = "kernels-gpu";
 
 pub(crate) fn run(sh: &Shell, flags: &flags::BuildPtx) -> Result<()> {
     let (rustc, ptxas) = (flags.rustc.as_deref(), flags.ptxas.as_deref());
     if flags.check {
-        check(sh, rustc, ptxas, false)?;
+        let compared = check(sh, rustc, ptxas, false)?;
+        if flags.require_bytes {
+            compared.require_bytes()?;
+        }
+        println!("compared: {compared}");
         return Ok(());
     }
     build(sh, rustc, ptxas)
+}
+
+/// What a check has compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compared {
+    /// The committed PTX with what the source was compiled to again.
+    Bytes,
+    /// The hashes of the manifest with those of the source and of the committed PTX.
+    Hashes,
+}
+
+impl fmt::Display for Compared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Compared::Bytes => "bytes: compiled again, the PTX is the same to the byte",
+            Compared::Hashes => "hashes only: the PTX was not compiled again",
+        })
+    }
+}
+
+impl Compared {
+    /// For a machine that is to compile the PTX again, whatever it lacks.
+    pub(crate) fn require_bytes(self) -> Result<()> {
+        ensure!(
+            self == Compared::Bytes,
+            "--require-bytes: hashes alone were compared; the compiler that made the PTX, which \
+             {MANIFEST} names, is needed here"
+        );
+        Ok(())
+    }
 }
 
 fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     let ptxas = ptxas::find(ptxas)?;
     let compilers = cuda_builder::find(sh, rustc, true)?;
     // The one that made what is there, if possible: then the difference is the source's.
-    let Some(compiler) = made_by(&compilers, sh).or(compilers.first()) else {
+    let old = Manifest::parse(&sh.read_file(MANIFEST).unwrap_or_default());
+    let made_by = |old: Manifest| compilers.iter().find(|one| one.verbose == old.rustc);
+    let Some(compiler) = old.ok().and_then(made_by).or(compilers.first()) else {
         bail!("{}", cuda_builder::how_to_install());
     };
     println!("compiler: {}", compiler.describe());
     let task = Task::new(sh)?;
 
     let mut table = Vec::new();
+    let mut manifest = task.manifest();
+    manifest.rustc.clone_from(&compiler.verbose);
     for arch in ARCHS {
         let modules = task.compile(compiler, arch)?;
         // Committed PTX that works is not replaced by PTX that may not: it is checked elsewhere.
@@ -56,7 +96,11 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
         }
         fail_on(&problems)?;
         task.replace_committed(arch, &modules)?;
+        for (module, text) in &modules {
+            manifest.files.insert(in_manifest(arch, module), sha256(text.as_bytes()));
+        }
     }
+    write(sh, Path::new(MANIFEST), &manifest.to_string())?;
     for dir in task.unknown_dirs()? {
         remove(sh, &dir)?;
     }
@@ -64,17 +108,20 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the committed PTX is stale, edited or wrong. Says what was compared.
+/// Fails if the committed PTX is stale, edited or wrong. Returns what was compared.
 pub(crate) fn check(
     sh: &Shell,
     rustc: Option<&Path>,
     ptxas: Option<&Path>,
     install: bool,
-) -> Result<&'static str> {
+) -> Result<Compared> {
     let ptxas = ptxas::find(ptxas)?;
     let task = Task::new(sh)?;
-    let (mut table, mut problems) = (Vec::new(), Vec::new());
-    let mut made_with = BTreeSet::new();
+    let mut table = Vec::new();
+    let text = sh.read_file(MANIFEST).unwrap_or_default();
+    let manifest = Manifest::parse(&text).with_context(|| format!("{MANIFEST} will not do"))?;
+    let mut problems: Vec<String> =
+        in_file(Path::new(MANIFEST), manifest.problems(&task.manifest())).collect();
     for arch in ARCHS {
         for module in task.modules.keys() {
             let file = task.committed(arch, module);
@@ -82,8 +129,8 @@ pub(crate) fn check(
                 problems.push(format!("{}: missing", file.display()));
                 continue;
             };
-            made_with.extend(Header::parse(&text).map(|(header, _)| header.rustc));
             let mut found = task.check_text(arch, module, &text);
+            found.extend(manifest.problem_of(&in_manifest(arch, module), &text));
             if let (Some(ptxas), []) = (&ptxas, &found[..]) {
                 found = task.assemble(ptxas, arch, module, &file, &mut table)?;
             }
@@ -96,9 +143,12 @@ pub(crate) fn check(
     for dir in task.unknown_dirs()? {
         problems.push(format!("{}: not compiled for this", dir.display()));
     }
-    if made_with.len() > 1 {
-        let compilers: Vec<String> = made_with.into_iter().collect();
-        problems.push(format!("files of different compilers:\n{}", compilers.join("\nand\n")));
+    let in_table = |file: &str| {
+        let name = file.rsplit_once('/').and_then(|(_, name)| name.strip_suffix(".ptx"));
+        name.is_some_and(|module| task.modules.contains_key(module))
+    };
+    for file in manifest.files.keys().filter(|file| !in_table(file)) {
+        problems.push(format!("{MANIFEST}: the kernel table has no module for {file}"));
     }
     fail_on(&problems)
         .context("the committed PTX will not do; `cargo xtask build-ptx` makes it")?;
@@ -112,15 +162,14 @@ pub(crate) fn check(
         }
         compilers => compilers?,
     };
-    let Some(compiler) = made_by(&compilers, sh) else {
-        let kind = "only the hash of the source was compared";
+    let Some(compiler) = compilers.iter().find(|one| one.verbose == manifest.rustc) else {
         match compilers.first() {
             Some(other) => {
-                println!("{kind}: the PTX was made by another compiler than {}", other.describe())
+                println!("the PTX was made by another compiler than {}", other.describe())
             }
-            None => println!("{kind}: {}", cuda_builder::how_to_install()),
+            None => println!("{}", cuda_builder::how_to_install()),
         }
-        return Ok("hash of the source only");
+        return Ok(Compared::Hashes);
     };
     println!("compiler: {}", compiler.describe());
     for arch in ARCHS {
@@ -135,8 +184,7 @@ pub(crate) fn check(
         }
     }
     fail_on(&problems)?;
-    println!("the PTX was compiled again: every byte is the same");
-    Ok("compiled again, every byte the same")
+    Ok(Compared::Bytes)
 }
 
 /// What both commands know.
@@ -173,38 +221,28 @@ impl<'a> Task<'a> {
 
         let mut files = BTreeMap::new();
         for (module, entries) in &self.modules {
-            let body = program.module(entries)?;
-            let mut header = self.header(arch, module);
-            header.rustc.clone_from(&compiler.verbose);
-            header.body = sha256(body.as_bytes());
-            files.insert((*module).to_owned(), format!("{header}{body}"));
+            files.insert((*module).to_owned(), program.module(entries)?);
         }
         Ok(files)
     }
 
-    /// The header that a module's file should have, up to what its compiler adds.
-    fn header(&self, arch: &str, module: &str) -> Header {
-        let flags = cuda_builder::flags(arch);
-        Header {
-            module: module.to_owned(),
-            arch: arch.to_owned(),
-            source: self.sources.sha256(&flags),
+    /// The manifest that the PTX should have, up to what its compiler adds.
+    fn manifest(&self) -> Manifest {
+        let flags = ARCHS.map(cuda_builder::flags);
+        Manifest {
+            source: self.sources.sha256(&flags.join("\n")),
+            layouts: format!("{:016x}", kernels_gpu::LAYOUTS),
             rustc: String::new(),
-            flags,
-            body: String::new(),
+            flags: ARCHS.map(str::to_owned).into_iter().zip(flags).collect(),
+            files: BTreeMap::new(),
         }
     }
 
     /// All that the text of a module's file shows.
     fn check_text(&self, arch: &str, module: &str, text: &str) -> Vec<String> {
-        let (header, body) = match Header::parse(text) {
-            Ok(parts) => parts,
-            Err(why) => return vec![format!("{why:#}")],
-        };
-        let mut problems = header.problems(&self.header(arch, module), body);
-        match Program::parse(body) {
-            Err(why) => problems.push(format!("{why:#}")),
-            Ok(program) => problems.extend(ptx::check::module(
+        match Program::parse(text) {
+            Err(why) => vec![format!("{why:#}")],
+            Ok(program) => ptx::check::module(
                 &program,
                 &ptx::check::Expected {
                     version: PTX_VERSION,
@@ -212,9 +250,8 @@ impl<'a> Task<'a> {
                     entries: &self.modules[module],
                     shared_arrays: &self.shared_arrays,
                 },
-            )),
+            ),
         }
-        problems
     }
 
     /// Assembles a module's file, for each GPU as its driver gets it; adds its lines to the table.
@@ -250,14 +287,7 @@ impl<'a> Task<'a> {
 
     fn replace_committed(&self, arch: &str, modules: &BTreeMap<String, String>) -> Result<()> {
         for (module, text) in modules {
-            let file = self.committed(arch, module);
-            // The same bytes keep their time: nothing that includes them is compiled again.
-            if self.sh.read_file(&file).is_ok_and(|old| old == *text) {
-                println!("unchanged {}", file.display());
-                continue;
-            }
-            self.sh.write_file(&file, text)?;
-            println!("wrote {}", file.display());
+            write(self.sh, &self.committed(arch, module), text)?;
         }
         for file in self.unknown_files(arch)? {
             remove(self.sh, &file)?;
@@ -287,12 +317,21 @@ impl<'a> Task<'a> {
     }
 }
 
-/// The compiler that made the committed PTX.
-fn made_by<'a>(compilers: &'a [Compiler], sh: &Shell) -> Option<&'a Compiler> {
-    let files = list(sh, &format!("{COMMITTED}/{}", ARCHS[0])).ok()?;
-    let text = sh.read_file(files.first()?).ok()?;
-    let (header, _) = Header::parse(&text).ok()?;
-    compilers.iter().find(|one| one.verbose == header.rustc)
+/// A module's path in the manifest.
+fn in_manifest(arch: &str, module: &str) -> String {
+    format!("{arch}/{module}.ptx")
+}
+
+/// Writes a file unless it has these bytes already: they keep their time then, and nothing that
+/// includes them is compiled again.
+fn write(sh: &Shell, file: &Path, text: &str) -> Result<()> {
+    if sh.read_file(file).is_ok_and(|old| old == text) {
+        println!("unchanged {}", file.display());
+        return Ok(());
+    }
+    sh.write_file(file, text)?;
+    println!("wrote {}", file.display());
+    Ok(())
 }
 
 /// What lies in a directory of the workspace, as paths relative to the workspace.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use xshell::{Cmd, Shell, cmd};
 
 /// The architectures to compile for; each has its directory in host/ptx.
-pub(crate) const ARCHS: &[&str] = &["sm_80"];
+pub(crate) const ARCHS: [&str; 1] = ["sm_80"];
 /// The version of PTX. Drivers refuse versions newer than themselves.
 pub(crate) const PTX_VERSION: &str = "8.0";
 /// LLVM's name for it.
@@ -99,7 +99,7 @@ impl Compiler {
         let cargo = &self.cargo;
         let mut build = clean(cmd!(
             sh,
-            "{cargo} rustc --manifest-path kernels-gpu/Cargo.toml --release --lib --crate-type cdylib
+            "{cargo} rustc --locked --manifest-path kernels-gpu/Cargo.toml --release --lib --crate-type cdylib
              -Zbuild-std=core --target {TARGET} --target-dir {target_dir} -- --emit=asm={output}"
         ))
         .env("RUSTC", &self.rustc)

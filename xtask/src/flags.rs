@@ -17,6 +17,8 @@ xflags::xflags! {
             optional --ptxas path: PathBuf
             /// Writes nothing; fails if host/ptx is not what the kernels compile to.
             optional --check
+            /// Of the check: fails where the PTX cannot be compiled again, and only hashes are compared.
+            optional --require-bytes
         }
         /// Everything that must pass before a commit: formatting, clippy, docs, PTX, tests.
         cmd test {
@@ -26,7 +28,13 @@ xflags::xflags! {
             optional --full
             /// Installs no compiler for the PTX check.
             optional --no-install
+            /// Fails where the PTX cannot be compiled again, and hashes alone are compared.
+            optional --require-bytes
         }
+        /// Makes the packages that would be published, and builds and runs a stranger's crate with
+        /// them outside the repository: with nothing in its environment, with and without the
+        /// feature `emulator`.
+        cmd package {}
         /// Measures each loss on a GPU, beside a kernel that only reads and writes the same bytes, and beside other
         /// libraries where `python3` has PyTorch.
         cmd bench {

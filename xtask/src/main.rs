@@ -5,6 +5,7 @@ mod build_ptx;
 mod cuda_builder;
 mod demo;
 mod flags;
+mod package;
 mod ptx;
 mod ptxas;
 mod sources;
@@ -36,6 +37,7 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
         XtaskCmd::BuildPtx(flags) => build_ptx::run(&sh, &flags),
         XtaskCmd::Test(flags) => test::run(&sh, &flags),
         XtaskCmd::Bench(flags) => bench::run(&sh, &flags),
+        XtaskCmd::Package(_) => package::run(&sh),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }
 }

@@ -5,7 +5,7 @@
 //! of the kernel table gets a file of its own.
 
 pub(crate) mod check;
-pub(crate) mod header;
+pub(crate) mod manifest;
 
 use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::Entry;

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that must pass before a commit.
 
-use crate::{build_ptx, flags};
+use crate::{build_ptx, flags, package};
 use anyhow::{Context, Result, bail};
 use std::time::Instant;
 use xshell::{Shell, cmd};
@@ -10,21 +10,31 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
 
     step("format", || Ok(cmd!(sh, "cargo fmt --all --check").run()?))?;
     step("clippy", || {
-        Ok(cmd!(sh, "cargo clippy --workspace --all-targets --all-features -- -D warnings")
-            .run()?)
+        Ok(cmd!(
+            sh,
+            "cargo clippy --locked --workspace --all-targets --all-features -- -D warnings"
+        )
+        .run()?)
     })?;
     step("doc", || {
-        Ok(cmd!(sh, "cargo doc --workspace --no-deps --all-features")
+        Ok(cmd!(sh, "cargo doc --locked --workspace --no-deps --all-features")
             .env("RUSTDOCFLAGS", "-D warnings")
             .run()?)
     })?;
     step("doc, as published", || {
         // Without the features that a program does not ask for.
-        Ok(cmd!(sh, "cargo doc -p fused-loss --no-deps")
+        Ok(cmd!(sh, "cargo doc --locked -p fused-loss --no-deps")
             .env("RUSTDOCFLAGS", "-D warnings")
             .run()?)
     })?;
-    let ptx = step("build-ptx --check", || build_ptx::check(sh, None, None, !flags.no_install))?;
+    let ptx = step("build-ptx --check", || {
+        let compared = build_ptx::check(sh, None, None, !flags.no_install)?;
+        if flags.require_bytes {
+            compared.require_bytes()?;
+        }
+        println!("compared: {compared}");
+        Ok(compared)
+    })?;
     let device = step("device", || {
         let device = device(sh)?;
         if flags.require_gpu && device.contains("emulator") {
@@ -33,9 +43,12 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
         println!("the tests run on {device}");
         Ok(device)
     })?;
+    // The stranger's crate among the tests then uses the packages, as `cargo xtask package` has it.
+    let packages = step("package", || package::unpack(sh))?;
     step("test", || {
         let full: &[&str] = if flags.full { &["--", "--include-ignored"] } else { &[] };
-        let mut test = cmd!(sh, "cargo test --workspace --all-features {full...}");
+        let mut test = cmd!(sh, "cargo test --locked --workspace --all-features {full...}")
+            .env(package::UNPACKED, packages.path());
         if flags.require_gpu {
             // The tests themselves refuse the emulator then.
             test = test.env("FUSED_LOSS_REQUIRE_GPU", "1");
@@ -44,7 +57,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
     })?;
 
     println!(
-        "\nall passed in {} s: format, clippy, doc, PTX ({ptx}), {} on {device}",
+        "\nall passed in {} s: format, clippy, doc, PTX ({ptx}), packages, {} on {device}",
         start.elapsed().as_secs(),
         if flags.full { "all tests" } else { "tests" },
     );
@@ -61,8 +74,11 @@ fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
 /// nothing could build PTX that does not compile into it yet.
 fn device(sh: &Shell) -> Result<String> {
     let example = "01_loss_and_gradient";
-    let said = cmd!(sh, "cargo run --quiet -p fused-loss --features emulator --example {example}")
-        .read()?;
+    let said = cmd!(
+        sh,
+        "cargo run --locked --quiet -p fused-loss --features emulator --example {example}"
+    )
+    .read()?;
     let device = said.lines().find_map(|line| line.strip_prefix("device: "));
     Ok(device.with_context(|| format!("the example says no device: {said}"))?.to_owned())
 }

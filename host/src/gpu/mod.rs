@@ -64,7 +64,8 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`],
-    /// [`Error::SmallDevice`]; [`Error::OtherDriver`] after `Gpu::emulated`.
+    /// [`Error::SmallDevice`], [`Error::OtherLayouts`]; [`Error::OtherDriver`] after
+    /// `Gpu::emulated`.
     pub fn new(ordinal: u32) -> Result<Self> {
         driver::choose(Source::Library)?;
         Self::open(ordinal, false)
@@ -83,6 +84,10 @@ impl Gpu {
 
     /// The one that is open, if there is one.
     fn open(ordinal: u32, emulated: bool) -> Result<Self> {
+        // The emulator runs no PTX, but the kernels that this build has.
+        if !emulated {
+            ptx::check_layouts()?;
+        }
         // By number: a process has one driver, which has one primary context for each.
         static OPEN: Mutex<Option<HashMap<u32, Weak<Inner>>>> = Mutex::new(None);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

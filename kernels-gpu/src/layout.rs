@@ -1,0 +1,257 @@
+//! One number for what host and kernels must agree on, of which PTX that was compiled earlier holds
+//! a copy: a host with PTX of another number must not launch it.
+
+use crate::abi::{
+    self, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault, TileArgs,
+    saved, workspace,
+};
+use crate::table::Entry;
+
+/// An argument structure from the list of its fields.
+macro_rules! structure {
+    ($name:ident { $($field:ident),+ $(,)? }) => {{
+        // A field that is missing in the list does not compile.
+        const _: fn($name) = |$name { $($field: _),+ }| ();
+        Structure(
+            stringify!($name),
+            size_of::<$name>(),
+            &[$((
+                stringify!($field),
+                core::mem::offset_of!($name, $field),
+                size_of_field(|of: &$name| &of.$field),
+            )),+],
+        )
+    }};
+}
+
+/// A hash of the size of each argument structure and the name, offset and size of each of its
+/// fields, of the constants by which both sides count, and of each entry's name and block.
+pub const LAYOUTS: u64 =
+    Hash::new().structures(STRUCTURES).constants(CONSTANTS).entries(crate::KERNELS).0;
+
+const STRUCTURES: &[Structure] = &[
+    structure!(Matrix { start, row_stride }),
+    structure!(PairwiseArgs {
+        input,
+        target,
+        rows,
+        cols,
+        divisor,
+        parameter,
+        reduction,
+        team,
+        splits,
+        upstream_col_stride,
+        loss,
+        workspace,
+        upstream,
+        grad_input,
+        grad_target,
+    }),
+    structure!(CeilingArgs {
+        arrays,
+        groups,
+        of_rows,
+        of_rows_groups,
+        of_rows_share,
+        sink,
+        early_bytes,
+    }),
+    structure!(TileArgs {
+        rows,
+        warp_rows_shift,
+        access,
+        pitch,
+        alike,
+        order_right,
+        order_mask,
+        order_left,
+        bytes,
+        stage_bytes,
+    }),
+    structure!(StreamArgs { warps, row_tiles, groups, split }),
+    structure!(CrossEntropyArgs {
+        input,
+        target,
+        rows,
+        cols,
+        class_bytes,
+        totals_blocks,
+        rows_of_block,
+        ignore_index,
+        weight,
+        saved,
+        totals,
+        z_loss,
+        workspace,
+        fault,
+        loss,
+        reduction,
+        team,
+        divisor,
+        splits,
+        upstream_stride,
+        upstream,
+        grad_input,
+        grad_target,
+        target_stride,
+        keep,
+        share,
+        kept_groups,
+        ahead,
+        ahead_bytes,
+        early_blocks,
+        early_bytes,
+        plain,
+        tail_rows,
+        tail_at,
+        team_shift,
+        tile,
+        stream,
+        unsigned_classes,
+    }),
+    structure!(TargetFault { row, target, classes }),
+];
+
+const CONSTANTS: &[(&str, u64)] = &[
+    ("stream depth", abi::STREAM_DEPTH as u64),
+    ("warp tile bytes", abi::WARP_TILE_BYTES as u64),
+    ("max split groups", abi::MAX_SPLIT_GROUPS as u64),
+    ("max partials", abi::MAX_PARTIALS as u64),
+    ("stats parts", abi::STATS_PARTS as u64),
+    ("group", abi::GROUP as u64),
+    ("lag", abi::LAG as u64),
+    ("stretch", abi::STRETCH as u64),
+    ("max totals blocks", abi::MAX_TOTALS_BLOCKS as u64),
+    ("workspace bytes", abi::WORKSPACE_BYTES as u64),
+    ("fault", workspace::FAULT),
+    ("totals", workspace::TOTALS),
+    ("partials", workspace::PARTIALS),
+    ("saved", workspace::SAVED),
+    ("saved arrays", saved::COUNT as u64),
+];
+
+/// An argument structure: its name, its size, and name, offset and size of each field.
+struct Structure(&'static str, usize, &'static [(&'static str, usize, usize)]);
+
+const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
+    size_of::<F>()
+}
+
+/// FNV-1a of 64 bits: short, and computed by the compiler.
+struct Hash(u64);
+
+impl Hash {
+    const fn new() -> Self {
+        Hash(0xcbf2_9ce4_8422_2325)
+    }
+
+    const fn byte(self, byte: u8) -> Self {
+        Hash((self.0 ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))
+    }
+
+    const fn number(mut self, number: u64) -> Self {
+        let bytes = number.to_le_bytes();
+        let mut at = 0;
+        while at < bytes.len() {
+            self = self.byte(bytes[at]);
+            at += 1;
+        }
+        self
+    }
+
+    /// The text and its length, so that no two lists of texts hash the same bytes.
+    const fn text(mut self, text: &str) -> Self {
+        let mut at = 0;
+        while at < text.len() {
+            self = self.byte(text.as_bytes()[at]);
+            at += 1;
+        }
+        self.number(at as u64)
+    }
+
+    const fn structures(mut self, structures: &[Structure]) -> Self {
+        let mut at = 0;
+        while at < structures.len() {
+            let Structure(name, size, fields) = structures[at];
+            self = self.text(name).number(size as u64);
+            let mut field = 0;
+            while field < fields.len() {
+                let (name, offset, size) = fields[field];
+                self = self.text(name).number(offset as u64).number(size as u64);
+                field += 1;
+            }
+            at += 1;
+        }
+        self
+    }
+
+    const fn constants(mut self, constants: &[(&str, u64)]) -> Self {
+        let mut at = 0;
+        while at < constants.len() {
+            self = self.text(constants[at].0).number(constants[at].1);
+            at += 1;
+        }
+        self
+    }
+
+    const fn entries(mut self, losses: &[&[&[Entry]]]) -> Self {
+        let mut loss = 0;
+        while loss < losses.len() {
+            let mut family = 0;
+            while family < losses[loss].len() {
+                let mut at = 0;
+                while at < losses[loss][family].len() {
+                    let entry = &losses[loss][family][at];
+                    self = self.text(entry.name).number(entry.args_size as u64);
+                    self = self.number(entry.block as u64).number(entry.resident as u64);
+                    at += 1;
+                }
+                family += 1;
+            }
+            loss += 1;
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_sees_names_sizes_offsets_and_order() {
+        #[allow(dead_code)]
+        #[repr(C)]
+        struct Args {
+            rows: u64,
+            cols: u64,
+        }
+        const ARGS: Structure = structure!(Args { rows, cols });
+        let of = |structure: Structure| Hash::new().structures(&[structure]).0;
+        let hash = of(ARGS);
+        assert_eq!(hash, of(Structure("Args", 16, &[("rows", 0, 8), ("cols", 8, 8)])));
+        for other in [
+            Structure("Other", 16, &[("rows", 0, 8), ("cols", 8, 8)]),
+            Structure("Args", 24, &[("rows", 0, 8), ("cols", 8, 8)]),
+            Structure("Args", 16, &[("cols", 0, 8), ("rows", 8, 8)]),
+            Structure("Args", 16, &[("rows", 0, 8), ("cols", 8, 4)]),
+            Structure("Args", 16, &[("rows", 0, 8)]),
+        ] {
+            assert_ne!(hash, of(other));
+        }
+    }
+
+    #[test]
+    fn the_hash_sees_entries_and_constants() {
+        let all = Hash::new().entries(crate::KERNELS).0;
+        assert_ne!(all, Hash::new().entries(&crate::KERNELS[1..]).0);
+        let of = |value| Hash::new().constants(&[("group", value)]).0;
+        assert_ne!(of(64), of(32));
+    }
+
+    #[test]
+    fn fnv_1a_is_fnv_1a() {
+        assert_eq!(Hash::new().byte(b'a').0, 0xaf63_dc4c_8601_ec8c);
+    }
+}

@@ -1,0 +1,167 @@
+//! `cargo xtask package`: what would be published, and a stranger's crate that uses it.
+
+use crate::sources::sha256;
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use xshell::{Shell, cmd};
+
+/// What is published: each needs the ones before it, all of this version.
+const PACKAGES: [&str; 5] = [
+    "fused-loss-cuda-std",
+    "fused-loss-kernels",
+    "fused-loss-emulator",
+    "fused-loss-cust",
+    "fused-loss",
+];
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Tells tests/tests/stranger.rs where the packages are.
+pub(crate) const UNPACKED: &str = "FUSED_LOSS_PACKAGES";
+
+pub(crate) fn run(sh: &Shell) -> Result<()> {
+    let packages = unpack(sh)?;
+    cmd!(sh, "cargo test --locked -p fused-loss-tests --test stranger")
+        .env(UNPACKED, packages.path())
+        .run()?;
+    for name in PACKAGES {
+        println!("target/packages/package/{name}-{VERSION}.crate");
+    }
+    Ok(())
+}
+
+/// A folder outside the repository, whose settings cargo would find, that is removed with all that
+/// is in it.
+pub(crate) struct Unpacked(PathBuf);
+
+impl Unpacked {
+    /// The same in every run of one checkout: cargo would keep what it builds of each.
+    fn new(sh: &Shell) -> Result<Self> {
+        let checkout = sha256(sh.current_dir().as_os_str().as_encoded_bytes());
+        let path = std::env::temp_dir().join(format!("fused-loss-packages-{}", &checkout[..16]));
+        sh.remove_path(&path)?;
+        sh.create_dir(&path)?;
+        Ok(Unpacked(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Unpacked {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Packages all, and unpacks them into a folder outside the repository.
+pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
+    // What the lock names has to be there for cargo to package without the registry, which has none
+    // of these packages yet.
+    cmd!(sh, "cargo fetch --locked").run()?;
+    let names = PACKAGES.iter().flat_map(|name| ["-p", name]);
+    // The stranger's crate verifies them: what cargo would build lies inside the repository.
+    cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty")
+        .args(names)
+        .args(["--target-dir", "target/packages"])
+        .run()?;
+    let unpacked = Unpacked::new(sh)?;
+    for name in PACKAGES {
+        let file = format!("target/packages/package/{name}-{VERSION}.crate");
+        // Files of today: those of a package have one date for ever, by which cargo would not see
+        // that they have changed.
+        cmd!(sh, "tar -xzmf {file} -C").arg(unpacked.path()).quiet().run()?;
+        check(sh, &unpacked.path().join(format!("{name}-{VERSION}")))
+            .with_context(|| format!("the package {name} will not do"))?;
+    }
+    Ok(unpacked)
+}
+
+/// Fails where an unpacked package lacks a licence, has a README that leads nowhere, admits another
+/// version of our packages than its own, or holds what only benchmarks use.
+fn check(sh: &Shell, package: &Path) -> Result<()> {
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        let text = sh.read_file(package.join(licence))?;
+        ensure!(text.len() > 1000, "{licence} is {} bytes", text.len());
+    }
+    let readme = sh.read_file(package.join("README.md"))?;
+    let links = links_inside(&readme);
+    ensure!(links.is_empty(), "its README.md leads to {links:?}, which nobody has beside it");
+    let manifest = sh.read_file(package.join("Cargo.toml"))?;
+    let loose = loose_requirements(&manifest);
+    ensure!(loose.is_empty(), "it requires other versions than ={VERSION}: {loose:?}");
+    if package.join("ptx").exists() {
+        let mut archs = sh.read_dir(package.join("ptx"))?;
+        archs.retain(|path| path.is_dir());
+        for arch in archs {
+            let files = sh.read_dir(&arch)?;
+            ensure!(!files.is_empty(), "{} is empty", arch.display());
+            let bench = |file: &&PathBuf| {
+                file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ceiling"))
+            };
+            if let Some(file) = files.iter().find(bench) {
+                bail!("{} is for benchmarks alone", file.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The tables of a packaged manifest that require one of our packages, but admit other versions.
+fn loose_requirements(manifest: &str) -> Vec<&str> {
+    let exact = format!("\nversion = \"={VERSION}\"\n");
+    manifest
+        .split("\n[")
+        .filter(|table| table.contains("\npackage = \"fused-loss") && !table.contains(&exact))
+        .collect()
+}
+
+/// The targets of links and pictures in Markdown that are no address and no heading of it.
+fn links_inside(markdown: &str) -> Vec<&str> {
+    markdown
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once(')')?.0))
+        .filter(|target| !target.starts_with("https://") && !target.starts_with('#'))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_lead_nowhere_are_found() {
+        let text = "[a](https://a.example) [b](#b) [c](docs/c.md) ![d](d.svg)";
+        assert_eq!(links_inside(text), ["docs/c.md", "d.svg"]);
+    }
+
+    #[test]
+    fn a_requirement_that_admits_other_versions_is_found() {
+        let table = |version: &str| {
+            format!("[dependencies.cust]\nversion = \"{version}\"\npackage = \"fused-loss-cust\"\n")
+        };
+        assert_eq!(loose_requirements(&table(&format!("={VERSION}"))), [""; 0]);
+        assert_eq!(loose_requirements(&table(VERSION)), [table(VERSION)]);
+    }
+
+    #[test]
+    fn every_member_is_published_or_says_that_it_is_not() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+        let members = workspace.split_once("members = [").unwrap().1.split_once(']').unwrap().0;
+        let mut published = Vec::new();
+        for member in members.split('"').skip(1).step_by(2) {
+            let manifest = fs::read_to_string(root.join(member).join("Cargo.toml")).unwrap();
+            if !manifest.contains("\npublish = false\n") {
+                let name = manifest.split_once("name = \"").unwrap().1.split_once('"').unwrap().0;
+                published.push(name.to_owned());
+            }
+        }
+        published.sort();
+        let mut expected = PACKAGES;
+        expected.sort();
+        assert_eq!(published, expected);
+    }
+}

@@ -10,6 +10,7 @@ use crate::abi::{CACHE_LINE, Matrix, TileArgs};
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
 use cuda_std::SharedArray;
+use cuda_std::hint::opaque;
 use cuda_std::memory::{Vec16, Word, load, store, store_streaming};
 use cuda_std::warp::{WARP_SIZE, lane_id};
 
@@ -344,7 +345,8 @@ impl<E: Element> Tile<E> {
         }
         while at < last {
             vector(shared + at, global + u64::from(at));
-            at += STEP;
+            // Opaque, so that the compiler does not write out this loop too.
+            at = opaque(u64::from(at + STEP)) as u32;
         }
         // Fewer elements than a warp has lanes, at either end.
         let head = from + lane_id() * Self::SIZE;

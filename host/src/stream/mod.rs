@@ -272,20 +272,22 @@ mod tests {
         assert_eq!(row(&mut workspace), 5);
     }
 
-    /// Of losses of rows of probabilities nothing is summed: what blocks that share a row leave for
-    /// its last one alone is taken all the same. The next launch would take it for its own.
+    /// Losses of rows of probabilities are not summed over the grid. A block that left a sum in the
+    /// workspace all the same would have the next launch take it for its own.
     #[test]
-    fn shared_rows_without_a_sum_leave_a_workspace_as_it_was() {
+    fn losses_that_nobody_sums_leave_the_workspace_as_it_was() {
         let gpu = gpu();
         let (stream, mut workspace) = (gpu.stream().unwrap(), Workspace::new(&gpu).unwrap());
-        let (rows, cols) = (3, 50_000);
-        let x = Tensor::from_slice(&gpu, [rows, cols], &vec![0.5_f32; rows * cols]).unwrap();
-        let mut losses = Tensor::<f32>::zeros(&gpu, [rows]).unwrap();
-        CrossEntropy::none().forward_into(&x, &x, &mut losses, &mut workspace, &stream).unwrap();
-        stream.synchronize().unwrap();
-        let mut words = vec![0_i64; Workspace::BYTES / 8];
-        workspace.buffer.read(0, &mut words).unwrap();
-        let left = words.iter().position(|&word| word != 0);
-        assert_eq!(left, None, "the first word that is not 0");
+        for (rows, cols) in [(3, 50_000), (2, 3), (300, 40)] {
+            let x = Tensor::from_slice(&gpu, [rows, cols], &vec![0.5_f32; rows * cols]).unwrap();
+            let mut losses = Tensor::<f32>::zeros(&gpu, [rows]).unwrap();
+            let loss = CrossEntropy::none();
+            loss.forward_into(&x, &x, &mut losses, &mut workspace, &stream).unwrap();
+            stream.synchronize().unwrap();
+            let mut words = vec![0_i64; Workspace::BYTES / 8];
+            workspace.buffer.read(0, &mut words).unwrap();
+            let left = words.iter().position(|&word| word != 0);
+            assert_eq!(left, None, "{rows}x{cols}: the first word that is not 0");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each other
 //! until the end, where the block adds up what its rows come to.
 
-use super::finish::{finish_pieces, leave_terms};
+use super::finish::{finish_pieces, has_sums, leave_terms};
 use super::label::{add_up_totals, totals_ahead};
 use super::mode;
 use super::pass::{Factors, Pass, TERMS, Total, Totals, writes};
@@ -73,26 +73,31 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32>(
         stage: 0,
     };
     let mut terms = [0.0; TERMS];
+    let mut totals = Known([0.0; 2]);
+    let mut next = first;
+    let mut has_tile = false;
     // SAFETY: the caller's conditions.
     unsafe {
-        tiles.load_async(first);
-        let totals = if both { Known::wait(args) } else { Known([0.0; 2]) };
-        let mut this = first;
-        while this < args.rows {
-            tiles.stage = (tiles.stage + 1) % STAGES;
-            // The next tile travels while this one is computed.
-            tiles.load_async(this + step);
-            tiles.stage = (tiles.stage + 1) % STAGES;
-            wait_for_copies::<1>();
-            sync_warp();
-            tile::<E, MODE, COMPUTES>(&tiles, this, totals, workspace, &mut terms);
-            tiles.stage = (tiles.stage + 1) % STAGES;
-            this += step;
-            // The stage is free for the tile after the next.
-            sync_warp();
+        // The first turn only loads, so that the code of a load is there once.
+        while next < args.rows || has_tile {
+            tiles.load_async(next);
+            tiles.stage ^= 1;
+            if has_tile {
+                // The next tile travels while this one is computed.
+                wait_for_copies::<1>();
+                sync_warp();
+                tile::<E, MODE, COMPUTES>(&tiles, next - step, totals, workspace, &mut terms);
+                // The stage is free for the tile after the next.
+                sync_warp();
+            } else if both {
+                totals = Known::wait(args);
+            }
+            has_tile = next < args.rows;
+            next += step;
         }
     }
-    if !has_loss {
+    // What nobody takes would be left for the next call.
+    if !has_loss || (!both && !has_sums(args)) {
         return;
     }
     let second = if both { terms[2] } else { terms[1] };
@@ -487,18 +492,22 @@ unsafe fn statistics<E: Element, const MODE: u32>(
     (stats.ties, stats.rest) = (one, sum - one);
     if any(sum < E::Real::from_f64(1.125) || is_far) {
         let (mut ties, mut rest) = (zero, zero);
+        // Logits of rows that are far from 0 are made relative to the largest before.
+        let far_center = if is_far { center } else { zero };
         // SAFETY: as above.
         unsafe {
             x.for_each(|_, _, vector| {
                 unrolled!(for lane in 0..E::LANES as usize; {
-                    let exp = (E::extract(vector, lane as u32).widen() - center).exp_below();
-                    let is_largest = exp == one;
+                    let logit = E::extract(vector, lane as u32).widen();
+                    let is_largest = logit == center;
+                    let exp = relative.exp(logit - far_center);
                     ties = ties + if is_largest { one } else { zero };
                     rest = rest + if is_largest { zero } else { exp };
                 });
             });
         }
-        (stats.ties, stats.rest) = (x.over_row(ties, add), x.over_row(rest, add));
+        stats.ties = x.over_row(ties, add);
+        stats.rest = x.over_row(rest, add) * relative.unit();
     }
     stats.of_row()
 }

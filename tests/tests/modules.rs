@@ -16,6 +16,9 @@ type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// Adds what a file uses, or those of a directory, but not their tests.
 fn read(path: &Path, uses: &mut BTreeSet<String>) {
+    if path.file_stem().is_some_and(|name| name == "tests") {
+        return;
+    }
     if path.is_dir() {
         for item in fs::read_dir(path).unwrap() {
             read(&item.unwrap().path(), uses);

@@ -508,6 +508,10 @@ unsafe fn statistics<E: Element, const MODE: u32>(
         }
         stats.ties = x.over_row(ties, add);
         stats.rest = x.over_row(rest, add) * relative.unit();
+        if center == E::Real::INFINITY {
+            // What is infinite was counted, not computed.
+            stats.rest = E::Real::NAN;
+        }
     }
     stats.of_row()
 }

@@ -22,11 +22,8 @@ fn main() {
                 if module.starts_with("ceiling") && env::var_os("CARGO_FEATURE_BENCH").is_none() {
                     continue;
                 }
-                writeln!(
-                    table,
-                    "    Ptx::new({module:?}, {capability}, concat!(include_str!({file:?}), \"\\0\")),"
-                )
-                .unwrap();
+                let text = format!("concat!(include_str!({file:?}), \"\\0\")");
+                writeln!(table, "    Ptx::new({module:?}, {capability}, {text}),").unwrap();
             }
         }
     }

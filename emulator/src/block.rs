@@ -1,5 +1,5 @@
-//! A block: its threads are coroutines, its shared memory a piece of the heap, its barrier the point
-//! where all of them have yielded.
+//! A block: its threads are coroutines, its shared memory a piece of the heap, its barrier the
+//! point where all of them have yielded.
 
 use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::kernel::Launch;
@@ -105,8 +105,9 @@ impl<'a> Block<'a> {
     }
 }
 
-/// A shared array: what stands for it in the source, its memory (which does not move when another is
-/// added, and lies on a 16-byte boundary), for each byte whether it was written, and who accessed it.
+/// A shared array: what stands for it in the source, its memory (which does not move when another
+/// is added, and lies on a 16-byte boundary), for each byte whether it was written, and who
+/// accessed it.
 struct Shared {
     key: usize,
     memory: Box<[u128]>,
@@ -114,7 +115,8 @@ struct Shared {
     history: History,
 }
 
-/// What stands for the dynamic shared memory: no array of the source's, which have addresses for keys.
+/// What stands for the dynamic shared memory: no array of the source's, which have addresses for
+/// keys.
 const DYNAMIC: usize = 0;
 
 impl Shared {
@@ -280,7 +282,8 @@ impl Machine for Thread<'_> {
                 // SAFETY: found in one allocation.
                 if !unsafe { memory::is_written(address, bytes) } {
                     let what = format!(
-                        "reads {bytes} bytes of global memory at {address:#x} that nothing has written"
+                        "reads {bytes} bytes of global memory at {address:#x} that nothing has \
+                         written"
                     );
                     self.fault(LAUNCH_FAILED, what, place);
                 }
@@ -585,7 +588,8 @@ fn release_barrier(threads: &[Thread<'_>]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The fault of a barrier or shuffle that `leader` waits at and thread `index` of `threads` does not.
+/// The fault of a barrier or shuffle that `leader` waits at and thread `index` of `threads` does
+/// not.
 fn divergence(
     what: &str,
     leader: &Thread<'_>,

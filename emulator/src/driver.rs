@@ -21,8 +21,8 @@ const DEVICES: i32 = 2;
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 const MULTIPROCESSORS: i32 = 132;
 const MEMORY: usize = 1 << 40;
-/// Shared memory of a block, and what a kernel may have for which more is asked; less on the second device, so that
-/// results can be held against each other.
+/// Shared memory of a block, and what a kernel may have for which more is asked; less on the second
+/// device, so that results can be held against each other.
 const SHARED: u32 = 48 << 10;
 const SHARED_OPTIN: [u32; DEVICES as usize] = [227 << 10, 99 << 10];
 /// Of each block's shared memory, the driver's.
@@ -109,7 +109,8 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
 thread_local! {
     /// The current context of this CPU thread; 0 is none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// Captures that this CPU thread has begun and not ended: it may not allocate or wait meanwhile.
+    /// Captures that this CPU thread has begun and not ended: it may not allocate or wait
+    /// meanwhile.
     static CAPTURES: Cell<u32> = const { Cell::new(0) };
     /// Whether it may do so all the same.
     static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
@@ -476,7 +477,8 @@ mod calls {
             stream.synchronize()
         }
 
-        // An event is recorded when its stream has done all before it: there is nothing to wait for.
+        // An event is recorded when its stream has done all before it: there is nothing to wait
+        // for.
         fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) {
             current_device()?;
             let (stream, event) = (stream(handle)?, EVENTS.get(event).ok_or(INVALID_HANDLE)?);
@@ -580,7 +582,9 @@ mod calls {
 
         fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) {
             let time = |event| {
-                let at = |event: Arc<Mutex<Option<Recorded>>>| Some(event.lock().unwrap().as_ref()?.at);
+                let at = |event: Arc<Mutex<Option<Recorded>>>| {
+                    event.lock().unwrap().as_ref().map(|recorded| recorded.at)
+                };
                 EVENTS.get(event).and_then(at).ok_or(INVALID_HANDLE)
             };
             let elapsed = time(end)?.saturating_duration_since(time(start)?);
@@ -607,7 +611,10 @@ mod calls {
             let version = text.lines().find_map(|line| line.strip_prefix(".version "));
             if version.and_then(|version| version.trim().parse().ok()) > Some(NEWEST_PTX) {
                 let version = version.unwrap_or_default();
-                unsafe { log(options, names, values, &format!("Unsupported .version {version}; current version is '{NEWEST_PTX:.1}'")) };
+                let report = format!(
+                    "Unsupported .version {version}; current version is '{NEWEST_PTX:.1}'"
+                );
+                unsafe { log(options, names, values, &report) };
                 return Err(UNSUPPORTED_PTX_VERSION);
             }
             let arrays = shared_arrays(text);

@@ -1,6 +1,6 @@
-//! Runs a launch: every block of a grid, in parallel. The blocks of a cooperative launch take turns, so
-//! that each can wait for any other; those of another launch are begun in the order of their
-//! indices.
+//! Runs a launch: every block of a grid, in parallel. The blocks of a cooperative launch take
+//! turns, so that each can wait for any other; those of another launch are begun in the order of
+//! their indices.
 
 use crate::block::{self, Block, Running, Step, Wait};
 use crate::fault::{Fault, LAUNCH_FAILED};

@@ -1,13 +1,14 @@
 //! The CUDA driver on the CPU: the same driver calls, and behind a launch the same kernel source.
 //!
-//! [`symbol`] is to this driver what `dlsym` is to `libcuda.so.1`. Modules are the same PTX texts: a
-//! module holds the entries its text names, and a launch runs the function of
+//! [`symbol`] is to this driver what `dlsym` is to `libcuda.so.1`. Modules are the same PTX texts:
+//! a module holds the entries its text names, and a launch runs the function of
 //! [`kernels_gpu::all()`] with that name, one coroutine a GPU thread, blocks in parallel.
 //!
-//! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access
-//! to global memory outside every allocation, to freed memory or off its alignment, an access outside the
-//! block's shared arrays, and a read of global or shared memory that nothing has written end the launch; the next synchronisation of its stream
-//! then fails, and [`take_report`] names kernel, block, thread and place.
+//! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access to
+//! global memory outside every allocation, to freed memory or off its alignment, an access outside
+//! the block's shared arrays, and a read of global or shared memory that nothing has written end
+//! the launch; the next synchronisation of its stream then fails, and [`take_report`] names kernel,
+//! block, thread and place.
 //!
 //! The blocks of a cooperative launch wait for each other in both directions, as those of a device
 //! that holds all of them at a time. Such a launch also ends where every block waits for another.

@@ -59,7 +59,8 @@ pub(crate) struct Recorded {
 
 /// A loaded PTX text.
 pub(crate) struct Module {
-    /// With the bytes of the shared arrays that it names, and whether it waits for what is before it in its stream.
+    /// With the bytes of the shared arrays that it names, and whether it waits for what is before
+    /// it in its stream.
     pub(crate) entries: Vec<(&'static Entry, u32, bool)>,
 }
 

@@ -1,6 +1,6 @@
-//! Trains a softmax classifier on the iris data set of 150 flowers (Fisher, 1936) by gradient descent, with
-//! cross-entropy and its gradient from the GPU at every step, and shows how many flowers that it was not trained on
-//! it names right.
+//! Trains a softmax classifier on the iris data set of 150 flowers (Fisher, 1936) by gradient
+//! descent, with cross-entropy and its gradient from the GPU at every step, and shows how many
+//! flowers that it was not trained on it names right.
 //!
 //! `cargo xtask demo`, or
 //! `cargo run --release -p fused-loss --features emulator --example 03_softmax_classifier`

@@ -6,7 +6,7 @@
 //! twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200, 2026-11-24: 0.80 and 0.90 of
 //! the limit). Vectors that reach beyond the rows move element by element, so nothing outside is touched.
 
-use crate::abi::{CACHE_LINE, Matrix, TileArgs};
+use crate::abi::{CACHE_LINE, Matrix, TileArgs, VECTOR_BYTES};
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
 use cuda_std::SharedArray;
@@ -20,7 +20,7 @@ cuda_std::shared_array! {
 }
 
 /// Bytes of a vector.
-const VECTOR: u32 = 16;
+const VECTOR: u32 = VECTOR_BYTES;
 
 /// The block's dynamic shared memory, addressed in bytes.
 #[derive(Clone, Copy)]

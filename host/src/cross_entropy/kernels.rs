@@ -14,13 +14,13 @@ pub(super) struct Kernels {
     pub(super) held_with_gradients: fn(usize) -> usize,
     /// By [`Form`](crate::plan::Form).
     pub(super) forward: [&'static Family<CrossEntropyArgs>; 5],
-    /// For long rows of which the arithmetic takes about as long as the memory: it hides best
-    /// behind copies that need no registers.
-    pub(super) forward_stream: &'static Family<CrossEntropyArgs>,
     /// Likewise, but few rows as any.
     pub(super) forward_backward: [&'static Family<CrossEntropyArgs>; 5],
     /// Likewise.
     pub(super) backward: [&'static Family<CrossEntropyArgs>; 5],
+    /// For long rows of which the arithmetic takes about as long as the memory: it hides best
+    /// behind copies that need no registers.
+    pub(super) forward_stream: &'static Family<CrossEntropyArgs>,
 }
 
 macro_rules! kernels {

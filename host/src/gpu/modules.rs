@@ -3,6 +3,7 @@
 use super::Gpu;
 use crate::driver::check;
 use crate::error::{Error, Result};
+use crate::plan::packed::RESERVED;
 use crate::ptx::{self, Ptx};
 use cust::sys;
 use kernels_gpu::Entry;
@@ -129,8 +130,6 @@ impl Gpu {
         dynamic: u32,
         one_more: bool,
     ) -> Result<()> {
-        /// Of each block's shared memory, the driver's.
-        const RESERVED: u32 = 1 << 10;
         /// As much as the driver finds right.
         const DEFAULT: i32 = -1;
         let key = std::ptr::from_ref(entry) as usize;
@@ -142,9 +141,9 @@ impl Gpu {
         let function = self.function(entry)?;
         let mut percent = DEFAULT;
         if one_more {
-            let of_block = function.shared_bytes()? + dynamic + RESERVED;
+            let of_block = function.shared_bytes()? + dynamic + RESERVED as u32;
             // One block may have all, but for what the driver has of it.
-            let all = self.inner.shared_bytes + RESERVED;
+            let all = self.inner.shared_bytes + RESERVED as u32;
             percent = ((entry.resident + 1) * of_block * 100).div_ceil(all).min(100) as i32;
         }
         let carveout =

@@ -630,7 +630,7 @@ mod tests {
     #[test]
     fn blocks_of_packed_rows_fill_a_device() {
         let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
-        // There is shared memory for more blocks than registers, and room for five by these.
+        // A multiprocessor has room for five blocks, by its registers and by its shared memory.
         assert_eq!(blocks(Pass::Forward, 1 << 24), blocks_of_pieces(132 * 5));
         assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), blocks_of_pieces(132 * 5 * 8));
         assert_eq!(blocks(Pass::Backward, 1 << 24), 132 * 5 * 8);

@@ -1,7 +1,7 @@
 //! Short rows, packed into tiles: how many rows a warp stages in shared memory, and how its lanes share them.
 
 use super::{Launch, Pass};
-use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs};
+use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES};
 
 /// Rows of up to so many bytes are packed, by the bytes of an element. Longer ones of 16 bits are faster
 /// by a block each: H200, 2026-11-24, forward and backward in bf16, ceiling ÷ ours of 2000 columns packed is 0.73, of
@@ -13,10 +13,11 @@ pub(crate) const fn most_row_bytes(element_bytes: usize) -> usize {
 /// Bytes that a warp loads together, if its rows are short enough: they travel while others are computed.
 const TILE_BYTES: usize = 8 << 10;
 
-/// The same of rows of at most `SMALL_ROW_BYTES`: what is done once a row is most of the work there, and more
-/// warps hide it better than more bytes under way. H200, 2026-11-25, ceiling ÷ ours by tiles of 4 and of 8 KiB:
-/// 6710886×10 f32 forward 0.54 and 0.45, with gradients 0.51 and 0.39; 4194304×32 bf16 forward 0.65 and 0.58;
-/// 1048576×127 bf16 forward 0.53 and 0.73.
+/// The same of rows of at most `SMALL_ROW_BYTES`: most of their work is done once a row, and more warps on a
+/// multiprocessor hide its latency better than more bytes under way. H200, 2026-11-25, ceiling ÷ ours with tiles
+/// of 8 and of 4 KiB: 6710886×10 f32 forward 0.48 and 0.58, with gradients 0.46 and 0.59; 13421772×10 bf16 0.28
+/// and 0.35, 0.24 and 0.32; 4194304×32 bf16 forward 0.64 and 0.70. The tile was not all that changed between the
+/// two, and the threshold was not searched for.
 const SMALL_TILE_BYTES: usize = 4 << 10;
 
 /// See [`SMALL_TILE_BYTES`].
@@ -31,7 +32,7 @@ const WARPS: usize = PACKED_BLOCK as usize / 32;
 const TURNS: usize = 8;
 
 /// Bytes of a vector.
-const VECTOR: usize = 16;
+const VECTOR: usize = VECTOR_BYTES as usize;
 
 /// Rows, as they lie in all tensors of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +82,7 @@ impl Packed {
 const TIMES: usize = 8;
 
 /// Bytes of shared memory of each block that are the driver's.
-pub(super) const RESERVED: usize = 1 << 10;
+pub(crate) const RESERVED: usize = 1 << 10;
 
 /// What a device has room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

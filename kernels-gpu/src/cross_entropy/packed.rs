@@ -96,7 +96,7 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32>(
             next += step;
         }
     }
-    // What nobody takes would be left for the next call.
+    // The next launch would take for its own what a block leaves and nobody sums.
     if !has_loss || (!both && !has_sums(args)) {
         return;
     }
@@ -119,7 +119,8 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32>(
     }
 }
 
-/// Tiles that a warp has in shared memory: one that it works on, and one under way.
+/// Tiles that a warp has in shared memory: one that it works on, and one under way. The loop in [`packed`]
+/// changes between the two.
 const STAGES: u32 = 2;
 
 /// Tiles of a stage: of the logits, and of the target's probabilities.
@@ -492,7 +493,7 @@ unsafe fn statistics<E: Element, const MODE: u32>(
     (stats.ties, stats.rest) = (one, sum - one);
     if any(sum < E::Real::from_f64(1.125) || is_far) {
         let (mut ties, mut rest) = (zero, zero);
-        // Logits of rows that are far from 0 are made relative to the largest before.
+        // A shift of so large a logit would lose its digits: these rows subtract it first.
         let far_center = if is_far { center } else { zero };
         // SAFETY: as above.
         unsafe {
@@ -509,7 +510,7 @@ unsafe fn statistics<E: Element, const MODE: u32>(
         stats.ties = x.over_row(ties, add);
         stats.rest = x.over_row(rest, add) * relative.unit();
         if center == E::Real::INFINITY {
-            // What is infinite was counted, not computed.
+            // The loop counted +inf as a largest logit; its difference from the largest is NaN.
             stats.rest = E::Real::NAN;
         }
     }

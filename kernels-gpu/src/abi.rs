@@ -158,6 +158,26 @@ pub struct Matrix {
     pub row_stride: u64,
 }
 
+/// A number for each element of rows, where a stride of 0 has one serve all.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Broadcast {
+    /// The first; null where there is none.
+    pub start: u64,
+    /// Elements from that of a row's first element to that of the next row's.
+    pub row_stride: u64,
+    /// Elements from one of a row to the next: 1 or 0.
+    pub col_stride: u64,
+}
+
+/// Where a loss's weights are in [`PairwiseArgs::weights`].
+pub mod weights {
+    /// The factor of an element's term.
+    pub const WEIGHT: usize = 0;
+    /// The factor of the part of the term that a positive target has.
+    pub const POS_WEIGHT: usize = 1;
+}
+
 /// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows` rows of
 /// `cols` elements; a dense tensor may come as one row.
 ///
@@ -198,6 +218,9 @@ pub struct PairwiseArgs {
     pub grad_input: Matrix,
     /// Gradient of the target, or null where it is not wanted.
     pub grad_target: Matrix,
+    /// Factors of the element type, as [`weights`] has them, of losses that know of them; null for ones.
+    /// Without a stride, where the tensors come as one row but were more.
+    pub weights: [Broadcast; 2],
 }
 
 /// Arguments of the kernels that only read and write.

@@ -2,8 +2,8 @@
 //! a copy: a host with PTX of another number must not launch it.
 
 use crate::abi::{
-    self, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault, TileArgs,
-    saved, workspace,
+    self, Broadcast, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault,
+    TileArgs, saved, workspace,
 };
 use crate::table::Entry;
 
@@ -31,6 +31,7 @@ pub const LAYOUTS: u64 =
 
 const STRUCTURES: &[Structure] = &[
     structure!(Matrix { start, row_stride }),
+    structure!(Broadcast { start, row_stride, col_stride }),
     structure!(PairwiseArgs {
         input,
         target,
@@ -47,6 +48,7 @@ const STRUCTURES: &[Structure] = &[
         upstream,
         grad_input,
         grad_target,
+        weights,
     }),
     structure!(CeilingArgs {
         arrays,

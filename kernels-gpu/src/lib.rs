@@ -7,6 +7,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod abi;
+mod bce;
 mod ceiling;
 mod cross_entropy;
 mod cut;
@@ -38,6 +39,7 @@ table::losses! {
     mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4);
     huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4);
     smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4);
+    bce: pairwise(crate::bce::Bce<E>, 1024, 768 threads by 2);
     // From log-probabilities and from probabilities, to probabilities and to their logarithms.
     kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024, 1024 threads by 2);
     kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2);

@@ -45,6 +45,22 @@ pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
 pub(crate) trait Pairwise<R: Real>: Copy {
     /// The loss with its parameter and options.
     fn new(args: &PairwiseArgs) -> Self;
+    /// The loss with the parameters that are in memory: those of this row.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1; the row is one of `rows`.
+    #[inline(always)]
+    unsafe fn of_row(self, _: u64) -> Self {
+        self
+    }
+    /// The loss [of a row](Self::of_row) with the parameters of this column.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1; the column is one of `cols`.
+    #[inline(always)]
+    unsafe fn of_col(self, _: u64) -> Self {
+        self
+    }
     /// What the terms of plain pairs are counted in: a factor that is left for the end.
     const UNIT: R = R::ONE;
     /// A pair whose ranks are below [`Real::PLAIN_RANKS`] is plain: the methods below have a shorter way for it,
@@ -282,7 +298,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let by_term = !DENSE && TERMS && args.reduction == reduction::ELEMENTS;
         let input = start(true, args.input);
         let mut this = Row {
-            loss: self.loss,
+            // SAFETY: condition 1.
+            loss: unsafe { self.loss.of_row(row) },
             input,
             target: start(true, args.target),
             terms: start(by_term, args.loss),
@@ -427,6 +444,16 @@ fn of_lane<E: Element>(group: Vec16, lane: usize) -> E::Real {
 }
 
 impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
+    /// The loss of the element at `col`. Parameters of dense tensors are the same for all columns.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1; the column is one of `cols`.
+    #[inline(always)]
+    unsafe fn loss_of(&self, col: u64) -> L {
+        // SAFETY: the caller's conditions.
+        if DENSE { self.loss } else { unsafe { self.loss.of_col(col) } }
+    }
+
     #[inline(always)]
     fn group_of(&self, tensor: u64, group: u64) -> *mut Vec16 {
         (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
@@ -472,7 +499,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         t: Vec16,
         sums: &mut Sums<E::Real>,
     ) {
-        let loss = self.loss;
+        let col = self.head + group * u64::from(E::LANES);
         // Of dense tensors they are 0, as the compiler sees.
         let (to_terms, from_upstream) = match DENSE {
             true => (self.terms, self.upstream),
@@ -482,6 +509,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         if TERMS {
             let mut terms = [E::Real::ZERO; MAX_LANES];
             unrolled!(for lane in 0..E::LANES as usize; {
+                // SAFETY: the caller's conditions.
+                let loss = unsafe { self.loss_of(col + lane as u64) };
                 let [a, b] = loss.term::<PLAIN>(of_lane::<E>(x, lane), of_lane::<E>(t, lane));
                 if to_terms != 0 {
                     terms[lane] = if PLAIN { a * b * L::UNIT } else { a * b };
@@ -510,6 +539,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         let mut grads = [E::Real::ZERO; MAX_LANES];
         if to_input != 0 {
             unrolled!(for lane in 0..E::LANES as usize; {
+                // SAFETY: the caller's conditions.
+                let loss = unsafe { self.loss_of(col + lane as u64) };
                 let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
                 grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
             });
@@ -518,6 +549,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         }
         if to_target != 0 {
             unrolled!(for lane in 0..E::LANES as usize; {
+                // SAFETY: the caller's conditions.
+                let loss = unsafe { self.loss_of(col + lane as u64) };
                 let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
                 grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
             });
@@ -536,7 +569,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         index: u64,
         sums: &mut Sums<E::Real>,
     ) {
-        let loss = self.loss;
+        // SAFETY: the caller's conditions.
+        let loss = unsafe { self.loss_of(index) };
         let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
         // SAFETY: the caller's conditions.
         unsafe {

@@ -14,6 +14,7 @@ static KERNELS: Kernels = pairwise::kernels!(huber, 512 threads);
 /// Arithmetic, sums and errors are those of [`Mse`](crate::Mse), and
 /// [`InvalidOption`](crate::Error::InvalidOption) where δ is not positive.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Huber<R = Mean> {
     /// Where the loss turns from squares to magnitudes; positive.
     pub delta: f64,
@@ -50,13 +51,18 @@ impl Default for Huber {
 }
 
 impl<R: Copy> Huber<R> {
-    fn pairwise(&self) -> Result<Pairwise<R>> {
+    fn pairwise(&self) -> Result<Pairwise<'_, R>> {
         let (option, expected, got) = ("delta", "a positive number", self.delta);
         if got.is_nan() || got <= 0.0 {
             return Err(Error::InvalidOption { option, expected, got: got.to_string() });
         }
-        Ok(Pairwise { kernels: &KERNELS, parameter: self.delta, reduction: self.reduction })
+        Ok(Pairwise {
+            kernels: &KERNELS,
+            parameter: self.delta,
+            weights: [None; 2],
+            reduction: self.reduction,
+        })
     }
 }
 
-pairwise::methods!(Huber, "Huber loss", ElementwiseReduction);
+pairwise::methods!(Huber<R>, "Huber loss", ElementwiseReduction);

@@ -33,6 +33,7 @@ static KERNELS: [[Kernels; 2]; 2] = [
 ///
 /// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KlDiv<R = BatchMean> {
     /// Whether the input is log-probabilities, as PyTorch has it, or probabilities.
     pub log_input: bool,
@@ -104,10 +105,10 @@ impl<R> KlDiv<R> {
 }
 
 impl<R: Copy> KlDiv<R> {
-    fn pairwise(&self) -> Result<Pairwise<R>> {
+    fn pairwise(&self) -> Result<Pairwise<'_, R>> {
         let kernels = &KERNELS[usize::from(self.log_input)][usize::from(self.log_target)];
-        Ok(Pairwise { kernels, parameter: 0.0, reduction: self.reduction })
+        Ok(Pairwise { kernels, parameter: 0.0, weights: [None; 2], reduction: self.reduction })
     }
 }
 
-pairwise::methods!(KlDiv, "divergence", DivergenceReduction);
+pairwise::methods!(KlDiv<R>, "divergence", DivergenceReduction);

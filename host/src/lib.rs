@@ -16,8 +16,9 @@
 //! # }
 //! ```
 //!
-//! - [`CrossEntropy`], [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`]: a loss. `forward`, `backward`,
-//!   `forward_backward`, each with an `_into` twin that allocates nothing.
+//! - [`CrossEntropy`], [`BceWithLogits`], [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`]: a loss.
+//!   `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing.
+//!   [`LossFunction`]: any of them.
 //! - [`Tensor`], [`View`], [`ViewMut`]: memory on the GPU, owned, or borrowed from whoever owns it.
 //! - [`Gpu`], [`Stream`], [`Workspace`]: a device, a queue of work on it, scratch memory.
 //!
@@ -33,6 +34,7 @@
 //! the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
 #![deny(missing_docs)]
 
+mod bce;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod ceiling;
@@ -40,9 +42,11 @@ mod cross_entropy;
 mod driver;
 mod error;
 mod gpu;
+mod grads;
 mod huber;
 mod kl_div;
 mod launch;
+mod loss_function;
 mod mse;
 mod pairwise;
 mod plan;
@@ -53,13 +57,15 @@ mod stream;
 mod tensor;
 mod view;
 
+pub use bce::BceWithLogits;
 pub use cross_entropy::{CrossEntropy, Saved, Targets};
 pub use error::{DriverError, Error, Result};
 pub use gpu::Gpu;
+pub use grads::Grads;
 pub use huber::Huber;
 pub use kl_div::KlDiv;
+pub use loss_function::LossFunction;
 pub use mse::Mse;
-pub use pairwise::Grads;
 pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum};
 pub use smooth_l1::SmoothL1;
 pub use stream::{Stream, Workspace};

@@ -20,6 +20,7 @@ static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 /// use of an element type on a device compiles its kernels, which can fail with
 /// [`UnsupportedPtx`](crate::Error::UnsupportedPtx).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mse<R = Mean> {
     /// What becomes of the squares.
     pub reduction: R,
@@ -60,9 +61,14 @@ impl<R> Mse<R> {
 }
 
 impl<R: Copy> Mse<R> {
-    fn pairwise(&self) -> Result<Pairwise<R>> {
-        Ok(Pairwise { kernels: &KERNELS, parameter: 0.0, reduction: self.reduction })
+    fn pairwise(&self) -> Result<Pairwise<'_, R>> {
+        Ok(Pairwise {
+            kernels: &KERNELS,
+            parameter: 0.0,
+            weights: [None; 2],
+            reduction: self.reduction,
+        })
     }
 }
 
-pairwise::methods!(Mse, "squared error", ElementwiseReduction);
+pairwise::methods!(Mse<R>, "squared error", ElementwiseReduction);

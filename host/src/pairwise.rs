@@ -2,65 +2,16 @@
 //! launch.
 
 use crate::error::{Error, Result};
+use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
 use crate::plan::{self, Dense, Pass};
 use crate::reduction::Reduction;
 use crate::stream::{Stream, Workspace};
-use crate::tensor::{Loss, Tensor};
+use crate::tensor::Loss;
 use crate::view::{Float, Memory, Shape, View, ViewMut, check_shape};
 use kernels_gpu::Family;
-use kernels_gpu::abi::{Matrix, PairwiseArgs, reduction};
+use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, reduction};
 use std::num::NonZeroU32;
-
-/// The gradients that a call writes: of the input, of the target, or of both. A `&mut Tensor` or a
-/// [`ViewMut`] converts into the input's alone.
-///
-/// `V` is the element type of the loss, and so of the upstream gradient.
-pub struct Grads<'a, T, V> {
-    pub(crate) input: Option<ViewMut<'a, T>>,
-    pub(crate) target: Option<ViewMut<'a, T>>,
-    pub(crate) upstream: Option<View<'a, V>>,
-}
-
-impl<'a, T: Float, V: Float> Grads<'a, T, V> {
-    /// The gradient of the input, of its shape.
-    pub fn input(input: impl Into<ViewMut<'a, T>>) -> Self {
-        Grads { input: Some(input.into()), target: None, upstream: None }
-    }
-
-    /// The gradient of the target, of its shape.
-    pub fn target(target: impl Into<ViewMut<'a, T>>) -> Self {
-        Grads { input: None, target: Some(target.into()), upstream: None }
-    }
-
-    /// Both gradients, of the input's shape.
-    pub fn both(input: impl Into<ViewMut<'a, T>>, target: impl Into<ViewMut<'a, T>>) -> Self {
-        Grads { input: Some(input.into()), target: Some(target.into()), upstream: None }
-    }
-
-    /// None but the one that a call writes over its input.
-    pub(crate) fn none() -> Self {
-        Grads { input: None, target: None, upstream: None }
-    }
-
-    /// The gradients times `upstream`, which has the loss's shape and is on the device: the factor comes
-    /// before the gradients are rounded to their type.
-    pub fn scaled_by(self, upstream: impl Into<View<'a, V>>) -> Self {
-        Grads { upstream: Some(upstream.into()), ..self }
-    }
-}
-
-impl<'a, T: Float, V: Float> From<ViewMut<'a, T>> for Grads<'a, T, V> {
-    fn from(input: ViewMut<'a, T>) -> Self {
-        Grads::input(input)
-    }
-}
-
-impl<'a, T: Float, V: Float> From<&'a mut Tensor<T>> for Grads<'a, T, V> {
-    fn from(input: &'a mut Tensor<T>) -> Self {
-        Grads::input(input)
-    }
-}
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
@@ -102,9 +53,11 @@ macro_rules! kernels {
 pub(crate) use kernels;
 
 /// A loss as its launch needs it.
-pub(crate) struct Pairwise<R> {
+pub(crate) struct Pairwise<'w, R> {
     pub(crate) kernels: &'static Kernels,
     pub(crate) parameter: f64,
+    /// By their place in [`PairwiseArgs::weights`].
+    pub(crate) weights: [Option<Argument<'w>>; 2],
     pub(crate) reduction: R,
 }
 
@@ -118,7 +71,7 @@ pub(crate) struct Call<'a, T, V> {
     pub(crate) in_place: bool,
 }
 
-impl<R: Reduction> Pairwise<R> {
+impl<R: Reduction> Pairwise<'_, R> {
     /// Memory for a loss of `input`.
     pub(crate) fn new_loss<T: Float>(
         &self,
@@ -141,7 +94,22 @@ impl<R: Reduction> Pairwise<R> {
         check_shape("target", input.shape, target.shape)?;
         target.check::<T>("target")?;
         target.check_elements("target")?;
-        check_memory(stream, &[("input", input), ("target", target)], &[])
+        self.broadcast_weights::<T>(input.shape)?;
+        let weights = self.weights.into_iter().flatten();
+        let reads: Vec<_> =
+            [("input", input), ("target", target)].into_iter().chain(weights).collect();
+        check_memory(stream, &reads, &[])
+    }
+
+    /// The weights, of an input of `shape`, as the kernels take them.
+    fn broadcast_weights<T: Float>(&self, shape: Shape) -> Result<[Broadcast; 2]> {
+        let mut weights = [Broadcast::default(); 2];
+        for (to, weight) in weights.iter_mut().zip(self.weights) {
+            if let Some((argument, memory)) = weight {
+                *to = broadcast::<T>(argument, memory, shape)?;
+            }
+        }
+        Ok(weights)
     }
 
     /// Checks all of a call and queues its one launch: forward where a loss is to be written, backward
@@ -158,6 +126,7 @@ impl<R: Reduction> Pairwise<R> {
         let of_loss = self.reduction.shape(shape);
         let scratch = workspace.memory();
         let mut reads = vec![("target", target)];
+        reads.extend(self.weights.into_iter().flatten());
         let mut writes: Vec<Argument<'_>> = Vec::new();
         if !in_place {
             reads.push(("input", input));
@@ -178,8 +147,11 @@ impl<R: Reduction> Pairwise<R> {
             upstream: Matrix::default(),
             grad_input: Matrix::default(),
             grad_target: Matrix::default(),
+            weights: self.broadcast_weights::<T>(shape)?,
         };
+        let is_one = |weight: &Broadcast| weight.row_stride == 0 && weight.col_stride == 0;
         let mut dense = R::KIND != reduction::ROWS && input.is_dense() && target.is_dense();
+        dense &= args.weights.iter().all(is_one);
 
         let (forms, pass) = match (&loss, &grads) {
             (Some(_), Some(_)) => (&self.kernels.forward_backward, Pass::ForwardBackward),
@@ -266,15 +238,62 @@ impl<R: Reduction> Pairwise<R> {
     }
 }
 
-/// The methods of a loss `$loss<R>` that has a method `pairwise(&self) -> Result<Pairwise<R>>`.
+/// Memory of which each number serves one element of `shape`, one row or column, or all of it.
+fn broadcast<T: Float>(
+    argument: &'static str,
+    memory: Memory<'_>,
+    shape: Shape,
+) -> Result<Broadcast> {
+    memory.check::<T>(argument)?;
+    let got = memory.shape;
+    let (by_row, by_col) = if got.len() == 1 {
+        (false, false)
+    } else if got == Shape::row(shape.cols()) {
+        (false, true)
+    } else if got == shape {
+        (true, true)
+    } else if got == shape.with_cols(1) {
+        (true, false)
+    } else {
+        let expected = format!(
+            "[], [{}], {} or {shape}: one for all, or one for each column, row or element",
+            shape.cols(),
+            shape.with_cols(1)
+        );
+        return Err(Error::Shape { argument, expected, got: got.to_string() });
+    };
+    Ok(Broadcast {
+        start: if got.is_empty() { 0 } else { memory.address },
+        row_stride: if by_row { memory.row_stride as u64 } else { 0 },
+        col_stride: if by_col { memory.element_stride as u64 } else { 0 },
+    })
+}
+
+/// The methods of a loss that has a method `pairwise(&self) -> Result<Pairwise<'_, R>>`, and its
+/// [`LossFunction`](crate::LossFunction): of `$loss<R>`, for all element types, or of `$loss<'w, T, R>`, for one.
 macro_rules! methods {
-    ($loss:ident, $name:literal, $reduction:path) => {
-        impl<R: $reduction> $loss<R> {
+    ($loss:ident<R>, $name:literal, $reduction:path) => {
+        $crate::pairwise::methods!(
+            @ $loss, [$loss<R>], $name, [R: $reduction], [, T: $crate::Float], [T: $crate::Float, R: $reduction]
+        );
+    };
+    ($loss:ident<'w, T, R>, $name:literal, $reduction:path) => {
+        $crate::pairwise::methods!(
+            @ $loss, [$loss<'w, T, R>], $name, ['w, T: $crate::Float, R: $reduction], [],
+            ['w, T: $crate::Float, R: $reduction]
+        );
+    };
+    // Behind the loss's name and type: the parameters of its methods' block, those of each method, and those of the
+    // trait's.
+    (
+        @ $loss:ident, [$type:ty], $name:literal, [$($of_type:tt)+], [$($of_method:tt)*], [$($of_trait:tt)+]
+    ) => {
+        impl<$($of_type)+> $type {
             #[doc = concat!("The ", $name, " of `input` and `target`, of one shape.")]
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the loss is short.")]
-            pub fn forward<'a, T: $crate::Float>(
+            pub fn forward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -300,7 +319,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_into<'a, T: $crate::Float>(
+            pub fn forward_into<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -319,7 +338,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient is short.")]
-            pub fn backward<'a, T: $crate::Float>(
+            pub fn backward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -347,7 +366,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn backward_into<'a, T: $crate::Float>(
+            pub fn backward_into<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -365,7 +384,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn backward_in_place<'a, T: $crate::Float>(
+            pub fn backward_in_place<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::ViewMut<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -383,7 +402,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the results is short.")]
-            pub fn forward_backward<'a, T: $crate::Float>(
+            pub fn forward_backward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -409,7 +428,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_backward_into<'a, T: $crate::Float>(
+            pub fn forward_backward_into<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -429,7 +448,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_backward_in_place<'a, T: $crate::Float>(
+            pub fn forward_backward_in_place<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::ViewMut<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -448,7 +467,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
-            pub fn forward_backward_in_place_scaled<'a, T: $crate::Float>(
+            pub fn forward_backward_in_place_scaled<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::ViewMut<'a, T>>,
                 target: impl Into<$crate::View<'a, T>>,
@@ -462,6 +481,52 @@ macro_rules! methods {
                 let loss = Some(loss.into());
                 let call = $crate::pairwise::Call { input, target, loss, grads, in_place: true };
                 self.pairwise()?.queue::<T>(call, workspace, stream)
+            }
+        }
+
+        impl<$($of_trait)+> $crate::LossFunction<T> for $type {
+            type Target<'a> = $crate::View<'a, T>;
+            type Value = R::Value<T>;
+
+            fn forward<'a>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<$crate::Loss<R::Value<T>>> {
+                self.forward(input, target, stream)
+            }
+
+            fn forward_into<'a>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                workspace: &mut $crate::Workspace,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                self.forward_into(input, target, loss, workspace, stream)
+            }
+
+            fn forward_backward<'a>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<($crate::Loss<R::Value<T>>, $crate::Tensor<T>)> {
+                self.forward_backward(input, target, stream)
+            }
+
+            fn forward_backward_into<'a>(
+                &self,
+                input: impl Into<$crate::View<'a, T>>,
+                target: impl Into<$crate::View<'a, T>>,
+                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                grads: impl Into<$crate::Grads<'a, T, R::Value<T>>>,
+                workspace: &mut $crate::Workspace,
+                stream: &$crate::Stream,
+            ) -> $crate::Result<()> {
+                self.forward_backward_into(input, target, loss, grads, workspace, stream)
             }
         }
     };

@@ -15,6 +15,7 @@ static KERNELS: Kernels = pairwise::kernels!(smooth_l1, 512 threads);
 /// Arithmetic, sums and errors are those of [`Mse`](crate::Mse), and
 /// [`InvalidOption`](crate::Error::InvalidOption) where β is negative or NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SmoothL1<R = Mean> {
     /// Where the loss turns from squares to magnitudes; not negative.
     pub beta: f64,
@@ -51,13 +52,18 @@ impl Default for SmoothL1 {
 }
 
 impl<R: Copy> SmoothL1<R> {
-    fn pairwise(&self) -> Result<Pairwise<R>> {
+    fn pairwise(&self) -> Result<Pairwise<'_, R>> {
         let (option, expected, got) = ("beta", "a number that is not negative", self.beta);
         if got.is_nan() || got < 0.0 {
             return Err(Error::InvalidOption { option, expected, got: got.to_string() });
         }
-        Ok(Pairwise { kernels: &KERNELS, parameter: self.beta, reduction: self.reduction })
+        Ok(Pairwise {
+            kernels: &KERNELS,
+            parameter: self.beta,
+            weights: [None; 2],
+            reduction: self.reduction,
+        })
     }
 }
 
-pairwise::methods!(SmoothL1, "smooth L1 loss", ElementwiseReduction);
+pairwise::methods!(SmoothL1<R>, "smooth L1 loss", ElementwiseReduction);

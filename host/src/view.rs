@@ -162,6 +162,14 @@ impl Shape {
         shape
     }
 
+    /// The shape with rows of `cols` elements; a scalar stays one.
+    pub(crate) fn with_cols(mut self, cols: usize) -> Self {
+        if let Some(last) = self.dims[..self.rank].last_mut() {
+            *last = cols;
+        }
+        self
+    }
+
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

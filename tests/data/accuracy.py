@@ -62,6 +62,14 @@ def elementwise(case, x, t):
         inside = abs(d) < beta
         by_x = np.where(inside, d / np.where(inside, beta, 1), np.sign(d))
         return np.where(inside, d * by_x / 2, abs(d) - beta / 2), by_x, -by_x
+    if case["loss"] == "bce":
+        one = {"shape": [], "values": [1.0]}
+        w, p = (array(weight["values"], weight["shape"]) for weight in (options.get(k, one) for k in ("weight", "pos_weight")))
+        positive, q, e = x > 0, 1 + (p - 1) * t, np.exp(-abs(x))
+        terms = np.where(positive, (1 - t) * x, -p * t * x) + q * np.log1p(e)
+        tail = q * e / (1 + e)
+        by_x = np.where(positive, (1 - t) - tail, tail - p * t)
+        return w * terms, w * by_x, w * (np.where(positive, -x, -p * x) + (p - 1) * np.log1p(e))
     log_x = np.log(x) if options["input"] == "prob" else x
     q, log_t = (np.exp(t), t) if options["log_target"] else (t, np.log(t))
     difference = log_t - log_x

@@ -5,7 +5,9 @@
 
 use fused_loss::reduction::{self, DivergenceReduction, ElementwiseReduction};
 use fused_loss::reduction::{Reduction, SampleReduction};
-use fused_loss::{BatchMean, CrossEntropy, Error, Float, Grads, Huber, KlDiv, Loss, Mean, Mse};
+use fused_loss::{
+    BatchMean, BceWithLogits, CrossEntropy, Error, Float, Grads, Huber, KlDiv, Loss, Mean, Mse,
+};
 use fused_loss::{RowMean, RowSum, Saved, SmoothL1, Stream, Sum, Targets, Tensor, View, Workspace};
 use half::{bf16, f16};
 use serde_json::{Value, json};
@@ -38,6 +40,11 @@ fn smooth_l1() {
 }
 
 #[test]
+fn bce() {
+    replay("bce", 211);
+}
+
+#[test]
 fn kl_div() {
     replay("kl_div", 218);
 }
@@ -53,7 +60,7 @@ fn no_case_is_lost() {
     for case in cases() {
         *counts.entry(case.loss).or_insert(0) += 1;
     }
-    for replayed in ["mse", "huber", "smooth_l1", "kl_div", "cross_entropy"] {
+    for replayed in ["mse", "huber", "smooth_l1", "bce", "kl_div", "cross_entropy"] {
         counts.remove(replayed);
     }
     assert_eq!(counts, BTreeMap::new());
@@ -82,14 +89,10 @@ where
     T::Loss: Number,
 {
     macro_rules! by_reduction {
-        ($loss:ident { $($option:ident: $value:expr),* } $($own:literal => $reduction:expr)?) => {{
+        ($loss:expr $(, $own:literal => $reduction:expr)?) => {{
             macro_rules! replay {
                 ($reduces:expr) => {
-                    replay_elementwise::<T, _, _>(
-                        case,
-                        $loss { $($option: $value,)* reduction: $reduces },
-                        $reduces,
-                    )
+                    replay_elementwise::<T, _, _>(case, $loss.reduction($reduces), $reduces)
                 };
             }
             match case.reduction.as_str() {
@@ -105,13 +108,22 @@ where
     }
     let number = |option: &str| case.options[option].as_f64().unwrap();
     match case.loss.as_str() {
-        "mse" => by_reduction!(Mse {}),
-        "huber" => by_reduction!(Huber { delta: number("delta") }),
-        "smooth_l1" => by_reduction!(SmoothL1 { beta: number("beta") }),
+        "mse" => by_reduction!(Mse::new()),
+        "huber" => by_reduction!(Huber::new(number("delta"))),
+        "smooth_l1" => by_reduction!(SmoothL1::new(number("beta"))),
+        "bce" => {
+            let [weight, pos_weight] =
+                ["weight", "pos_weight"].map(|option| case.broadcast::<T>(option));
+            let mut loss = BceWithLogits::new();
+            loss.weight = weight.as_ref().map(Tensor::view);
+            loss.pos_weight = pos_weight.as_ref().map(Tensor::view);
+            by_reduction!(loss)
+        }
         "kl_div" => {
             let log_input = case.options["input"].as_str().unwrap() == "log_prob";
             let log_target = case.options["log_target"].as_bool().unwrap();
-            by_reduction!(KlDiv { log_input: log_input, log_target: log_target } "batchmean" => BatchMean)
+            let loss = KlDiv::new().log_input(log_input).log_target(log_target);
+            by_reduction!(loss, "batchmean" => BatchMean)
         }
         "cross_entropy" => match case.reduction.as_str() {
             "none" => replay_samples::<T, _>(case, CrossEntropy::none()),
@@ -134,13 +146,11 @@ where
     let option =
         |name: &str, default: f64| numbers(&case.options[name]).map_or(default, |of| of[0]);
     let weight = numbers(&case.options["weight"]).map(|weight| tensor(&case.exact::<T>(&weight)));
-    let loss = CrossEntropy {
-        weight: weight.as_ref().map(Tensor::view),
-        ignore_index: option("ignore_index", -100.0) as i64,
-        label_smoothing: option("label_smoothing", 0.0),
-        z_loss: option("z_loss", 0.0),
-        ..loss
-    };
+    let mut loss = loss
+        .ignore_index(option("ignore_index", -100.0) as i64)
+        .label_smoothing(option("label_smoothing", 0.0))
+        .z_loss(option("z_loss", 0.0));
+    loss.weight = weight.as_ref().map(Tensor::view);
     let [rows, _] = case.shape;
     macro_rules! classes {
         ($class:ty) => {{
@@ -253,8 +263,8 @@ where
 }
 
 /// The calls of a loss that compares element by element.
-trait Elementwise<R: Reduction> {
-    fn forward<T: Float>(
+trait Elementwise<T: Float, R: Reduction> {
+    fn forward(
         &self,
         tensors: [&Tensor<T>; 2],
         loss: &mut Tensor<R::Value<T>>,
@@ -262,7 +272,7 @@ trait Elementwise<R: Reduction> {
         stream: &Stream,
     ) -> Result<(), Error>;
 
-    fn backward<T: Float>(
+    fn backward(
         &self,
         tensors: [&Tensor<T>; 2],
         upstream: View<'_, R::Value<T>>,
@@ -270,7 +280,7 @@ trait Elementwise<R: Reduction> {
         stream: &Stream,
     ) -> Result<(), Error>;
 
-    fn both<T: Float>(
+    fn both(
         &self,
         tensors: [&Tensor<T>; 2],
         loss: &mut Tensor<R::Value<T>>,
@@ -281,9 +291,9 @@ trait Elementwise<R: Reduction> {
 }
 
 macro_rules! elementwise {
-    ($($loss:ident: $reduction:ident;)+) => {$(
-        impl<R: $reduction> Elementwise<R> for $loss<R> {
-            fn forward<T: Float>(
+    ($($loss:ty: $reduction:ident;)+) => {$(
+        impl<T: Float, R: $reduction> Elementwise<T, R> for $loss {
+            fn forward(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
                 loss: &mut Tensor<R::Value<T>>,
@@ -293,7 +303,7 @@ macro_rules! elementwise {
                 self.forward_into(input, target, loss, workspace, stream)
             }
 
-            fn backward<T: Float>(
+            fn backward(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
                 upstream: View<'_, R::Value<T>>,
@@ -303,7 +313,7 @@ macro_rules! elementwise {
                 self.backward_into(input, target, upstream, grads, stream)
             }
 
-            fn both<T: Float>(
+            fn both(
                 &self,
                 [input, target]: [&Tensor<T>; 2],
                 loss: &mut Tensor<R::Value<T>>,
@@ -317,10 +327,11 @@ macro_rules! elementwise {
     )+};
 }
 elementwise! {
-    Mse: ElementwiseReduction;
-    Huber: ElementwiseReduction;
-    SmoothL1: ElementwiseReduction;
-    KlDiv: DivergenceReduction;
+    Mse<R>: ElementwiseReduction;
+    Huber<R>: ElementwiseReduction;
+    SmoothL1<R>: ElementwiseReduction;
+    BceWithLogits<'_, T, R>: ElementwiseReduction;
+    KlDiv<R>: DivergenceReduction;
 }
 
 /// One case through the three calls.
@@ -329,7 +340,7 @@ where
     T: Number,
     R: Reduction,
     R::Value<T>: Number,
-    L: Elementwise<R>,
+    L: Elementwise<T, R>,
 {
     let input = Tensor::from_slice(gpu(), case.shape, &case.exact(&case.input)).unwrap();
     let target = Tensor::from_slice(gpu(), case.shape, &case.exact(&case.target)).unwrap();
@@ -506,6 +517,15 @@ impl Case {
             rounded
         };
         values.iter().map(exact).collect()
+    }
+
+    /// A weight that is broadcast to the input's shape.
+    fn broadcast<T: Number>(&self, option: &str) -> Option<Tensor<T>> {
+        let weight = self.options.get(option)?;
+        let sides = numbers(&weight["shape"]).unwrap();
+        let shape: Vec<usize> = sides.into_iter().map(|side| side as usize).collect();
+        let values = numbers(&weight["values"]).unwrap();
+        Some(Tensor::from_slice(gpu(), shape, &self.exact(&values)).unwrap())
     }
 
     /// Holds a call against what it must give; says where it differs. `fault` is what a loss that was asked says of

@@ -12,7 +12,8 @@ pub use saved::Saved;
 pub use targets::Targets;
 
 use crate::error::Result;
-use crate::pairwise::Grads;
+use crate::grads::Grads;
+use crate::loss_function::LossFunction;
 use crate::reduction::SampleReduction;
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
@@ -252,5 +253,51 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// Memory for a loss of `input`.
     fn new_loss(&self, input: Shape, stream: &Stream) -> Result<Loss<T::Loss>> {
         Loss::uninitialised(stream.gpu(), self.reduction.shape_of_samples(input))
+    }
+}
+
+impl<T: Float, R: SampleReduction> LossFunction<T> for CrossEntropy<'_, T, R> {
+    type Target<'a> = Targets<'a, T>;
+    type Value = T::Loss;
+
+    fn forward<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        stream: &Stream,
+    ) -> Result<Loss<T::Loss>> {
+        self.forward(input, target, stream)
+    }
+
+    fn forward_into<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.forward_into(input, target, loss, workspace, stream)
+    }
+
+    fn forward_backward<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        stream: &Stream,
+    ) -> Result<(Loss<T::Loss>, Tensor<T>)> {
+        self.forward_backward(input, target, stream)
+    }
+
+    fn forward_backward_into<'a>(
+        &self,
+        input: impl Into<View<'a, T>>,
+        target: impl Into<Targets<'a, T>>,
+        loss: impl Into<ViewMut<'a, T::Loss>>,
+        grads: impl Into<Grads<'a, T, T::Loss>>,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.forward_backward_into(input, target, loss, grads, workspace, stream)
     }
 }

@@ -41,6 +41,7 @@ use std::fmt;
 /// [`InvalidOption`](Error::InvalidOption) for a `label_smoothing` that is not from 0 to 1, a
 /// `z_loss` that is negative or not finite, or an `ignore_index` of 0 or more with probabilities.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct CrossEntropy<'w, T, R = Mean> {
     /// Weights of the classes, of shape `[C]`, as `Some(weight.view())`; `None`: every class has
     /// weight 1. A loss borrows them: to make one for each call costs nothing.

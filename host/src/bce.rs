@@ -1,0 +1,110 @@
+//! Binary cross-entropy of logits.
+
+use crate::error::Result;
+use crate::pairwise::{self, Kernels, Pairwise};
+use crate::reduction::{ElementwiseReduction, Mean, None as PerElement, Sum};
+use crate::view::{Float, View};
+
+static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
+
+/// Binary cross-entropy of logits x and targets y of one shape, with the sigmoid σ in the same pass:
+/// w (−p y log σ(x) − (1 − y) log(1 − σ(x))), reduced. As PyTorch's `torch.nn.BCEWithLogitsLoss`.
+///
+/// A logit beyond the range of e^x costs no accuracy, and where y is 0 or 1 a loss or gradient is as
+/// accurate where it is small. At x = ∞ and x = −∞ the loss is what PyTorch's formula,
+/// (1 − y) x − (1 + (p − 1) y) log σ(x), makes of it: ∞, or NaN where it is 0 · ∞ or ∞ − ∞.
+///
+/// Gradients, times what arrives from upstream, divided as the loss is:
+///
+/// | of | |
+/// |---|---|
+/// | x | w ((1 + (p − 1) y) σ(x) − p y) |
+/// | y | w (log(1 − σ(x)) − p log σ(x)), which is −w x for p = 1 |
+///
+/// A `weight` w and a `pos_weight` p are on the device, of the input's element type and one of these
+/// shapes, C being the input's last dimension: `[]`, one for all; `[C]`, one a column; the input's
+/// with a last dimension of 1, one a row; the input's, one an element. They have no gradients, and
+/// a mean is divided by the number of elements whatever they are.
+///
+/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct BceWithLogits<'w, T, R = Mean> {
+    /// w; `None`: 1.
+    pub weight: Option<View<'w, T>>,
+    /// p, the weight of positive targets; `None`: 1.
+    pub pos_weight: Option<View<'w, T>>,
+    /// What becomes of the terms.
+    pub reduction: R,
+}
+
+impl<'w, T> BceWithLogits<'w, T> {
+    /// The terms' mean, without weights.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self::with(Mean)
+    }
+
+    /// The same as [`new`](Self::new).
+    #[must_use]
+    pub const fn mean() -> Self {
+        Self::new()
+    }
+
+    /// The terms' sum, without weights.
+    #[must_use]
+    pub const fn sum() -> BceWithLogits<'w, T, Sum> {
+        BceWithLogits::with(Sum)
+    }
+
+    /// The terms themselves, without weights.
+    #[must_use]
+    pub const fn none() -> BceWithLogits<'w, T, PerElement> {
+        BceWithLogits::with(PerElement)
+    }
+}
+
+impl<T> Default for BceWithLogits<'_, T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'w, T, R> BceWithLogits<'w, T, R> {
+    const fn with(reduction: R) -> Self {
+        BceWithLogits { weight: None, pos_weight: None, reduction }
+    }
+
+    /// The loss with this weight.
+    #[must_use]
+    pub fn weight(self, weight: impl Into<View<'w, T>>) -> Self {
+        BceWithLogits { weight: Some(weight.into()), ..self }
+    }
+
+    /// The loss with this weight of positive targets.
+    #[must_use]
+    pub fn pos_weight(self, pos_weight: impl Into<View<'w, T>>) -> Self {
+        BceWithLogits { pos_weight: Some(pos_weight.into()), ..self }
+    }
+
+    /// The loss with another reduction.
+    #[must_use]
+    pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> BceWithLogits<'w, T, Q> {
+        BceWithLogits { weight: self.weight, pos_weight: self.pos_weight, reduction }
+    }
+}
+
+impl<T: Float, R: Copy> BceWithLogits<'_, T, R> {
+    fn pairwise(&self) -> Result<Pairwise<'_, R>> {
+        let weight = self.weight.map(|weight| ("weight", weight.memory));
+        let pos_weight = self.pos_weight.map(|pos_weight| ("pos_weight", pos_weight.memory));
+        Ok(Pairwise {
+            kernels: &KERNELS,
+            parameter: 0.0,
+            weights: [weight, pos_weight],
+            reduction: self.reduction,
+        })
+    }
+}
+
+pairwise::methods!(BceWithLogits<'w, T, R>, "binary cross-entropy", ElementwiseReduction);

@@ -147,7 +147,7 @@ fn a_hundred_runs_of_cross_entropy_beside_a_busy_stream_have_the_same_bits() {
         let classes: Vec<i64> = (0..rows).map(|row| (row * 7 % cols) as i64).collect();
         let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
         let weight = tensor::<f32>(&uniforms(16, cols).iter().map(|w| w + 1.5).collect::<Vec<_>>());
-        let loss = CrossEntropy { weight: Some(weight.view()), ..CrossEntropy::mean() };
+        let loss = CrossEntropy::mean().weight(weight.view());
         let run = || {
             let (loss, gradient) = loss.forward_backward(&x, &classes, &stream).unwrap();
             (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())

@@ -217,13 +217,12 @@ where
         vec![sum(|row| row.loss) / divisor + sum(|row| row.z) / z_divisor]
     };
 
-    let loss_of = CrossEntropy {
-        weight: if case.weighted { Some(on_weight.view()) } else { None },
-        ignore_index: if probabilities { -100 } else { ignore_index(case) },
-        label_smoothing,
-        z_loss,
-        reduction,
-    };
+    let mut loss_of = CrossEntropy::new()
+        .ignore_index(if probabilities { -100 } else { ignore_index(case) })
+        .label_smoothing(label_smoothing)
+        .z_loss(z_loss)
+        .reduction(reduction);
+    loss_of.weight = case.weighted.then(|| on_weight.view());
     let assert_loss = |got: &Loss<T::Loss>, what: &str| {
         got.check().unwrap();
         let got = got.values().to_vec().unwrap();
@@ -515,7 +514,7 @@ fn rows_that_begin_everywhere_in_a_line() {
         let probabilities = Tensor::from_slice(gpu(), [rows, cols], &t).unwrap();
         let ones = vec![1.0; cols];
         for (label_smoothing, dense) in [(0.0, false), (0.1, false), (0.0, true)] {
-            let loss_of = CrossEntropy { label_smoothing, ..CrossEntropy::sum() };
+            let loss_of = CrossEntropy::sum().label_smoothing(label_smoothing);
             let mut loss = Loss::zeros(gpu(), []).unwrap();
             let mut by_input = Tensor::<T>::zeros(gpu(), [rows, cols]).unwrap();
             let mut by_target = Tensor::<T>::zeros(gpu(), [rows, cols]).unwrap();
@@ -726,7 +725,7 @@ fn smoothing_of_logits_far_apart() {
             let first = f64::from(first);
             let input = Tensor::from_slice(gpu(), [targets, cols], &x).unwrap();
             let target = Tensor::from_slice(gpu(), [targets], &vec![0_i64; targets]).unwrap();
-            let mean = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::mean() };
+            let mean = CrossEntropy::mean().label_smoothing(0.1);
             let share = 0.1 / cols as f64;
             // Of the largest logit and no other, or of all but the first.
             let expected = if first > 0.0 {
@@ -753,8 +752,7 @@ fn an_ignored_row_with_smoothing_and_weights_that_are_no_numbers() {
         let mut weights = vec![1.0_f32; cols];
         (weights[0], weights[cols - 1]) = (f32::INFINITY, f32::NAN);
         let weights = Tensor::from_slice(gpu(), [cols], &weights).unwrap();
-        let weight = Some(weights.view());
-        let sum = CrossEntropy { label_smoothing: 0.1, weight, ..CrossEntropy::sum() };
+        let sum = CrossEntropy::sum().label_smoothing(0.1).weight(&weights);
         let (_, both) = sum.forward_backward(&input, &target, &stream).unwrap();
         let (loss, saved) = sum.forward_saving(&input, &target, &stream).unwrap();
         let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
@@ -776,7 +774,7 @@ fn class_weights_at_the_end_of_f32() {
     let target = Tensor::from_slice(gpu(), [2], &[0_i64, 1]).unwrap();
     let losses = |weight: f32| {
         let weights = Tensor::from_slice(gpu(), [4], &[weight; 4]).unwrap();
-        let mean = CrossEntropy { weight: Some(weights.view()), ..CrossEntropy::mean() };
+        let mean = CrossEntropy::mean().weight(weights.view());
         let forward = mean.forward(&input, &target, &stream).unwrap().item().unwrap();
         let (both, gradient) = mean.forward_backward(&input, &target, &stream).unwrap();
         (forward, both.item().unwrap(), gradient.to_vec().unwrap())
@@ -910,9 +908,9 @@ fn no_rows() {
                 let input = Tensor::from_slice(gpu(), [rows, cols], &vec![0.5_f32; rows * cols]);
                 let target = Tensor::from_slice(gpu(), [rows], &vec![1_i64; rows]);
                 let (input, target) = (input.unwrap(), target.unwrap());
-                let sum = CrossEntropy { label_smoothing, ..CrossEntropy::sum() };
-                let mean = CrossEntropy { label_smoothing, ..CrossEntropy::mean() };
-                let each = CrossEntropy { label_smoothing, ..CrossEntropy::none() };
+                let sum = CrossEntropy::sum().label_smoothing(label_smoothing);
+                let mean = CrossEntropy::mean().label_smoothing(label_smoothing);
+                let each = CrossEntropy::none().label_smoothing(label_smoothing);
                 assert_eq!(
                     each.forward(&input, &target, &stream).unwrap().values().shape().dims(),
                     [rows]
@@ -954,7 +952,7 @@ fn a_row_that_begins_with_minus_infinity() {
         assert_eq!(&gradient[cols - 2..], [0.5, -0.5]);
         assert!(gradient[..cols - 2].iter().all(|&by| by == 0.0));
         // With smoothing the loss is infinite and the gradient is not.
-        let smooth = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::mean() };
+        let smooth = CrossEntropy::mean().label_smoothing(0.1);
         let (loss, gradient) = smooth.forward_backward(&input, &target, &stream).unwrap();
         assert_eq!(loss.item().unwrap(), f32::INFINITY);
         assert!(gradient.to_vec().unwrap().iter().all(|by| by.is_finite()));
@@ -1072,7 +1070,7 @@ fn a_class_of_u32_is_never_negative() {
         let input = Tensor::from_slice(gpu(), [4, cols], &uniforms(33, 4 * cols)).unwrap();
         let sum = |classes: [u32; 4], ignore_index| {
             let target = Tensor::from_slice(gpu(), [4], &classes).unwrap();
-            let loss = CrossEntropy { ignore_index, ..CrossEntropy::sum() };
+            let loss = CrossEntropy::sum().ignore_index(ignore_index);
             let (loss, _) = loss.forward_backward(&input, &target, &stream).unwrap();
             loss.item()
         };
@@ -1220,7 +1218,7 @@ fn a_loss_without_classes_forgets_a_target_that_was_none() {
         none.forward_into(&nan, &target, &mut loss, &mut workspace, &stream).unwrap();
         loss.check().unwrap_err();
         let to = if by_values { loss.values_mut() } else { (&mut loss).into() };
-        let rows = Mse { reduction: RowSum };
+        let rows = Mse::new().reduction(RowSum);
         rows.forward_into(&nan, &nan, to, &mut workspace, &stream).unwrap();
         assert!(loss.to_vec().unwrap().iter().all(|loss| loss.is_nan()));
     }
@@ -1291,25 +1289,21 @@ fn what_is_refused() {
         (&Tensor::<f32>::zeros(gpu(), [3, 4]).unwrap()).into(),
         "target: expected shape [4, 3], got [3, 4]",
     );
-    refused(
-        CrossEntropy { weight: Some(weight.view()), ..mean },
-        (&target).into(),
-        "weight: expected shape [3], got [4]",
-    );
+    refused(mean.weight(weight.view()), (&target).into(), "weight: expected shape [3], got [4]");
     for label_smoothing in [-0.1, 1.5, f64::NAN] {
         refused(
-            CrossEntropy { label_smoothing, ..mean },
+            mean.label_smoothing(label_smoothing),
             (&target).into(),
             &format!("label_smoothing: expected a number from 0 to 1, got {label_smoothing}"),
         );
     }
     refused(
-        CrossEntropy { z_loss: -1.0, ..mean },
+        mean.z_loss(-1.0),
         (&target).into(),
         "z_loss: expected a finite number that is not negative, got -1",
     );
     refused(
-        CrossEntropy { ignore_index: 1, ..mean },
+        mean.ignore_index(1),
         (&input).into(),
         "ignore_index: expected a negative number where targets are probabilities, got 1",
     );

@@ -3,8 +3,8 @@
 
 use fused_loss::reduction::{self, ElementwiseReduction};
 use fused_loss::{
-    BatchMean, Grads, Huber, KlDiv, Loss, Mean, Mse, RowMean, RowSum, SmoothL1, Sum, Tensor,
-    Workspace,
+    BatchMean, BceWithLogits, Grads, Huber, KlDiv, Loss, Mean, Mse, RowMean, RowSum, SmoothL1, Sum,
+    Tensor, Workspace,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ where
     if !with_upstream {
         upstream.fill(R::Value::<T>::round(1.0));
     }
-    let mse = Mse { reduction };
+    let mse = Mse::new().reduction(reduction);
     let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
     let of_loss = reduction.shape(on_x.view().shape());
     let on_upstream = Tensor::from_slice(gpu(), of_loss, &upstream).unwrap();
@@ -178,15 +178,20 @@ where
 
 #[test]
 fn a_short_name_is_the_loss_in_full() {
-    assert_eq!(Mse::none(), Mse { reduction: reduction::None });
-    assert_eq!(Huber::new(0.5), Huber { delta: 0.5, reduction: Mean });
-    assert_eq!(SmoothL1::new(0.5), SmoothL1 { beta: 0.5, reduction: Mean });
+    assert_eq!(Mse::none().reduction, reduction::None);
+    let huber = Huber::new(0.5);
+    assert_eq!((huber.delta, huber.reduction), (0.5, Mean));
+    let smooth = SmoothL1::new(0.5);
+    assert_eq!((smooth.beta, smooth.reduction), (0.5, Mean));
     assert_eq!((Huber::new(1.0), SmoothL1::new(1.0)), Default::default());
-    let (log_input, log_target) = (true, false);
-    assert_eq!(KlDiv::batch_mean(), KlDiv { log_input, log_target, reduction: BatchMean });
-    assert_eq!(KlDiv::mean(), KlDiv { log_input, log_target, reduction: Mean });
-    assert_eq!(KlDiv::sum(), KlDiv { log_input, log_target, reduction: Sum });
-    assert_eq!(KlDiv::none(), KlDiv { log_input, log_target, reduction: reduction::None });
+    let KlDiv { log_input, log_target, reduction, .. } = KlDiv::batch_mean();
+    assert_eq!((log_input, log_target, reduction), (true, false, BatchMean));
+    assert_eq!(KlDiv::mean(), KlDiv::new().reduction(Mean));
+    assert_eq!(KlDiv::sum(), KlDiv::new().reduction(Sum));
+    assert_eq!(KlDiv::none(), KlDiv::new().reduction(fused_loss::reduction::None));
+    let bce = BceWithLogits::<f32>::sum();
+    assert_eq!(bce.reduction, Sum);
+    assert!(bce.weight.is_none() && bce.pos_weight.is_none());
 }
 
 /// Every reduction of one dtype.
@@ -242,10 +247,10 @@ fn an_upstream_that_stands_for_all() {
     let one = Tensor::from_slice(gpu(), [], &[0.5_f32]).unwrap();
     let whole = Mse::sum().backward(&x, &t, &one, &stream).unwrap().to_vec().unwrap();
     let expanded = one.view().expand(shape).unwrap();
-    let each = Mse { reduction: reduction::None }.backward(&x, &t, expanded, &stream).unwrap();
+    let each = Mse::new().reduction(reduction::None).backward(&x, &t, expanded, &stream).unwrap();
     assert_eq!(each.to_vec().unwrap(), whole);
     let expanded = one.view().expand([5]).unwrap();
-    let rows = Mse { reduction: RowSum }.backward(&x, &t, expanded, &stream).unwrap();
+    let rows = Mse::new().reduction(RowSum).backward(&x, &t, expanded, &stream).unwrap();
     assert_eq!(rows.to_vec().unwrap(), whole);
 }
 
@@ -274,7 +279,7 @@ fn halves_reduce_to_f32() {
     let x = Tensor::from_slice(gpu(), [1], &[f16::from_f32(300.0)]).unwrap();
     let t = Tensor::zeros(gpu(), [1]).unwrap();
     assert_eq!(Mse::sum().forward(&x, &t, &stream).unwrap().item().unwrap(), 90000.0_f32);
-    let none = Mse { reduction: reduction::None }.forward(&x, &t, &stream).unwrap();
+    let none = Mse::new().reduction(reduction::None).forward(&x, &t, &stream).unwrap();
     assert_eq!(none.values().to_vec().unwrap(), [f16::INFINITY]);
 }
 
@@ -284,11 +289,11 @@ fn huber_of_infinite_delta() {
     let stream = gpu().stream().unwrap();
     let x = Tensor::from_slice(gpu(), [4], &[f32::INFINITY, f32::NEG_INFINITY, 3.0, f32::NAN]);
     let (x, t) = (x.unwrap(), Tensor::<f32>::zeros(gpu(), [4]).unwrap());
-    let huber = Huber { delta: f64::INFINITY, reduction: fused_loss::reduction::None };
+    let huber = Huber::new(f64::INFINITY).reduction(fused_loss::reduction::None);
     let losses = huber.forward(&x, &t, &stream).unwrap().values().to_vec().unwrap();
     assert_eq!(losses[..3], [f32::INFINITY, f32::INFINITY, 4.5]);
     assert!(losses[3].is_nan());
-    let sum = Huber { delta: f64::INFINITY, reduction: Sum };
+    let sum = Huber::new(f64::INFINITY).reduction(Sum);
     let (_, gradient) = sum.forward_backward(&x, &t, &stream).unwrap();
     let gradient = gradient.to_vec().unwrap();
     assert_eq!(gradient[..3], [f32::INFINITY, f32::NEG_INFINITY, 3.0]);

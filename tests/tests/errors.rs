@@ -137,7 +137,7 @@ fn a_stride_of_one_row() {
         let (row, stream) = (row.unwrap(), stream());
         let (loss, _) = Mse::sum().forward_backward(row, &t, &stream).unwrap();
         assert_eq!(loss.item().unwrap(), 4.0);
-        let loss = Mse { reduction: RowSum }.forward(row, &t, &stream).unwrap();
+        let loss = Mse::new().reduction(RowSum).forward(row, &t, &stream).unwrap();
         assert_eq!(loss.values().to_vec().unwrap(), [4.0]);
         let (loss, _) = CrossEntropy::mean().forward_backward(row, &class, &stream).unwrap();
         assert!((loss.item().unwrap() - 4.0_f32.ln()).abs() < 1e-6);
@@ -169,7 +169,7 @@ fn gaps_between_the_losses_of_rows() {
     // SAFETY: refused before anything writes it.
     let loss = unsafe { ViewMut::from_raw_strided(memory.as_raw(), [2, 2], 5, gpu().ordinal()) };
     let mut workspace = Workspace::new(gpu()).unwrap();
-    let rows = Mse { reduction: RowSum };
+    let rows = Mse::new().reduction(RowSum);
     assert_message(
         rows.forward_into(&x, &x, loss.unwrap(), &mut workspace, &stream()),
         "loss: expected a stride of 2, rows without gaps, got 5",
@@ -181,13 +181,13 @@ fn options_without_meaning() {
     let x = tensor::<f32>(&[1.0; 6]);
     for delta in [0.0, -1.0, f64::NAN] {
         assert_message(
-            Huber { delta, reduction: Mean }.forward(&x, &x, &stream()),
+            Huber::new(delta).forward(&x, &x, &stream()),
             &format!("delta: expected a positive number, got {delta}"),
         );
     }
     for beta in [-1.0, f64::NAN] {
         assert_message(
-            SmoothL1 { beta, reduction: Mean }.forward(&x, &x, &stream()),
+            SmoothL1::new(beta).forward(&x, &x, &stream()),
             &format!("beta: expected a number that is not negative, got {beta}"),
         );
     }
@@ -305,22 +305,10 @@ fn gradients_from_what_was_saved_with_other_options() {
     let plain = CrossEntropy::mean();
     let (_, saved) = plain.forward_saving(&x, &classes, &stream()).unwrap();
     for (other, expected, got) in [
-        (
-            CrossEntropy { label_smoothing: 0.1, ..plain },
-            "with label_smoothing 0.1",
-            "with label_smoothing 0",
-        ),
-        (CrossEntropy { z_loss: 0.5, ..plain }, "with z_loss 0.5", "with z_loss 0"),
-        (
-            CrossEntropy { ignore_index: 2, ..plain },
-            "with ignore_index 2",
-            "with ignore_index -100",
-        ),
-        (
-            CrossEntropy { weight: Some(weight.view()), ..plain },
-            "with class weights",
-            "without class weights",
-        ),
+        (plain.label_smoothing(0.1), "with label_smoothing 0.1", "with label_smoothing 0"),
+        (plain.z_loss(0.5), "with z_loss 0.5", "with z_loss 0"),
+        (plain.ignore_index(2), "with ignore_index 2", "with ignore_index -100"),
+        (plain.weight(weight.view()), "with class weights", "without class weights"),
     ] {
         assert_message(
             other.backward(&x, &classes, &saved, &upstream, &stream()),

@@ -8,7 +8,10 @@ use tests::random::uniforms;
 use tests::reference::Total;
 use tests::{gpu, tensor};
 
-const PROBABILITIES: KlDiv<Sum> = KlDiv { log_input: false, log_target: false, reduction: Sum };
+/// The divergence of probabilities.
+fn of_probabilities() -> KlDiv<Sum> {
+    KlDiv::sum().log_input(false)
+}
 
 /// Numbers from 0.01 up to 1.01.
 fn probabilities(seed: u64, len: usize) -> Vec<f32> {
@@ -21,8 +24,7 @@ fn of_equal_probabilities_exactly_nothing() {
     let mut same = probabilities(1, 10_000);
     same.extend([1e-45, 1e-38, f32::MIN_POSITIVE, 1.0, 3e38]);
     let t = tensor(&same);
-    let none =
-        KlDiv { log_input: false, log_target: false, reduction: fused_loss::reduction::None };
+    let none = KlDiv::new().log_input(false).reduction(fused_loss::reduction::None);
     let terms = none.forward(&t, &t, &stream).unwrap().values().to_vec().unwrap();
     assert!(terms.iter().all(|&term| term == 0.0));
 }
@@ -51,7 +53,7 @@ fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
     let magnitude = terms.iter().map(|term| term.abs()).sum::<Total>().value();
     let expected = terms.into_iter().sum::<Total>().value();
     let (loss, gradient) =
-        PROBABILITIES.forward_backward(&tensor(&p), &tensor(&t), &stream).unwrap();
+        of_probabilities().forward_backward(&tensor(&p), &tensor(&t), &stream).unwrap();
     let loss = loss.item().unwrap();
     let off = (f64::from(loss) - expected).abs();
     assert!(off <= 1e-6 * magnitude, "expected {expected}, got {loss}, of terms of {magnitude}");
@@ -66,7 +68,7 @@ fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
 #[test]
 fn of_nearly_equal_log_probabilities_what_is_left() {
     let stream = gpu().stream().unwrap();
-    let log_probabilities = KlDiv { log_input: true, log_target: false, reduction: Sum };
+    let log_probabilities = KlDiv::new().reduction(Sum);
     for apart in [1.0, 1e-1, 1e-2, 1e-3] {
         let p = probabilities(7, 100_000);
         let x: Vec<f32> = p.iter().map(|p| p.ln()).collect();
@@ -97,7 +99,7 @@ fn per_sample_with_backward() {
     let input = Tensor::from_slice(gpu(), [rows, cols], &log_t).unwrap();
     let target = Tensor::from_slice(gpu(), [rows, cols], &p).unwrap();
     let upstream = Tensor::from_slice(gpu(), [rows], &g).unwrap();
-    let loss = KlDiv { log_input: true, log_target: false, reduction: RowMean };
+    let loss = KlDiv::new().reduction(RowMean);
     let values = loss.forward(&input, &target, &stream).unwrap().values().to_vec().unwrap();
     let mut gradient = Tensor::zeros(gpu(), [rows, cols]).unwrap();
     let grads = Grads::target(&mut gradient);
@@ -127,7 +129,7 @@ fn the_batch_is_the_first_dimension() {
     let loss = |dims: &[usize]| {
         let p = Tensor::from_slice(gpu(), dims, &p).unwrap();
         let t = Tensor::from_slice(gpu(), dims, &t).unwrap();
-        let loss = KlDiv { log_input: false, log_target: false, reduction: BatchMean };
+        let loss = KlDiv::new().log_input(false);
         loss.forward(&p, &t, &stream).unwrap().item().unwrap()
     };
     assert_relative_eq!(loss(&[2, 3, 4]) * 2.0, loss(&[4, 6]) * 4.0, max_relative = 1e-6);

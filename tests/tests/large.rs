@@ -64,7 +64,7 @@ fn rows_more_than_two_to_the_thirty_one_elements_apart() {
     let x = unsafe { View::<f16>::from_raw_strided(sparse.0, [2, cols], stride, ordinal) }.unwrap();
     let t = Tensor::<f16>::zeros(gpu(), [2, cols]).unwrap();
     let stream = gpu().stream().unwrap();
-    let rows = Mse { reduction: RowSum }.forward(x, &t, &stream).unwrap();
+    let rows = Mse::new().reduction(RowSum).forward(x, &t, &stream).unwrap();
     assert_eq!(rows.values().to_vec().unwrap(), [1_000.0, 4_000.0]);
     let (loss, gradient) = Mse::sum().forward_backward(x, &t, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), 5_000.0);
@@ -141,7 +141,7 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
         )
     };
     assert!(rows * cols > 1 << 31);
-    let losses = Mse { reduction: RowSum }.forward(x, t, &stream).unwrap();
+    let losses = Mse::new().reduction(RowSum).forward(x, t, &stream).unwrap();
     let losses = losses.values().to_vec().unwrap();
     let mut expected = vec![0.0; rows];
     for (place, value) in [(0, 1.0_f32), ((1 << 31) - 1, 2.0), (1 << 31, 3.0)] {
@@ -172,7 +172,7 @@ where
     let mut loss = Loss::<T::Loss>::zeros(gpu(), [side]).unwrap();
     let mut gradient = Tensor::<T>::zeros(gpu(), [side, side]).unwrap();
     let mut workspace = Workspace::new(gpu()).unwrap();
-    let divergence = KlDiv { log_input: true, log_target: false, reduction: RowMean };
+    let divergence = KlDiv::new().reduction(RowMean);
     let grads = Grads::target(&mut gradient).scaled_by(&upstream);
     divergence
         .forward_backward_into(&input, &target, &mut loss, grads, &mut workspace, &stream)
@@ -227,7 +227,7 @@ fn divergence_of_more_than_two_to_the_thirty_one_elements() {
     let stream = gpu().stream().unwrap();
     let input = Tensor::from_slice(gpu(), [len], &p).unwrap();
     let target = Tensor::from_slice(gpu(), [len], &vec![half; len]).unwrap();
-    let loss = KlDiv { log_input: false, log_target: false, reduction: Sum };
+    let loss = KlDiv::new().log_input(false).reduction(Sum);
     let (loss, gradient) = loss.forward_backward(&input, &target, &stream).unwrap();
     assert_relative_eq!(loss.item().unwrap(), 2.0 * 2.0_f32.ln(), max_relative = 1e-6);
     for (index, (&gradient, &p)) in gradient.to_vec().unwrap().iter().zip(&p).enumerate() {

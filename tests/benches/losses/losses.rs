@@ -152,7 +152,7 @@ impl Bench {
         if !self.wants(Case { log_input, ..case }) {
             return Ok(());
         }
-        let loss = KlDiv { log_input, log_target: false, reduction: BatchMean };
+        let loss = KlDiv::new().log_input(log_input);
         let t = probabilities::<T>(4, side * side);
         if log_input {
             let x = filled(side * side, |index| {
@@ -315,12 +315,7 @@ impl Bench {
         }
         small!("CE", "cross_entropy", CrossEntropy::mean(), &y);
         small!("MSE", "mse", Mse::mean(), &t);
-        small!(
-            "KL from probabilities",
-            "kl_div",
-            KlDiv { log_input: false, log_target: false, reduction: BatchMean },
-            &t
-        );
+        small!("KL from probabilities", "kl_div", KlDiv::new().log_input(false), &t);
         Ok(())
     }
 }

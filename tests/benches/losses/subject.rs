@@ -88,12 +88,11 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
 
     fn cross_entropy(&self) -> CrossEntropy<'_, T> {
         let has = |extra, value| if self.shape.has(extra) { value } else { 0.0 };
-        CrossEntropy {
-            weight: self.weights.as_ref().map(Tensor::view),
-            label_smoothing: has(Extra::Smoothing, SMOOTHING),
-            z_loss: has(Extra::ZLoss, Z_LOSS),
-            ..CrossEntropy::mean()
-        }
+        let mut loss = CrossEntropy::mean()
+            .label_smoothing(has(Extra::Smoothing, SMOOTHING))
+            .z_loss(has(Extra::ZLoss, Z_LOSS));
+        loss.weight = self.weights.as_ref().map(Tensor::view);
+        loss
     }
 
     /// The address of a matrix's first row, `offset` bytes behind the start of a copy.
@@ -167,23 +166,15 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         let log_input = self.shape.has(Extra::Log);
         match self.shape.loss {
             Loss::Ce => self.call_cross_entropy(copy, workspace),
-            Loss::Kl if self.shape.has(Extra::Rows) => self.compare(
-                &KlDiv { log_input, log_target: false, reduction: RowSum },
-                copy,
-                workspace,
-            ),
-            Loss::Kl if self.shape.has(Extra::Mean) => self.compare(
-                &KlDiv { log_input, log_target: false, reduction: Mean },
-                copy,
-                workspace,
-            ),
-            Loss::Kl => self.compare(
-                &KlDiv { log_input, log_target: false, reduction: BatchMean },
-                copy,
-                workspace,
-            ),
+            Loss::Kl if self.shape.has(Extra::Rows) => {
+                self.compare(&KlDiv::new().log_input(log_input).reduction(RowSum), copy, workspace)
+            }
+            Loss::Kl if self.shape.has(Extra::Mean) => {
+                self.compare(&KlDiv::new().log_input(log_input).reduction(Mean), copy, workspace)
+            }
+            Loss::Kl => self.compare(&KlDiv::new().log_input(log_input), copy, workspace),
             Loss::Mse if self.shape.has(Extra::Rows) => {
-                self.compare(&Mse { reduction: RowMean }, copy, workspace)
+                self.compare(&Mse::new().reduction(RowMean), copy, workspace)
             }
             Loss::Mse => self.compare(&Mse::mean(), copy, workspace),
         }

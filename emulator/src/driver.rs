@@ -3,6 +3,7 @@
 //! A call that is missing here is one that nothing has needed yet: [`symbol`] does not find it, as
 //! `dlsym` would not.
 
+use crate::fault::Fault;
 use crate::kernel::Launch;
 use crate::memory;
 use crate::objects::{
@@ -299,7 +300,11 @@ mod calls {
 
     driver! {
         fn cuInit(flags: c_uint) {
-            if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
+            if flags != 0 {
+                return Err(INVALID_VALUE);
+            }
+            let refused = |report| Fault { code: OUT_OF_MEMORY, report }.tell();
+            memory::reserve().map(drop).map_err(refused)
         }
 
         fn cuDriverGetVersion(version: *mut c_int) {

@@ -24,13 +24,15 @@ thread_local! {
 
 /// The report that belongs to the last failed call of this CPU thread, once.
 pub fn take_report() -> Option<String> {
-    REPORT.take()
+    // While a thread ends, what it keeps is destroyed one by one: a call of one of these finds no
+    // place for a report.
+    REPORT.try_with(RefCell::take).ok().flatten()
 }
 
 impl Fault {
     /// Leaves its report for [`take_report`], and returns its code.
     pub(crate) fn tell(self) -> u32 {
-        REPORT.set(Some(self.report));
+        let _ = REPORT.try_with(|report| report.replace(Some(self.report)));
         self.code
     }
 }

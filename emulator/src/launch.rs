@@ -69,7 +69,10 @@ impl Launch {
                 .build()
                 .expect("no threads for the emulator")
         });
-        if self.cooperative { self.run_in_turns(workers, most) } else { self.run_in_order(workers) }
+        apart(|| match self.cooperative {
+            true => self.run_in_turns(workers, most),
+            false => self.run_in_order(workers),
+        })
     }
 
     /// Runs each block to its end before the worker takes the next.
@@ -163,6 +166,17 @@ impl Launch {
         }
         Ok(())
     }
+}
+
+/// Runs `body` on a thread of its own where this one is a worker of somebody's thread pool. Such a
+/// thread would take other tasks of its pool while it waits for the emulator's, and one that
+/// launches too would wait for this launch.
+fn apart<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    if rayon::current_thread_index().is_none() {
+        return body();
+    }
+    let result = std::thread::scope(|scope| scope.spawn(body).join());
+    result.unwrap_or_else(|payload| panic::resume_unwind(payload))
 }
 
 /// The rounds of a cooperative launch, by which it is found out that no block will go on.

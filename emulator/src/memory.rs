@@ -34,16 +34,17 @@ pub(crate) enum Nearest {
     Nothing,
 }
 
-struct Space {
+pub(crate) struct Space {
     base: usize,
     next: usize,
     live: BTreeMap<usize, usize>,
     freed: BTreeMap<usize, usize>,
 }
 
-fn space() -> &'static Mutex<Space> {
-    static SPACE: OnceLock<Mutex<Space>> = OnceLock::new();
-    SPACE.get_or_init(|| {
+/// Reserves the address space, or says why it is not to be had.
+pub(crate) fn reserve() -> Result<&'static Mutex<Space>, String> {
+    static SPACE: OnceLock<Result<Mutex<Space>, String>> = OnceLock::new();
+    let space = SPACE.get_or_init(|| {
         // SAFETY: a new mapping at an address of the system's choice, without access and without
         // backing, disturbs nothing.
         let base = unsafe {
@@ -56,14 +57,24 @@ fn space() -> &'static Mutex<Space> {
                 0,
             )
         };
-        assert_ne!(base, libc::MAP_FAILED, "no address space for the emulator");
-        Mutex::new(Space {
-            base: base as usize,
-            next: base as usize,
-            live: BTreeMap::new(),
-            freed: BTreeMap::new(),
-        })
-    })
+        if base == libc::MAP_FAILED {
+            let error = std::io::Error::last_os_error();
+            return Err(format!(
+                "the emulator reserves {} TiB of address space, of which only what is allocated \
+                 takes memory, but the system refuses it ({error}): see `ulimit -v` and \
+                 vm.overcommit_memory",
+                (2 * ADDRESS_SPACE) >> 40
+            ));
+        }
+        let (base, next) = (base as usize, base as usize);
+        Ok(Mutex::new(Space { base, next, live: BTreeMap::new(), freed: BTreeMap::new() }))
+    });
+    space.as_ref().map_err(String::clone)
+}
+
+/// The address space, which `cuInit` has reserved.
+fn space() -> &'static Mutex<Space> {
+    reserve().unwrap_or_else(|reason| panic!("{reason}"))
 }
 
 fn page() -> usize {

@@ -67,6 +67,7 @@ pub(crate) fn choose(source: Source) -> Result<()> {
             Error::OtherDriver { chosen: chosen.name(), asked: asked.name() }
         }
         LoadError::NoDriver { reason, .. } => Error::NoDriver { reason },
+        LoadError::NoEmulator { reason } => Error::NoEmulator { reason },
         other => Error::NoDriver { reason: other.to_string() },
     })
 }

@@ -15,6 +15,13 @@ pub enum Error {
         reason: String,
     },
 
+    /// The emulator cannot run in this process.
+    #[error("no emulator: {reason}")]
+    NoEmulator {
+        /// What it lacks.
+        reason: String,
+    },
+
     /// A process runs on the real driver or on the emulated one, not on both.
     #[error("this process already runs on the {chosen}; the {asked} cannot be had beside it")]
     OtherDriver {

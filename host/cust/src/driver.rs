@@ -47,6 +47,11 @@ pub enum LoadError {
         /// The code nearest to that.
         code: CudaError,
     },
+    /// The emulator cannot run here.
+    NoEmulator {
+        /// What it lacks.
+        reason: String,
+    },
     /// The process already runs on another driver.
     OtherDriver {
         /// The driver that it runs on.
@@ -60,6 +65,7 @@ impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LoadError::NoDriver { reason, .. } => write!(f, "no NVIDIA driver: {reason}"),
+            LoadError::NoEmulator { reason } => write!(f, "no emulator: {reason}"),
             LoadError::OtherDriver { chosen, asked } => write!(
                 f,
                 "this process already runs on the {chosen}; the {asked} cannot be had beside it"
@@ -84,8 +90,8 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 /// one driver to its end.
 ///
 /// # Errors
-/// [`LoadError::NoDriver`] where the machine has none, or one that is too old, or no GPU: another
-/// source can still be loaded then. [`LoadError::OtherDriver`] where another source is loaded.
+/// [`LoadError::NoDriver`] where the machine has none, or one that is too old, or no GPU, and
+/// [`LoadError::NoEmulator`]: another source can still be loaded then. [`LoadError::OtherDriver`] where another source is loaded.
 pub fn load(source: Source) -> Result<(), LoadError> {
     static LOADING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = LOADING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -158,6 +164,10 @@ unsafe fn initialised(
     // SAFETY: takes no pointers.
     let code = unsafe { (table.cuInit)(0) };
     if code != CUresult::CUDA_SUCCESS {
+        if source != Source::Library {
+            let unknown = || format!("cuInit returns {}", code.0);
+            return Err(LoadError::NoEmulator { reason: take_report().unwrap_or_else(unknown) });
+        }
         let what = match code {
             CUresult::CUDA_ERROR_NO_DEVICE => {
                 ", CUDA_ERROR_NO_DEVICE: no GPU, or CUDA_VISIBLE_DEVICES hides it".to_owned()

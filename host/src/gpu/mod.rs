@@ -75,7 +75,8 @@ impl Gpu {
     /// memory and each barrier checked, very much slower. Its name says what it is.
     ///
     /// # Errors
-    /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver.
+    /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver;
+    /// [`Error::NoEmulator`] where the process may not have the address space.
     #[cfg(feature = "emulator")]
     pub fn emulated(ordinal: u32) -> Result<Self> {
         driver::choose(Source::Emulator)?;

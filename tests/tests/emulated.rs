@@ -1,0 +1,115 @@
+//! The emulator, as a program meets it that does more than call it from one thread.
+//!
+//! Each case runs in a process of its own, this test again: one that hangs is ended, and one that
+//! aborts ends no other.
+
+use fused_loss::{Error, Gpu, Mse, Stream, Tensor, View};
+use rayon::prelude::*;
+use std::cell::RefCell;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+/// What names the case to the process that runs it.
+const CASE: &str = "FUSED_LOSS_EMULATED_CASE";
+
+/// Runs `test` of this file again in a shell that `first` prepares. One that is not done in time
+/// has failed.
+fn run_again(test: &str, first: &str) -> Output {
+    let this = env::current_exe().unwrap();
+    let command = format!("{first} exec '{}' --exact {test} --nocapture", this.display());
+    let mut child = Command::new("sh")
+        .args(["-c", &command])
+        .env(CASE, test)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let limit = Instant::now() + Duration::from_secs(120);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > limit {
+            child.kill().unwrap();
+            panic!("{test}: not done in two minutes");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Runs `case` in a process of its own, which has to succeed.
+fn apart(test: &str, first: &str, case: impl FnOnce()) {
+    if env::var_os(CASE).is_some_and(|name| name == test) {
+        return case();
+    }
+    let output = run_again(test, first);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{test} ends with {}:\n{said}", output.status);
+}
+
+fn emulated() -> (Gpu, Stream) {
+    let gpu = Gpu::emulated(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    (gpu, stream)
+}
+
+#[test]
+fn tasks_of_a_thread_pool_call_it() {
+    apart("tasks_of_a_thread_pool_call_it", "", || {
+        let (gpu, stream) = emulated();
+        let x = Tensor::from_slice(&gpu, [512], &[2.0_f32; 512]).unwrap();
+        let t = Tensor::<f32>::zeros(&gpu, [512]).unwrap();
+        let losses: Vec<f32> = (0..64)
+            .into_par_iter()
+            .map(|_| Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap())
+            .collect();
+        assert_eq!(losses, [4.0; 64]);
+    });
+}
+
+#[test]
+fn a_limit_of_address_space_is_told_of_at_once() {
+    apart("a_limit_of_address_space_is_told_of_at_once", "ulimit -v 4000000;", || {
+        let error = Gpu::emulated(0).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::NoEmulator { .. }), "{text}");
+        assert!(text.starts_with("no emulator: ") && text.contains("ulimit -v"), "{text}");
+    });
+}
+
+/// Has the emulator report a fault: of a view of more than there is.
+fn fault(gpu: &Gpu, stream: &Stream) -> Error {
+    let short = Tensor::<f32>::zeros(gpu, [8]).unwrap();
+    let t = Tensor::<f32>::zeros(gpu, [800_000]).unwrap();
+    // SAFETY: the emulator refuses what is behind the tensor.
+    let behind = unsafe { View::<f32>::from_raw(short.as_raw(), [800_000], gpu.ordinal()) };
+    let loss = Mse::mean().forward(behind.unwrap(), &t, stream).unwrap();
+    loss.item().unwrap_err()
+}
+
+/// What a thread keeps, and what it does with it when it ends.
+struct AtTheEnd(Gpu, Stream);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        let error = fault(&self.0, &self.1);
+        assert!(matches!(error, Error::Driver(_)), "{error}");
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn an_error_while_a_thread_ends_is_an_error() {
+    apart("an_error_while_a_thread_ends_is_an_error", "", || {
+        let (gpu, stream) = emulated();
+        let thread = thread::spawn(move || {
+            // What a thread keeps first goes last: behind the emulator's report, which the fault
+            // makes.
+            KEPT.set(Some(AtTheEnd(gpu.clone(), gpu.stream().unwrap())));
+            fault(&gpu, &stream);
+        });
+        thread.join().unwrap();
+    });
+}

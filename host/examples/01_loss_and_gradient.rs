@@ -6,10 +6,7 @@ use fused_loss::{Error, Gpu, Mse, Tensor};
 
 fn main() -> Result<(), Error> {
     // The machine's GPU; the emulator where it has none.
-    let gpu = match Gpu::new(0) {
-        Err(Error::NoDriver { .. }) => Gpu::emulated(0)?,
-        other => other?,
-    };
+    let gpu = Gpu::new_or_emulated(0)?;
     println!("device: {}", gpu.name());
 
     let input = Tensor::from_slice(&gpu, [2, 3], &[0.5_f32, 1.0, 1.5, 2.0, 2.5, 3.0])?;

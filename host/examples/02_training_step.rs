@@ -6,10 +6,7 @@
 use fused_loss::{Error, Gpu, Loss, Mse, Tensor, View, Workspace};
 
 fn main() -> Result<(), Error> {
-    let gpu = match Gpu::new(0) {
-        Err(Error::NoDriver { .. }) => Gpu::emulated(0)?,
-        other => other?,
-    };
+    let gpu = Gpu::new_or_emulated(0)?;
     println!("device: {}", gpu.name());
     let stream = gpu.stream()?;
 
@@ -38,7 +35,7 @@ fn main() -> Result<(), Error> {
 
     // Memory of another library in the same (primary) context: its address, shape and device.
     // SAFETY: the address is that of `input`, which lives to the end and is not written.
-    let borrowed = unsafe { View::<f32>::from_raw(input.as_raw(), [4, 8], gpu.ordinal()) }?;
+    let borrowed = unsafe { View::<f32>::from_raw(&gpu, input.as_raw(), [4, 8]) }?;
     println!("loss, of borrowed memory: {}", mse.forward(borrowed, &target, &stream)?.item()?);
     Ok(())
 }

@@ -5,7 +5,7 @@
 //! `cargo xtask demo`, or
 //! `cargo run --release -p fused-loss --features emulator --example 03_softmax_classifier`
 
-use fused_loss::{CrossEntropy, Error, Gpu, Loss, Tensor, Workspace};
+use fused_loss::{CrossEntropy, Gpu, Loss, Tensor, Workspace};
 use indicatif::{ProgressBar, ProgressStyle};
 use ndarray::{Array1, Array2, Axis, concatenate, s};
 
@@ -19,13 +19,7 @@ const CLASSES: usize = 3;
 const NAMES: [&str; CLASSES] = ["setosa", "versicolor", "virginica"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let gpu = match Gpu::new(0) {
-        Err(Error::NoDriver { reason }) => {
-            println!("no GPU here ({reason}): running on the emulator");
-            Gpu::emulated(0)?
-        }
-        other => other?,
-    };
+    let gpu = Gpu::new_or_emulated(0)?;
     println!("device: {}", gpu.name());
 
     // One more column, for the constant.

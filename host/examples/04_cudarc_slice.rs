@@ -35,9 +35,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // SAFETY: six elements each, alive and untouched by others until the stream has done this.
         let (input, target, gradient) = unsafe {
             (
-                View::<f32>::from_raw(input, [2, 3], 0)?,
-                View::<f32>::from_raw(target, [2, 3], 0)?,
-                ViewMut::<f32>::from_raw(gradient, [2, 3], 0)?,
+                View::<f32>::from_raw(&gpu, input, [2, 3])?,
+                View::<f32>::from_raw(&gpu, target, [2, 3])?,
+                ViewMut::<f32>::from_raw(&gpu, gradient, [2, 3])?,
             )
         };
         Mse::mean().forward_backward_into(

@@ -1,9 +1,10 @@
 //! Binary cross-entropy of logits.
 
+use crate::element::Float;
 use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::{ElementwiseReduction, Mean, None as PerElement, Sum};
-use crate::view::{Float, View};
+use crate::reduction::{ElementwiseReduction, Mean, Sum, Unreduced};
+use crate::view::View;
 
 static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
 
@@ -29,6 +30,7 @@ static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
 /// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
+#[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct BceWithLogits<'w, T, R = Mean> {
     /// w; `None`: 1.
     pub weight: Option<View<'w, T>>,
@@ -40,27 +42,23 @@ pub struct BceWithLogits<'w, T, R = Mean> {
 
 impl<'w, T> BceWithLogits<'w, T> {
     /// The terms' mean, without weights.
-    #[must_use]
     pub const fn new() -> Self {
         Self::with(Mean)
     }
 
     /// The same as [`new`](Self::new).
-    #[must_use]
     pub const fn mean() -> Self {
         Self::new()
     }
 
     /// The terms' sum, without weights.
-    #[must_use]
     pub const fn sum() -> BceWithLogits<'w, T, Sum> {
         BceWithLogits::with(Sum)
     }
 
     /// The terms themselves, without weights.
-    #[must_use]
-    pub const fn none() -> BceWithLogits<'w, T, PerElement> {
-        BceWithLogits::with(PerElement)
+    pub const fn none() -> BceWithLogits<'w, T, Unreduced> {
+        BceWithLogits::with(Unreduced)
     }
 }
 
@@ -76,19 +74,16 @@ impl<'w, T, R> BceWithLogits<'w, T, R> {
     }
 
     /// The loss with this weight.
-    #[must_use]
     pub fn weight(self, weight: impl Into<View<'w, T>>) -> Self {
         BceWithLogits { weight: Some(weight.into()), ..self }
     }
 
     /// The loss with this weight of positive targets.
-    #[must_use]
     pub fn pos_weight(self, pos_weight: impl Into<View<'w, T>>) -> Self {
         BceWithLogits { pos_weight: Some(pos_weight.into()), ..self }
     }
 
     /// The loss with another reduction.
-    #[must_use]
     pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> BceWithLogits<'w, T, Q> {
         BceWithLogits { weight: self.weight, pos_weight: self.pos_weight, reduction }
     }

@@ -5,7 +5,7 @@
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call was refused or failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no usable NVIDIA driver on this machine.
@@ -231,13 +231,26 @@ pub enum Error {
         other: &'static str,
     },
 
+    /// The device has not as much memory left.
+    #[error("no memory on device {device} for {what}: {bytes} bytes")]
+    OutOfMemory {
+        /// What the memory was for.
+        what: String,
+        /// The bytes that it takes.
+        bytes: usize,
+        /// The device's number.
+        device: u32,
+        /// What the driver said.
+        source: DriverError,
+    },
+
     /// A call of the driver failed, or a kernel did; the latter is found at the next wait.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
 /// A call of the driver that failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{call}: {name} ({code}): {text}{}",
     report.as_ref().map_or(String::new(), |report| format!("\n{report}"))

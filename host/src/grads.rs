@@ -1,12 +1,14 @@
 //! The gradients that a call is asked for.
 
+use crate::element::Float;
 use crate::tensor::Tensor;
-use crate::view::{Float, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// The gradients that a call writes: of the input, of the target, or of both. A `&mut Tensor` or a
 /// [`ViewMut`] converts into the input's alone.
 ///
 /// `V` is the element type of the loss, and so of the upstream gradient.
+#[derive(Debug)]
 pub struct Grads<'a, T, V> {
     pub(crate) input: Option<ViewMut<'a, T>>,
     pub(crate) target: Option<ViewMut<'a, T>>,

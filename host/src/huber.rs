@@ -15,6 +15,7 @@ static KERNELS: Kernels = pairwise::kernels!(huber, 512 threads);
 /// [`InvalidOption`](crate::Error::InvalidOption) where δ is not positive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
+#[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct Huber<R = Mean> {
     /// Where the loss turns from squares to magnitudes; positive.
     pub delta: f64,
@@ -24,7 +25,6 @@ pub struct Huber<R = Mean> {
 
 impl Huber {
     /// The terms' mean; see [`reduction`](Self::reduction).
-    #[must_use]
     pub const fn new(delta: f64) -> Self {
         Huber { delta, reduction: Mean }
     }
@@ -32,13 +32,11 @@ impl Huber {
 
 impl<R> Huber<R> {
     /// The loss with another δ.
-    #[must_use]
     pub fn delta(self, delta: f64) -> Self {
         Huber { delta, ..self }
     }
 
     /// The loss with another reduction.
-    #[must_use]
     pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> Huber<Q> {
         Huber { delta: self.delta, reduction }
     }

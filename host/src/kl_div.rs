@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::{BatchMean, DivergenceReduction, Mean, None as PerElement, Sum};
+use crate::reduction::{BatchMean, DivergenceReduction, Mean, Sum, Unreduced};
 
 /// Kernels by form: `[log_input][log_target]`.
 static KERNELS: [[Kernels; 2]; 2] = [
@@ -32,8 +32,9 @@ static KERNELS: [[Kernels; 2]; 2] = [
 /// | log t | t (log t + 1 − x) |
 ///
 /// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct KlDiv<R = BatchMean> {
     /// Whether the input is log-probabilities, as PyTorch has it, or probabilities.
     pub log_input: bool,
@@ -48,33 +49,28 @@ impl KlDiv {
     /// log-probabilities and the target probabilities; for others, and another reduction, see
     /// [`log_input`](Self::log_input), [`log_target`](Self::log_target) and
     /// [`reduction`](Self::reduction).
-    #[must_use]
     pub const fn new() -> Self {
         KlDiv { log_input: true, log_target: false, reduction: BatchMean }
     }
 
     /// The same as [`new`](Self::new).
-    #[must_use]
     pub const fn batch_mean() -> Self {
         Self::new()
     }
 
     /// The terms' mean, otherwise as [`new`](Self::new).
-    #[must_use]
     pub const fn mean() -> KlDiv<Mean> {
         KlDiv { log_input: true, log_target: false, reduction: Mean }
     }
 
     /// The terms' sum, otherwise as [`new`](Self::new).
-    #[must_use]
     pub const fn sum() -> KlDiv<Sum> {
         KlDiv { log_input: true, log_target: false, reduction: Sum }
     }
 
     /// The terms themselves, otherwise as [`new`](Self::new).
-    #[must_use]
-    pub const fn none() -> KlDiv<PerElement> {
-        KlDiv { log_input: true, log_target: false, reduction: PerElement }
+    pub const fn none() -> KlDiv<Unreduced> {
+        KlDiv { log_input: true, log_target: false, reduction: Unreduced }
     }
 }
 
@@ -86,19 +82,16 @@ impl Default for KlDiv {
 
 impl<R> KlDiv<R> {
     /// The loss with an input of log-probabilities, or of probabilities.
-    #[must_use]
     pub fn log_input(self, log_input: bool) -> Self {
         KlDiv { log_input, ..self }
     }
 
     /// The loss with a target of log-probabilities, or of probabilities.
-    #[must_use]
     pub fn log_target(self, log_target: bool) -> Self {
         KlDiv { log_target, ..self }
     }
 
     /// The loss with another reduction.
-    #[must_use]
     pub fn reduction<Q: DivergenceReduction>(self, reduction: Q) -> KlDiv<Q> {
         KlDiv { log_input: self.log_input, log_target: self.log_target, reduction }
     }

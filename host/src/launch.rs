@@ -2,9 +2,9 @@
 
 use crate::driver::{LaunchAttribute, LaunchConfig, check};
 use crate::error::{Error, Result};
+use crate::memory::Memory;
 use crate::plan::Launch;
 use crate::stream::Stream;
-use crate::view::Memory;
 use cust::sys::cuLaunchKernelEx;
 use kernels_gpu::abi::Dtype;
 use kernels_gpu::{Entry, Family};
@@ -52,10 +52,10 @@ pub(crate) unsafe fn launch<A: Copy>(
         .entry(dtype)
         .ok_or(Error::MissingKernel { name: family.name, module: dtype.name() })?;
     for (_, memory) in reads {
-        memory.usage.map_or(Ok(()), |usage| usage.before_read(stream))?;
+        memory.usage.map_or(Ok(()), |usage| usage.before_read(stream.queue()))?;
     }
     for (_, memory) in writes {
-        memory.usage.map_or(Ok(()), |usage| usage.before_write(stream))?;
+        memory.usage.map_or(Ok(()), |usage| usage.before_write(stream.queue()))?;
     }
     // SAFETY: the caller's condition.
     unsafe { launch_entry(stream, entry, shape, args) }

@@ -40,6 +40,7 @@ mod bce;
 pub mod ceiling;
 mod cross_entropy;
 mod driver;
+mod element;
 mod error;
 mod gpu;
 mod grads;
@@ -47,11 +48,14 @@ mod huber;
 mod kl_div;
 mod launch;
 mod loss_function;
+mod memory;
 mod mse;
 mod pairwise;
 mod plan;
 mod ptx;
+mod queue;
 pub mod reduction;
+mod shape;
 mod smooth_l1;
 mod stream;
 mod tensor;
@@ -59,6 +63,7 @@ mod view;
 
 pub use bce::BceWithLogits;
 pub use cross_entropy::{CrossEntropy, Saved, Targets};
+pub use element::{Class, Element, Float};
 pub use error::{DriverError, Error, Result};
 pub use gpu::Gpu;
 pub use grads::Grads;
@@ -66,11 +71,49 @@ pub use huber::Huber;
 pub use kl_div::KlDiv;
 pub use loss_function::LossFunction;
 pub use mse::Mse;
-pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum};
+pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum, Unreduced};
+pub use shape::{IntoShape, Shape};
 pub use smooth_l1::SmoothL1;
 pub use stream::{Stream, Workspace};
 pub use tensor::{Loss, Tensor};
-pub use view::{Class, Element, Float, IntoShape, Shape, View, ViewMut};
+pub use view::{View, ViewMut};
+
+/// What the compiler refuses, beside what it takes.
+///
+/// An option may come to a loss: nobody lists all of them.
+///
+/// ```compile_fail,E0639
+/// let _ = fused_loss::Mse { reduction: fused_loss::Sum };
+/// ```
+///
+/// ```
+/// let _ = fused_loss::Mse::new().reduction(fused_loss::Sum);
+/// ```
+///
+/// A changed loss that is not used, and a result that nobody keeps, are mistakes.
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// fused_loss::Mse::new().reduction(fused_loss::Sum);
+/// ```
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// fn queue(gpu: &fused_loss::Gpu) -> fused_loss::Result<()> {
+///     fused_loss::Tensor::<f32>::zeros(gpu, 3)?;
+///     Ok(())
+/// }
+/// ```
+///
+/// ```
+/// #![deny(unused_must_use)]
+/// fn queue(gpu: &fused_loss::Gpu) -> fused_loss::Result<()> {
+///     let _tensor = fused_loss::Tensor::<f32>::zeros(gpu, 3)?;
+///     Ok(())
+/// }
+/// ```
+#[cfg(doctest)]
+mod refused {}
 
 /// The crate of the element types `half::f16` and `half::bf16`.
 pub use half;

@@ -1,10 +1,11 @@
 //! What all losses have in common.
 
+use crate::element::Float;
 use crate::error::Result;
 use crate::grads::Grads;
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
-use crate::view::{Float, View, ViewMut};
+use crate::view::{View, ViewMut};
 
 /// A loss of inputs of `T`, for code that takes any: what the methods of these names do of each
 /// loss, with its errors.
@@ -33,10 +34,10 @@ pub trait LossFunction<T: Float> {
     ///
     /// # Errors
     /// Those of the loss.
-    fn forward<'a>(
+    fn forward<'i, 't>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Self::Target<'a>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Self::Target<'t>>,
         stream: &Stream,
     ) -> Result<Loss<Self::Value>>;
 
@@ -44,11 +45,11 @@ pub trait LossFunction<T: Float> {
     ///
     /// # Errors
     /// Those of the loss.
-    fn forward_into<'a>(
+    fn forward_into<'i, 't, 'o>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Self::Target<'a>>,
-        loss: impl Into<ViewMut<'a, Self::Value>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Self::Target<'t>>,
+        loss: impl Into<ViewMut<'o, Self::Value>>,
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> Result<()>;
@@ -57,10 +58,10 @@ pub trait LossFunction<T: Float> {
     ///
     /// # Errors
     /// Those of the loss.
-    fn forward_backward<'a>(
+    fn forward_backward<'i, 't>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Self::Target<'a>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Self::Target<'t>>,
         stream: &Stream,
     ) -> Result<(Loss<Self::Value>, Tensor<T>)>;
 
@@ -69,12 +70,12 @@ pub trait LossFunction<T: Float> {
     ///
     /// # Errors
     /// Those of the loss.
-    fn forward_backward_into<'a>(
+    fn forward_backward_into<'i, 't, 'o>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Self::Target<'a>>,
-        loss: impl Into<ViewMut<'a, Self::Value>>,
-        grads: impl Into<Grads<'a, T, Self::Value>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Self::Target<'t>>,
+        loss: impl Into<ViewMut<'o, Self::Value>>,
+        grads: impl Into<Grads<'o, T, Self::Value>>,
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> Result<()>;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pairwise::{self, Kernels, Pairwise};
-use crate::reduction::{ElementwiseReduction, Mean, None as PerElement, Sum};
+use crate::reduction::{ElementwiseReduction, Mean, Sum, Unreduced};
 
 static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 
@@ -19,8 +19,9 @@ static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 /// [`NoGradient`](crate::Error::NoGradient) name the argument; nothing is queued then. The first
 /// use of an element type on a device compiles its kernels, which can fail with
 /// [`UnsupportedPtx`](crate::Error::UnsupportedPtx).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct Mse<R = Mean> {
     /// What becomes of the squares.
     pub reduction: R,
@@ -28,33 +29,28 @@ pub struct Mse<R = Mean> {
 
 impl Mse {
     /// The squares' mean; see [`reduction`](Self::reduction).
-    #[must_use]
     pub const fn new() -> Self {
         Mse { reduction: Mean }
     }
 
     /// The same as [`new`](Self::new).
-    #[must_use]
     pub const fn mean() -> Self {
         Self::new()
     }
 
     /// The squares' sum.
-    #[must_use]
     pub const fn sum() -> Mse<Sum> {
         Mse { reduction: Sum }
     }
 
     /// The squares themselves.
-    #[must_use]
-    pub const fn none() -> Mse<PerElement> {
-        Mse { reduction: PerElement }
+    pub const fn none() -> Mse<Unreduced> {
+        Mse { reduction: Unreduced }
     }
 }
 
 impl<R> Mse<R> {
     /// The loss with another reduction.
-    #[must_use]
     pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> Mse<Q> {
         Mse { reduction }
     }

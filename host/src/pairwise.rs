@@ -1,14 +1,17 @@
 //! What losses that compare input and target element by element share: their methods, checks, plan and
 //! launch.
 
+use crate::element::Float;
 use crate::error::{Error, Result};
 use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
+use crate::memory::Memory;
 use crate::plan::{self, Dense, Pass};
 use crate::reduction::Reduction;
+use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::Loss;
-use crate::view::{Float, Memory, Shape, View, ViewMut, check_shape};
+use crate::view::{View, ViewMut};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, reduction};
 use std::num::NonZeroU32;
@@ -232,7 +235,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
         if let Some(fault) = fault {
             // Nothing here reports a target.
-            fault.note_write(stream, false)?;
+            fault.note_write(stream.queue(), false)?;
         }
         Ok(())
     }
@@ -292,7 +295,7 @@ macro_rules! methods {
             #[doc = concat!("The ", $name, " of `input` and `target`, of one shape.")]
             ///
             /// # Errors
-            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the loss is short.")]
+            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the loss is short.")]
             pub fn forward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -337,7 +340,7 @@ macro_rules! methods {
             /// the loss's shape.
             ///
             /// # Errors
-            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient is short.")]
+            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient is short.")]
             pub fn backward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -347,7 +350,7 @@ macro_rules! methods {
             ) -> $crate::Result<$crate::Tensor<T>> {
                 let (this, input, target) = (self.pairwise()?, input.into(), target.into());
                 this.check_inputs(&input, &target, stream)?;
-                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape())?;
+                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape(), "gradient")?;
                 let upstream = upstream.into();
                 let grads = $crate::Grads::input(&mut gradient).scaled_by(upstream);
                 let call = $crate::pairwise::Call {
@@ -401,7 +404,7 @@ macro_rules! methods {
             /// memory.
             ///
             /// # Errors
-            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::Driver`](crate::Error::Driver) where memory for the results is short.")]
+            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results is short.")]
             pub fn forward_backward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -411,7 +414,7 @@ macro_rules! methods {
                 let (this, input, target) = (self.pairwise()?, input.into(), target.into());
                 this.check_inputs(&input, &target, stream)?;
                 let mut loss = this.new_loss::<T>(input.shape(), stream)?;
-                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape())?;
+                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape(), "gradient")?;
                 let call = $crate::pairwise::Call {
                     input: input.memory,
                     target: target.memory,
@@ -488,44 +491,50 @@ macro_rules! methods {
             type Target<'a> = $crate::View<'a, T>;
             type Value = R::Value<T>;
 
-            fn forward<'a>(
+            fn forward<'i, 't>(
                 &self,
-                input: impl Into<$crate::View<'a, T>>,
-                target: impl Into<$crate::View<'a, T>>,
+                input: impl Into<$crate::View<'i, T>>,
+                target: impl Into<$crate::View<'t, T>>,
                 stream: &$crate::Stream,
             ) -> $crate::Result<$crate::Loss<R::Value<T>>> {
+                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
                 self.forward(input, target, stream)
             }
 
-            fn forward_into<'a>(
+            fn forward_into<'i, 't, 'o>(
                 &self,
-                input: impl Into<$crate::View<'a, T>>,
-                target: impl Into<$crate::View<'a, T>>,
-                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
+                input: impl Into<$crate::View<'i, T>>,
+                target: impl Into<$crate::View<'t, T>>,
+                loss: impl Into<$crate::ViewMut<'o, R::Value<T>>>,
                 workspace: &mut $crate::Workspace,
                 stream: &$crate::Stream,
             ) -> $crate::Result<()> {
+                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
+                let loss: $crate::ViewMut<'_, R::Value<T>> = loss.into();
                 self.forward_into(input, target, loss, workspace, stream)
             }
 
-            fn forward_backward<'a>(
+            fn forward_backward<'i, 't>(
                 &self,
-                input: impl Into<$crate::View<'a, T>>,
-                target: impl Into<$crate::View<'a, T>>,
+                input: impl Into<$crate::View<'i, T>>,
+                target: impl Into<$crate::View<'t, T>>,
                 stream: &$crate::Stream,
             ) -> $crate::Result<($crate::Loss<R::Value<T>>, $crate::Tensor<T>)> {
+                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
                 self.forward_backward(input, target, stream)
             }
 
-            fn forward_backward_into<'a>(
+            fn forward_backward_into<'i, 't, 'o>(
                 &self,
-                input: impl Into<$crate::View<'a, T>>,
-                target: impl Into<$crate::View<'a, T>>,
-                loss: impl Into<$crate::ViewMut<'a, R::Value<T>>>,
-                grads: impl Into<$crate::Grads<'a, T, R::Value<T>>>,
+                input: impl Into<$crate::View<'i, T>>,
+                target: impl Into<$crate::View<'t, T>>,
+                loss: impl Into<$crate::ViewMut<'o, R::Value<T>>>,
+                grads: impl Into<$crate::Grads<'o, T, R::Value<T>>>,
                 workspace: &mut $crate::Workspace,
                 stream: &$crate::Stream,
             ) -> $crate::Result<()> {
+                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
+                let (loss, grads): ($crate::ViewMut<'_, R::Value<T>>, $crate::Grads<'_, T, R::Value<T>>) = (loss.into(), grads.into());
                 self.forward_backward_into(input, target, loss, grads, workspace, stream)
             }
         }

@@ -3,16 +3,20 @@
 //!
 //! Rows are the last dimension: a tensor of shape `[2, 3, 8]` has six rows of eight elements.
 
-use crate::view::{Float, Shape};
+use crate::element::Float;
+use crate::shape::Shape;
 use kernels_gpu::abi::reduction;
 use std::fmt::Debug;
+use std::hash::Hash;
 
 mod sealed {
     pub trait Sealed {}
 }
 
 /// A reduction of a loss's terms.
-pub trait Reduction: Copy + Debug + sealed::Sealed {
+pub trait Reduction:
+    Copy + Debug + Default + Eq + Hash + Send + Sync + 'static + sealed::Sealed
+{
     /// The element type of the loss, for inputs of `T`.
     type Value<T: Float>: Float;
 
@@ -35,7 +39,7 @@ pub trait ElementwiseReduction: Reduction {}
 /// The reductions of [`KlDiv`](crate::KlDiv).
 pub trait DivergenceReduction: Reduction {}
 
-/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are of rows: with [`None`]
+/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are of rows: with [`Unreduced`]
 /// its loss is one for each row.
 pub trait SampleReduction: Reduction {
     /// The shape of the loss, for inputs of `input`.
@@ -51,7 +55,7 @@ pub trait SampleReduction: Reduction {
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident: $value:ty, $kind:ident, $shape:expr, $divisor:expr;)+) => {$(
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub struct $name;
 
         impl sealed::Sealed for $name {}
@@ -75,7 +79,7 @@ macro_rules! reductions {
 
 reductions! {
     /// The terms as they are: a loss of the input's shape and element type.
-    None: T, ELEMENTS, |input| input, |_| 1.0;
+    Unreduced: T, ELEMENTS, |input| input, |_| 1.0;
     /// The sum of all terms.
     Sum: T::Loss, SCALAR, |_| Shape::SCALAR, |_| 1.0;
     /// The sum of all terms divided by their number; NaN where there are none.
@@ -88,19 +92,19 @@ reductions! {
     RowMean: T::Loss, ROWS, Shape::of_rows, |input| input.cols() as f64;
 }
 
-impl ElementwiseReduction for None {}
+impl ElementwiseReduction for Unreduced {}
 impl ElementwiseReduction for Sum {}
 impl ElementwiseReduction for Mean {}
 impl ElementwiseReduction for RowSum {}
 impl ElementwiseReduction for RowMean {}
-impl DivergenceReduction for None {}
+impl DivergenceReduction for Unreduced {}
 impl DivergenceReduction for Sum {}
 impl DivergenceReduction for Mean {}
 impl DivergenceReduction for BatchMean {}
 impl DivergenceReduction for RowSum {}
 impl DivergenceReduction for RowMean {}
 
-impl SampleReduction for None {
+impl SampleReduction for Unreduced {
     const MEAN: bool = false;
 }
 impl SampleReduction for Sum {

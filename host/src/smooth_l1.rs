@@ -16,6 +16,7 @@ static KERNELS: Kernels = pairwise::kernels!(smooth_l1, 512 threads);
 /// [`InvalidOption`](crate::Error::InvalidOption) where β is negative or NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
+#[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct SmoothL1<R = Mean> {
     /// Where the loss turns from squares to magnitudes; not negative.
     pub beta: f64,
@@ -25,7 +26,6 @@ pub struct SmoothL1<R = Mean> {
 
 impl SmoothL1 {
     /// The terms' mean; see [`reduction`](Self::reduction).
-    #[must_use]
     pub const fn new(beta: f64) -> Self {
         SmoothL1 { beta, reduction: Mean }
     }
@@ -33,13 +33,11 @@ impl SmoothL1 {
 
 impl<R> SmoothL1<R> {
     /// The loss with another β.
-    #[must_use]
     pub fn beta(self, beta: f64) -> Self {
         SmoothL1 { beta, ..self }
     }
 
     /// The loss with another reduction.
-    #[must_use]
     pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> SmoothL1<Q> {
         SmoothL1 { beta: self.beta, reduction }
     }

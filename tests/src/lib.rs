@@ -65,15 +65,15 @@ impl<T: Element> Placed<T> {
     }
 
     pub fn view(&self) -> View<'_, T> {
-        let (address, ordinal) = (self.address(), gpu().ordinal());
+        let address = self.address();
         // SAFETY: within `memory`, which `self` keeps, and whose work the tests wait for.
-        unsafe { View::from_raw_strided(address, self.shape, self.stride, ordinal) }.unwrap()
+        unsafe { View::from_raw_strided(gpu(), address, self.shape, self.stride) }.unwrap()
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        let (address, ordinal) = (self.address(), gpu().ordinal());
+        let address = self.address();
         // SAFETY: as above.
-        unsafe { ViewMut::from_raw_strided(address, self.shape, self.stride, ordinal) }.unwrap()
+        unsafe { ViewMut::from_raw_strided(gpu(), address, self.shape, self.stride) }.unwrap()
     }
 
     /// The elements, once the guards are found as they were.

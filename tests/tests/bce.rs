@@ -1,7 +1,9 @@
 //! Binary cross-entropy of logits, beyond PyTorch's answers (golden.rs).
 
-use fused_loss::reduction::{self, ElementwiseReduction};
-use fused_loss::{BceWithLogits, Error, Grads, Mean, RowMean, RowSum, Sum, Tensor, View};
+use fused_loss::reduction::ElementwiseReduction;
+use fused_loss::{
+    BceWithLogits, Error, Grads, Mean, RowMean, RowSum, Sum, Tensor, Unreduced, View,
+};
 use half::{bf16, f16};
 use tests::number::Number;
 use tests::random::uniforms;
@@ -122,7 +124,7 @@ where
     for shape in [[1, 1], [3, 5], [40, 33], [2, 3000]] {
         let [rows, cols] = shape;
         for shared in ways {
-            check::<T, _>(shape, shared, reduction::None, 1.0);
+            check::<T, _>(shape, shared, Unreduced, 1.0);
             check::<T, _>(shape, shared, Sum, 1.0);
             check::<T, _>(shape, shared, Mean, (rows * cols) as f64);
             check::<T, _>(shape, shared, RowSum, 1.0);
@@ -212,8 +214,7 @@ fn a_gradient_over_a_weight_is_refused() {
     let x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
     let mut gradient = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
     // SAFETY: the memory is there to the end; the call that would write it is refused.
-    let weight =
-        unsafe { View::<f32>::from_raw(gradient.as_raw(), [2, 3], gpu().ordinal()) }.unwrap();
+    let weight = unsafe { View::<f32>::from_raw(gpu(), gradient.as_raw(), [2, 3]) }.unwrap();
     let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
     let error = BceWithLogits::mean().weight(weight).backward_into(
         &x,

@@ -2,7 +2,7 @@
 //! alignments, against float64; and what PyTorch has not.
 
 use approx::assert_relative_eq;
-use fused_loss::reduction::{None as PerSample, SampleReduction};
+use fused_loss::reduction::{SampleReduction, Unreduced};
 use fused_loss::{
     CrossEntropy, Error, Gpu, Grads, Loss, Mean, Mse, RowSum, Saved, Sum, Targets, Tensor,
     Workspace,
@@ -351,7 +351,7 @@ where
 {
     check::<T, _>(case, Mean);
     check::<T, _>(case, Sum);
-    check::<T, _>(case, PerSample);
+    check::<T, _>(case, Unreduced);
 }
 
 /// The cases of a quick run, and of a thorough one.

@@ -1,7 +1,8 @@
 //! The losses that compare element by element, over dtypes, reductions, strides and alignments: mean
 //! squared error stands for all of them, which share everything but the term.
 
-use fused_loss::reduction::{self, ElementwiseReduction};
+use fused_loss::Unreduced;
+use fused_loss::reduction::ElementwiseReduction;
 use fused_loss::{
     BatchMean, BceWithLogits, Grads, Huber, KlDiv, Loss, Mean, Mse, RowMean, RowSum, SmoothL1, Sum,
     Tensor, Workspace,
@@ -178,7 +179,7 @@ where
 
 #[test]
 fn a_short_name_is_the_loss_in_full() {
-    assert_eq!(Mse::none().reduction, reduction::None);
+    assert_eq!(Mse::none().reduction, Unreduced);
     let huber = Huber::new(0.5);
     assert_eq!((huber.delta, huber.reduction), (0.5, Mean));
     let smooth = SmoothL1::new(0.5);
@@ -188,7 +189,7 @@ fn a_short_name_is_the_loss_in_full() {
     assert_eq!((log_input, log_target, reduction), (true, false, BatchMean));
     assert_eq!(KlDiv::mean(), KlDiv::new().reduction(Mean));
     assert_eq!(KlDiv::sum(), KlDiv::new().reduction(Sum));
-    assert_eq!(KlDiv::none(), KlDiv::new().reduction(fused_loss::reduction::None));
+    assert_eq!(KlDiv::none(), KlDiv::new().reduction(Unreduced));
     let bce = BceWithLogits::<f32>::sum();
     assert_eq!(bce.reduction, Sum);
     assert!(bce.weight.is_none() && bce.pos_weight.is_none());
@@ -208,7 +209,7 @@ where
     check::<T, _>(case, Sum, &scalar(1.0));
     check::<T, _>(case, RowSum, &of_row(1.0));
     check::<T, _>(case, RowMean, &of_row(cols as f64));
-    check::<T, _>(case, reduction::None, &none);
+    check::<T, _>(case, Unreduced, &none);
 }
 
 proptest! {
@@ -247,7 +248,7 @@ fn an_upstream_that_stands_for_all() {
     let one = Tensor::from_slice(gpu(), [], &[0.5_f32]).unwrap();
     let whole = Mse::sum().backward(&x, &t, &one, &stream).unwrap().to_vec().unwrap();
     let expanded = one.view().expand(shape).unwrap();
-    let each = Mse::new().reduction(reduction::None).backward(&x, &t, expanded, &stream).unwrap();
+    let each = Mse::new().reduction(Unreduced).backward(&x, &t, expanded, &stream).unwrap();
     assert_eq!(each.to_vec().unwrap(), whole);
     let expanded = one.view().expand([5]).unwrap();
     let rows = Mse::new().reduction(RowSum).backward(&x, &t, expanded, &stream).unwrap();
@@ -279,7 +280,7 @@ fn halves_reduce_to_f32() {
     let x = Tensor::from_slice(gpu(), [1], &[f16::from_f32(300.0)]).unwrap();
     let t = Tensor::zeros(gpu(), [1]).unwrap();
     assert_eq!(Mse::sum().forward(&x, &t, &stream).unwrap().item().unwrap(), 90000.0_f32);
-    let none = Mse::new().reduction(reduction::None).forward(&x, &t, &stream).unwrap();
+    let none = Mse::new().reduction(Unreduced).forward(&x, &t, &stream).unwrap();
     assert_eq!(none.values().to_vec().unwrap(), [f16::INFINITY]);
 }
 
@@ -289,7 +290,7 @@ fn huber_of_infinite_delta() {
     let stream = gpu().stream().unwrap();
     let x = Tensor::from_slice(gpu(), [4], &[f32::INFINITY, f32::NEG_INFINITY, 3.0, f32::NAN]);
     let (x, t) = (x.unwrap(), Tensor::<f32>::zeros(gpu(), [4]).unwrap());
-    let huber = Huber::new(f64::INFINITY).reduction(fused_loss::reduction::None);
+    let huber = Huber::new(f64::INFINITY).reduction(Unreduced);
     let losses = huber.forward(&x, &t, &stream).unwrap().values().to_vec().unwrap();
     assert_eq!(losses[..3], [f32::INFINITY, f32::INFINITY, 4.5]);
     assert!(losses[3].is_nan());

@@ -81,7 +81,7 @@ fn fault(gpu: &Gpu, stream: &Stream) -> Error {
     let short = Tensor::<f32>::zeros(gpu, [8]).unwrap();
     let t = Tensor::<f32>::zeros(gpu, [800_000]).unwrap();
     // SAFETY: the emulator refuses what is behind the tensor.
-    let behind = unsafe { View::<f32>::from_raw(short.as_raw(), [800_000], gpu.ordinal()) };
+    let behind = unsafe { View::<f32>::from_raw(gpu, short.as_raw(), [800_000]) };
     let loss = Mse::mean().forward(behind.unwrap(), &t, stream).unwrap();
     loss.item().unwrap_err()
 }

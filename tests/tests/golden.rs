@@ -3,7 +3,8 @@
 //!
 //! With `FUSED_LOSS_RESULTS` in the environment the results go to the file of that name, for data/accuracy.py.
 
-use fused_loss::reduction::{self, DivergenceReduction, ElementwiseReduction};
+use fused_loss::Unreduced;
+use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction};
 use fused_loss::reduction::{Reduction, SampleReduction};
 use fused_loss::{
     BatchMean, BceWithLogits, CrossEntropy, Error, Float, Grads, Huber, KlDiv, Loss, Mean, Mse,
@@ -97,7 +98,7 @@ where
             }
             match case.reduction.as_str() {
                 $($own => replay!($reduction),)?
-                "none" => replay!(reduction::None),
+                "none" => replay!(Unreduced),
                 "sum" => replay!(Sum),
                 "mean" => replay!(Mean),
                 "row_sum" => replay!(RowSum),

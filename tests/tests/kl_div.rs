@@ -1,7 +1,7 @@
 //! Kullback-Leibler divergence, beyond PyTorch's answers (golden.rs).
 
 use approx::assert_relative_eq;
-use fused_loss::{BatchMean, Error, Grads, KlDiv, RowMean, Sum, Tensor};
+use fused_loss::{Error, Grads, KlDiv, RowMean, Sum, Tensor, Unreduced};
 use half::{bf16, f16};
 use tests::number::Number;
 use tests::random::uniforms;
@@ -24,7 +24,7 @@ fn of_equal_probabilities_exactly_nothing() {
     let mut same = probabilities(1, 10_000);
     same.extend([1e-45, 1e-38, f32::MIN_POSITIVE, 1.0, 3e38]);
     let t = tensor(&same);
-    let none = KlDiv::new().log_input(false).reduction(fused_loss::reduction::None);
+    let none = KlDiv::new().log_input(false).reduction(Unreduced);
     let terms = none.forward(&t, &t, &stream).unwrap().values().to_vec().unwrap();
     assert!(terms.iter().all(|&term| term == 0.0));
 }

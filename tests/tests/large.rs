@@ -19,7 +19,7 @@ struct Sparse(u64);
 impl Sparse {
     fn new(bytes: usize) -> Self {
         // The context is current after a call of the library.
-        Tensor::<f32>::zeros(gpu(), [1]).unwrap();
+        drop(Tensor::<f32>::zeros(gpu(), [1]).unwrap());
         let mut address = 0;
         // SAFETY: writes the address to the pointer it is given.
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
@@ -59,9 +59,8 @@ fn rows_more_than_two_to_the_thirty_one_elements_apart() {
     let (near, far) = (vec![f16::ONE; cols], vec![f16::from_f32(2.0); cols]);
     sparse.write(0, &near);
     sparse.write(stride, &far);
-    let ordinal = gpu().ordinal();
     // SAFETY: within the allocation, which lives to the end.
-    let x = unsafe { View::<f16>::from_raw_strided(sparse.0, [2, cols], stride, ordinal) }.unwrap();
+    let x = unsafe { View::<f16>::from_raw_strided(gpu(), sparse.0, [2, cols], stride) }.unwrap();
     let t = Tensor::<f16>::zeros(gpu(), [2, cols]).unwrap();
     let stream = gpu().stream().unwrap();
     let rows = Mse::new().reduction(RowSum).forward(x, &t, &stream).unwrap();
@@ -134,10 +133,9 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     let (rows, cols) = (46_343, 46_341);
     // SAFETY: within the tensors, which live to the end.
     let (x, t) = unsafe {
-        let ordinal = gpu().ordinal();
         (
-            View::<f16>::from_raw(on_x.as_raw(), [rows, cols], ordinal).unwrap(),
-            View::<f16>::from_raw(on_t.as_raw(), [rows, cols], ordinal).unwrap(),
+            View::<f16>::from_raw(gpu(), on_x.as_raw(), [rows, cols]).unwrap(),
+            View::<f16>::from_raw(gpu(), on_t.as_raw(), [rows, cols]).unwrap(),
         )
     };
     assert!(rows * cols > 1 << 31);

@@ -1,9 +1,9 @@
 //! One way for all losses to say a reduction and options: methods that return a changed copy, so
 //! that an option that comes later changes no program.
 
-use fused_loss::reduction::None;
 use fused_loss::{
     BatchMean, CrossEntropy, Huber, KlDiv, Mean, Mse, RowMean, RowSum, SmoothL1, Sum, Tensor,
+    Unreduced,
 };
 use tests::{gpu, tensor};
 
@@ -11,14 +11,14 @@ use tests::{gpu, tensor};
 fn a_reduction_is_a_method_of_every_loss() {
     assert_eq!(Mse::new(), Mse::mean());
     assert_eq!(Mse::new().reduction(Sum), Mse::sum());
-    assert_eq!(Mse::new().reduction(None), Mse::none());
+    assert_eq!(Mse::new().reduction(Unreduced), Mse::none());
     assert_eq!(Mse::sum().reduction(Mean), Mse::mean());
     assert_eq!(Mse::new().reduction(RowSum).reduction, RowSum);
     let huber = Huber::new(0.5).reduction(Sum);
     assert_eq!((huber.delta, huber.reduction), (0.5, Sum));
     assert_eq!(Huber::new(0.5).delta(2.0), Huber::new(2.0));
-    let smooth = SmoothL1::new(0.5).reduction(None);
-    assert_eq!((smooth.beta, smooth.reduction), (0.5, None));
+    let smooth = SmoothL1::new(0.5).reduction(Unreduced);
+    assert_eq!((smooth.beta, smooth.reduction), (0.5, Unreduced));
     assert_eq!(SmoothL1::new(0.5).beta(2.0), SmoothL1::new(2.0));
     assert_eq!(KlDiv::new(), KlDiv::batch_mean());
     assert_eq!(KlDiv::new().reduction(Mean), KlDiv::mean());
@@ -67,7 +67,7 @@ fn reductions_of_one_loss_agree() {
         let mean = huber.forward(&x, &t, &stream).unwrap().item().unwrap();
         let sum = huber.reduction(Sum).forward(&x, &t, &stream).unwrap().item().unwrap();
         let rows = huber.reduction(RowSum).forward(&x, &t, &stream).unwrap().to_vec().unwrap();
-        let each = huber.reduction(None).forward(&x, &t, &stream).unwrap().to_vec().unwrap();
+        let each = huber.reduction(Unreduced).forward(&x, &t, &stream).unwrap().to_vec().unwrap();
         assert!((sum - 6.0 * mean).abs() < 1e-5);
         assert!((sum - rows.iter().sum::<f32>()).abs() < 1e-5);
         assert!((sum - each.iter().sum::<f32>()).abs() < 1e-5);

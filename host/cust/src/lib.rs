@@ -67,6 +67,8 @@ pub fn init(flags: CudaFlags) -> CudaResult<()> {
         Ok(()) => unsafe { sys::cuInit(flags.bits()) }.to_result(),
         Err(driver::LoadError::NoDriver { code, .. }) => Err(code),
         Err(driver::LoadError::OtherDriver { .. }) => Err(CudaError::NotPermitted),
+        // The machine's driver was asked for.
+        Err(driver::LoadError::NoEmulator { .. }) => Err(CudaError::NotSupported),
     }
 }
 

@@ -3,14 +3,17 @@
 use super::options::CrossEntropy;
 use super::saved::{FAULT_OF_SAVED, Origin, Saved};
 use super::targets::Targets;
+use crate::element::Float;
 use crate::error::{Error, Result};
 use crate::grads::Grads;
 use crate::launch::Argument;
+use crate::memory::Fault;
+use crate::memory::Memory;
 use crate::plan::Pass;
 use crate::reduction::SampleReduction;
+use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
-use crate::tensor::Fault;
-use crate::view::{Float, Memory, Shape, View, ViewMut, check_shape};
+use crate::view::{View, ViewMut};
 use kernels_gpu::abi::{CrossEntropyArgs, Matrix, StreamArgs, TileArgs, reduction};
 use std::num::NonZeroU32;
 

@@ -11,20 +11,22 @@ pub use options::CrossEntropy;
 pub use saved::Saved;
 pub use targets::Targets;
 
+use crate::element::Float;
 use crate::error::Result;
 use crate::grads::Grads;
 use crate::loss_function::LossFunction;
 use crate::reduction::SampleReduction;
+use crate::shape::Shape;
 use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
-use crate::view::{Float, Shape, View, ViewMut};
+use crate::view::{View, ViewMut};
 use call::Call;
 
 impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// The loss of `input`, logits, and `target`.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::Driver`](crate::Error::Driver) where memory for the loss is
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the loss is
     /// short.
     pub fn forward<'a>(
         &self,
@@ -60,7 +62,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::Driver`](crate::Error::Driver) where memory for the results
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results
     /// is short.
     pub fn forward_saving<'a>(
         &self,
@@ -106,7 +108,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     ///
     /// # Errors
     /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`CrossEntropy`]; [`Error::Driver`](crate::Error::Driver) where memory for the gradient is
+    /// [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient is
     /// short.
     pub fn backward<'a>(
         &self,
@@ -118,7 +120,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     ) -> Result<Tensor<T>> {
         let (input, target) = (input.into().memory, target.into());
         self.check(input, &target, stream)?;
-        let mut gradient = Tensor::uninitialised(stream.gpu(), input.shape)?;
+        let mut gradient = Tensor::uninitialised(stream.gpu(), input.shape, "gradient")?;
         let upstream = upstream.into();
         let call = Call {
             saved: Some(saved),
@@ -172,7 +174,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// logits.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::Driver`](crate::Error::Driver) where memory for the results
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results
     /// is short.
     pub fn forward_backward<'a>(
         &self,
@@ -183,7 +185,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         let (input, target) = (input.into().memory, target.into());
         self.check(input, &target, stream)?;
         let mut loss = self.new_loss(input.shape, stream)?;
-        let mut gradient = Tensor::uninitialised(stream.gpu(), input.shape)?;
+        let mut gradient = Tensor::uninitialised(stream.gpu(), input.shape, "gradient")?;
         let call = Call {
             loss: Some((&mut loss).into()),
             grads: Some(Grads::input(&mut gradient)),
@@ -260,44 +262,51 @@ impl<T: Float, R: SampleReduction> LossFunction<T> for CrossEntropy<'_, T, R> {
     type Target<'a> = Targets<'a, T>;
     type Value = T::Loss;
 
-    fn forward<'a>(
+    fn forward<'i, 't>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Targets<'a, T>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Targets<'t, T>>,
         stream: &Stream,
     ) -> Result<Loss<T::Loss>> {
+        let (input, target): (View<'_, T>, Targets<'_, T>) = (input.into(), target.into());
         self.forward(input, target, stream)
     }
 
-    fn forward_into<'a>(
+    fn forward_into<'i, 't, 'o>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Targets<'a, T>>,
-        loss: impl Into<ViewMut<'a, T::Loss>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Targets<'t, T>>,
+        loss: impl Into<ViewMut<'o, T::Loss>>,
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> Result<()> {
+        let (input, target): (View<'_, T>, Targets<'_, T>) = (input.into(), target.into());
+        let loss: ViewMut<'_, T::Loss> = loss.into();
         self.forward_into(input, target, loss, workspace, stream)
     }
 
-    fn forward_backward<'a>(
+    fn forward_backward<'i, 't>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Targets<'a, T>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Targets<'t, T>>,
         stream: &Stream,
     ) -> Result<(Loss<T::Loss>, Tensor<T>)> {
+        let (input, target): (View<'_, T>, Targets<'_, T>) = (input.into(), target.into());
         self.forward_backward(input, target, stream)
     }
 
-    fn forward_backward_into<'a>(
+    fn forward_backward_into<'i, 't, 'o>(
         &self,
-        input: impl Into<View<'a, T>>,
-        target: impl Into<Targets<'a, T>>,
-        loss: impl Into<ViewMut<'a, T::Loss>>,
-        grads: impl Into<Grads<'a, T, T::Loss>>,
+        input: impl Into<View<'i, T>>,
+        target: impl Into<Targets<'t, T>>,
+        loss: impl Into<ViewMut<'o, T::Loss>>,
+        grads: impl Into<Grads<'o, T, T::Loss>>,
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> Result<()> {
+        let (input, target): (View<'_, T>, Targets<'_, T>) = (input.into(), target.into());
+        let (loss, grads): (ViewMut<'_, T::Loss>, Grads<'_, T, T::Loss>) =
+            (loss.into(), grads.into());
         self.forward_backward_into(input, target, loss, grads, workspace, stream)
     }
 }

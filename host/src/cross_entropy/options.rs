@@ -1,11 +1,14 @@
 //! What a cross-entropy can be told, and what of it is refused.
 
 use super::targets::Targets;
+use crate::element::Float;
 use crate::error::{Error, Result};
 use crate::launch::check_memory;
-use crate::reduction::{Mean, None as PerSample, SampleReduction, Sum};
+use crate::memory::Memory;
+use crate::reduction::{Mean, SampleReduction, Sum, Unreduced};
+use crate::shape::{Shape, check_shape};
 use crate::stream::Stream;
-use crate::view::{Float, Memory, Shape, View, check_shape};
+use crate::view::View;
 use std::fmt;
 
 /// Cross-entropy of rows of logits x (the last dimension: C classes) and targets, which are classes
@@ -42,6 +45,7 @@ use std::fmt;
 /// `z_loss` that is negative or not finite, or an `ignore_index` of 0 or more with probabilities.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
+#[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct CrossEntropy<'w, T, R = Mean> {
     /// Weights of the classes, of shape `[C]`, as `Some(weight.view())`; `None`: every class has
     /// weight 1. A loss borrows them: to make one for each call costs nothing.
@@ -59,7 +63,6 @@ pub struct CrossEntropy<'w, T, R = Mean> {
 
 impl<T> CrossEntropy<'_, T> {
     /// The mean, without weights, smoothing and z-loss; −100 is ignored.
-    #[must_use]
     pub const fn new() -> Self {
         CrossEntropy {
             weight: None,
@@ -71,7 +74,6 @@ impl<T> CrossEntropy<'_, T> {
     }
 
     /// The same as [`new`](Self::new).
-    #[must_use]
     pub const fn mean() -> Self {
         Self::new()
     }
@@ -79,15 +81,13 @@ impl<T> CrossEntropy<'_, T> {
 
 impl<'w, T> CrossEntropy<'w, T> {
     /// The sum, otherwise as [`new`](Self::new).
-    #[must_use]
     pub const fn sum() -> CrossEntropy<'w, T, Sum> {
         Self::new().with(Sum)
     }
 
     /// A loss for each row, otherwise as [`new`](Self::new).
-    #[must_use]
-    pub const fn none() -> CrossEntropy<'w, T, PerSample> {
-        Self::new().with(PerSample)
+    pub const fn none() -> CrossEntropy<'w, T, Unreduced> {
+        Self::new().with(Unreduced)
     }
 
     const fn with<Q>(self, reduction: Q) -> CrossEntropy<'w, T, Q> {
@@ -105,7 +105,6 @@ impl<T> Default for CrossEntropy<'_, T> {
 /// Copies with one option changed.
 impl<'w, T, R> CrossEntropy<'w, T, R> {
     /// With these [`weight`](Self#structfield.weight)s of the classes, of shape `[C]`.
-    #[must_use]
     pub fn weight<'v>(self, weight: impl Into<View<'v, T>>) -> CrossEntropy<'v, T, R> {
         let CrossEntropy { ignore_index, label_smoothing, z_loss, reduction, .. } = self;
         let weight = Some(weight.into());
@@ -113,25 +112,21 @@ impl<'w, T, R> CrossEntropy<'w, T, R> {
     }
 
     /// With another [`ignore_index`](Self#structfield.ignore_index).
-    #[must_use]
     pub fn ignore_index(self, ignore_index: i64) -> Self {
         CrossEntropy { ignore_index, ..self }
     }
 
     /// With another [`label_smoothing`](Self#structfield.label_smoothing), from 0 to 1.
-    #[must_use]
     pub fn label_smoothing(self, label_smoothing: f64) -> Self {
         CrossEntropy { label_smoothing, ..self }
     }
 
     /// With another [`z_loss`](Self#structfield.z_loss); 0 for none.
-    #[must_use]
     pub fn z_loss(self, z_loss: f64) -> Self {
         CrossEntropy { z_loss, ..self }
     }
 
     /// With another [`reduction`](Self#structfield.reduction).
-    #[must_use]
     pub fn reduction<Q: SampleReduction>(self, reduction: Q) -> CrossEntropy<'w, T, Q> {
         let CrossEntropy { weight, ignore_index, label_smoothing, z_loss, .. } = self;
         CrossEntropy { weight, ignore_index, label_smoothing, z_loss, reduction }

@@ -3,12 +3,12 @@
 use super::call::Arguments;
 use super::kernels::Kernels;
 use super::options::CrossEntropy;
+use crate::element::Float;
 use crate::error::Result;
 use crate::launch::{Argument, check_memory, launch};
 use crate::plan::packed::{self, Packed};
 use crate::plan::{self, Ahead, Form, Launch, Pass, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
-use crate::view::Float;
 use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
 use kernels_gpu::{Entry, Family};
 
@@ -36,7 +36,7 @@ impl<T: Float, R> CrossEntropy<'_, T, R> {
         }
         Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
         if let Some(fault) = fault {
-            fault.note_write(stream, has_classes)?;
+            fault.note_write(stream.queue(), has_classes)?;
         }
         Ok(())
     }

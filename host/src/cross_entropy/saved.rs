@@ -2,10 +2,12 @@
 
 use super::options::CrossEntropy;
 use super::targets::Targets;
+use crate::element::Float;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::shape::{IntoShape, Shape};
 use crate::tensor::Tensor;
-use crate::view::{Float, IntoShape, Shape, View};
+use crate::view::View;
 use kernels_gpu::abi::{TargetFault, saved};
 use std::fmt;
 
@@ -100,9 +102,10 @@ impl<V: Float> Saved<V> {
     pub(super) fn uninitialised(gpu: &Gpu, input: impl IntoShape) -> Result<Self> {
         let input = input.into_shape("input")?;
         let of_rows = [saved::COUNT, input.of_rows().len()].into_shape("input")?;
-        let rows = Tensor::uninitialised(gpu, of_rows)?;
+        let rows = Tensor::uninitialised(gpu, of_rows, "saved pass")?;
         let totals = FAULT_OF_SAVED as usize + size_of::<TargetFault>();
-        let totals = Tensor::uninitialised(gpu, Shape::row(totals / size_of::<f64>()))?;
+        let totals =
+            Tensor::uninitialised(gpu, Shape::row(totals / size_of::<f64>()), "saved pass")?;
         Ok(Saved { rows, totals, input, origin: None })
     }
 

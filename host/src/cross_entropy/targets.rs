@@ -1,8 +1,11 @@
 //! What rows should be.
 
+use crate::element::Float;
 use crate::error::Result;
+use crate::memory::Memory;
+use crate::shape::{Shape, check_shape};
 use crate::tensor::Tensor;
-use crate::view::{Float, Memory, Shape, View, check_shape};
+use crate::view::View;
 use std::fmt;
 use std::marker::PhantomData;
 

@@ -7,7 +7,6 @@ use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
 use crate::plan::{Cache, packed};
 use crate::ptx;
-use crate::stream::Stream;
 use cust::context::{Context, CurrentContext};
 use cust::device::{Device, DeviceAttribute};
 use cust::sys;
@@ -15,6 +14,7 @@ use kernels_gpu::overlap::OVERLAPS_FROM;
 use modules::Loaded;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use transfer::Transfers;
 
@@ -71,6 +71,33 @@ impl Gpu {
         Self::open(ordinal, false)
     }
 
+    /// How many GPUs the machine's NVIDIA driver has: [`new`](Self::new) takes the numbers below.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`]; [`Error::OtherDriver`] after `Gpu::emulated`.
+    pub fn count() -> Result<u32> {
+        driver::choose(Source::Library)?;
+        Self::devices()
+    }
+
+    /// The devices of the driver that is loaded.
+    fn devices() -> Result<u32> {
+        check_cust("cuDeviceGetCount", Device::num_devices())
+    }
+
+    /// The GPU with this number; the emulated one where there is no driver, or where the process is
+    /// on the emulator already.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new) and [`emulated`](Self::emulated) but for these two.
+    #[cfg(feature = "emulator")]
+    pub fn new_or_emulated(ordinal: u32) -> Result<Self> {
+        match Self::new(ordinal) {
+            Err(Error::NoDriver { .. } | Error::OtherDriver { .. }) => Self::emulated(ordinal),
+            other => other,
+        }
+    }
+
     /// The emulated GPU with this number, 0 or 1: the same kernels on the CPU, each access to
     /// memory and each barrier checked, very much slower. Its name says what it is.
     ///
@@ -102,7 +129,7 @@ impl Gpu {
     }
 
     fn open_anew(ordinal: u32, emulated: bool) -> Result<Self> {
-        let count = check_cust("cuDeviceGetCount", Device::num_devices())?;
+        let count = Self::devices()?;
         if ordinal >= count {
             return Err(Error::NoDevice { ordinal, count });
         }
@@ -177,14 +204,6 @@ impl Gpu {
         (self.inner.capability / 10, self.inner.capability % 10)
     }
 
-    /// A new stream on this device.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] where memory is short.
-    pub fn stream(&self) -> Result<Stream> {
-        Stream::new(self)
-    }
-
     /// Makes the device's context current on this thread, until what it returns is dropped.
     pub(crate) fn bind(&self) -> Result<Restore> {
         let mut restore = Restore::current()?;
@@ -221,6 +240,22 @@ fn check_device(name: &str, capability: u32, multiprocessors: usize) -> Result<(
         return Err(Error::SmallDevice { device, got: multiprocessors });
     }
     Ok(())
+}
+
+/// Whether both are the same device.
+impl PartialEq for Gpu {
+    fn eq(&self, other: &Self) -> bool {
+        // A process has one driver.
+        self.inner.ordinal == other.inner.ordinal
+    }
+}
+
+impl Eq for Gpu {}
+
+impl Hash for Gpu {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.inner.ordinal.hash(state);
+    }
 }
 
 impl fmt::Debug for Gpu {

@@ -136,6 +136,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
         upstream: Matrix::default(),
         grad_input: grad.view_mut().memory.matrix(),
         grad_target: Matrix::default(),
+        weights: Default::default(),
     };
     let entry = kernels_gpu::kernels::mse::BACKWARD.entry(Dtype::F32).unwrap();
     let shape = Launch { blocks: 8, threads: 256, shared_bytes: 0, cooperative: true };

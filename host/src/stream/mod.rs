@@ -1,19 +1,17 @@
 //! Queues of work, and the scratch memory of a launch.
 
-mod event;
-mod queue;
 mod workspace;
 
-pub(crate) use event::Event;
-pub(crate) use queue::Queue;
 pub use workspace::Workspace;
 
 use crate::driver::check;
+use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::view::Element;
+use crate::queue::Queue;
 use cust::sys;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A queue of work on a GPU. Work on one stream runs in the order of the calls; work on different
@@ -47,9 +45,20 @@ impl Drop for StreamInner {
     }
 }
 
+impl Gpu {
+    /// A new stream on this device.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short;
+    /// [`Error::Driver`](crate::Error::Driver).
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+}
+
 impl Stream {
     /// A new stream, which does not wait for the device's default stream.
-    pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
+    fn new(gpu: &Gpu) -> Result<Self> {
         let workspace = Workspace::new(gpu)?;
         let _current = gpu.bind()?;
         let mut handle = std::ptr::null_mut();
@@ -69,7 +78,7 @@ impl Stream {
     /// Somebody else's stream; null is the device's default stream.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) where memory is short.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.
     ///
     /// # Safety
     /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`,
@@ -100,12 +109,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
-        self.wait_for_event(&*other.inner.queue.end_of_work()?)
-    }
-
-    pub(crate) fn wait_for_event(&self, event: &Event) -> Result<()> {
-        // SAFETY: the stream is there as long as `self`.
-        unsafe { event.hold_back(self.gpu(), self.handle()) }
+        self.queue().wait_for_event(&*other.queue().end_of_work()?)
     }
 
     /// Copies what is at `from` to `data`, behind all work queued so far. Returns when it is done.
@@ -153,9 +157,18 @@ impl Stream {
     }
 }
 
+/// Whether both are the same stream of the driver's.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.inner.queue.is(&other.inner.queue)
+    }
+}
+
+impl Eq for Stream {}
+
+impl Hash for Stream {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.gpu(), self.as_raw()).hash(state);
     }
 }
 
@@ -197,8 +210,7 @@ mod tests {
         let short = Tensor::<f32>::zeros(&gpu, [rows - 1, cols]).unwrap();
         let classes = Tensor::<i64>::zeros(&gpu, [rows]).unwrap();
         // SAFETY: the emulator refuses what is behind the tensor.
-        let behind =
-            unsafe { View::<f32>::from_raw(short.as_raw(), x.shape(), gpu.ordinal()) }.unwrap();
+        let behind = unsafe { View::<f32>::from_raw(&gpu, short.as_raw(), x.shape()) }.unwrap();
         let expected = (cols as f32).ln();
         let stream = gpu.stream().unwrap();
         let mean = CrossEntropy::mean();
@@ -227,8 +239,7 @@ mod tests {
         let x = Tensor::<f32>::zeros(&gpu, [64, 1000]).unwrap();
         let short = Tensor::<f32>::zeros(&gpu, [63, 1000]).unwrap();
         // SAFETY: the emulator refuses what is behind the tensor.
-        let behind =
-            unsafe { View::<f32>::from_raw(short.as_raw(), x.shape(), gpu.ordinal()) }.unwrap();
+        let behind = unsafe { View::<f32>::from_raw(&gpu, short.as_raw(), x.shape()) }.unwrap();
         let (stream, mut workspace) = (gpu.stream().unwrap(), Workspace::new(&gpu).unwrap());
         let mut loss = Mse::sum().forward(&x, &x, &stream).unwrap();
         Mse::sum().forward_into(behind, &x, &mut loss, &mut workspace, &stream).unwrap();
@@ -253,7 +264,7 @@ mod tests {
         let stream = gpu.stream().unwrap();
         let behind = x.view().shape();
         // SAFETY: the emulator refuses what is behind the tensor.
-        let behind = unsafe { View::<f32>::from_raw(short.as_raw(), behind, gpu.ordinal()) };
+        let behind = unsafe { View::<f32>::from_raw(&gpu, short.as_raw(), behind) };
         let (behind, loss) = (behind.unwrap(), &mut faulty);
         let result = mean.forward_into(behind, &first, loss, &mut workspace, &stream);
         assert!(result.and_then(|()| stream.synchronize()).is_err());

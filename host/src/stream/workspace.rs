@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::tensor::Buffer;
-use crate::view::{Memory, Shape};
+use crate::memory::{Buffer, Memory};
+use crate::shape::Shape;
 use kernels_gpu::abi::WORKSPACE_BYTES;
 use std::fmt;
 
@@ -23,9 +23,9 @@ impl Workspace {
     /// A workspace on `gpu`.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) where memory is short.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        let mut workspace = Workspace { buffer: Buffer::new(gpu, Self::BYTES)? };
+        let mut workspace = Workspace { buffer: Buffer::new(gpu, Self::BYTES, "a workspace")? };
         workspace.clear()?;
         Ok(workspace)
     }

@@ -1,15 +1,14 @@
 //! The value of a loss, and what the device has found of its targets.
 
-use super::{Tensor, Usage};
-use crate::driver::check;
+use super::Tensor;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::stream::Stream;
-use crate::view::{Element, IntoShape, Shape, View, ViewMut, check_shape};
-use cust::sys;
+use crate::memory::{Fault, Writes};
+use crate::shape::{IntoShape, Shape, check_shape};
+use crate::view::{View, ViewMut};
 use kernels_gpu::abi::TargetFault;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
 ///
@@ -19,51 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// A call of another loss clears what a cross-entropy of classes has found of its targets, if one
 /// was ever written here: about 2 µs more for each such call (H200). Give each its own.
+#[must_use = "the memory is freed when the loss is dropped"]
 pub struct Loss<V> {
     /// The values and, behind them, a [`TargetFault`].
     values: Tensor<V>,
     writes: Writes,
-}
-
-/// What the host knows of the launches that write a loss.
-struct Writes {
-    /// Whether a call has ever been given the fault to write: before, nothing may have written it.
-    is_asked_for: AtomicBool,
-    /// Whether the end of the next launch is to be noted: of the first of a loss that a call
-    /// returns.
-    notes_end: AtomicBool,
-}
-
-/// What is beside the values of a loss: on the device, which target is no class.
-#[derive(Clone, Copy)]
-pub(crate) struct Fault<'a> {
-    /// A [`TargetFault`].
-    pub(crate) address: u64,
-    writes: &'a Writes,
-    usage: &'a Usage,
-}
-
-impl Fault<'_> {
-    /// Notes that a launch was queued on `stream` that writes the values, and the fault too if it
-    /// `reports`; if it does not, has the fault say that every target is a class.
-    pub(crate) fn note_write(&self, stream: &Stream, reports: bool) -> Result<()> {
-        let Writes { is_asked_for, notes_end } = self.writes;
-        if reports {
-            is_asked_for.store(true, Ordering::Relaxed);
-        } else if is_asked_for.load(Ordering::Relaxed) {
-            let _current = stream.gpu().bind()?;
-            // SAFETY: the loss has these bytes, and the launch has ordered the stream behind
-            // whatever else uses them.
-            check("cuMemsetD8Async", unsafe {
-                let bytes = size_of::<TargetFault>();
-                sys::cuMemsetD8Async(self.address, 0, bytes, stream.handle())
-            })?;
-        }
-        if notes_end.swap(false, Ordering::Relaxed) {
-            self.usage.note_end_of_write()?;
-        }
-        Ok(())
-    }
 }
 
 /// A scalar loss as it lies on the device.
@@ -82,9 +41,8 @@ impl<V: Element> Loss<V> {
 
     fn with(gpu: &Gpu, shape: Shape, notes_end: bool) -> Result<Self> {
         let tail = Self::bytes(shape) - shape.len() * size_of::<V>();
-        let values = Tensor::with_tail(gpu, shape, tail)?;
-        let (is_asked_for, notes_end) = (AtomicBool::new(false), AtomicBool::new(notes_end));
-        Ok(Loss { values, writes: Writes { is_asked_for, notes_end } })
+        let values = Tensor::with_tail(gpu, shape, tail, "loss")?;
+        Ok(Loss { values, writes: Writes::new(notes_end) })
     }
 
     /// Where the fault is; of a scalar, where [`Scalar`] has it.
@@ -154,7 +112,7 @@ impl<V: Element> Loss<V> {
             let Scalar { value, fault } = self.scalar()?;
             return self.check_fault(fault, value);
         }
-        if !self.writes.is_asked_for.load(Ordering::Relaxed) {
+        if !self.writes.may_report() {
             return self.values.buffer.wait_for_write();
         }
         let (mut fault, mut value) = (TargetFault::default(), [V::default()]);
@@ -184,7 +142,7 @@ impl<V: Element> Loss<V> {
     fn check_fault(&self, fault: TargetFault, value: V) -> Result<()> {
         let TargetFault { row, target, classes } = fault;
         let is_nan = value.ne(&value);
-        if !self.writes.is_asked_for.load(Ordering::Relaxed) || classes == 0 || !is_nan {
+        if !self.writes.may_report() || classes == 0 || !is_nan {
             return Ok(());
         }
         let (row, classes) = (row as usize, classes as usize);
@@ -234,7 +192,7 @@ impl<'a, V: Element> From<&'a mut Loss<V>> for ViewMut<'a, V> {
     fn from(loss: &'a mut Loss<V>) -> Self {
         let Loss { values, writes } = loss;
         let address = values.as_raw() + Loss::<V>::fault_offset(values.shape) as u64;
-        let fault = Fault { address, writes, usage: values.buffer.usage() };
+        let fault = Fault::new(address, writes, values.buffer.usage());
         let mut view = ViewMut::of(values.memory());
         view.fault = Some(fault);
         view

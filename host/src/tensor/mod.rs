@@ -1,18 +1,16 @@
 //! Memory on the GPU that the library owns.
 
-mod buffer;
 mod loss;
-mod usage;
 
-pub(crate) use buffer::Buffer;
-pub(crate) use loss::Fault;
 pub use loss::Loss;
-pub(crate) use usage::Usage;
 
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::memory::{Buffer, Memory};
+use crate::shape::{IntoShape, Shape};
 use crate::stream::Stream;
-use crate::view::{Element, IntoShape, Memory, Shape, View, ViewMut};
+use crate::view::{View, ViewMut};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -22,6 +20,7 @@ use std::marker::PhantomData;
 /// queued before, and dropping the tensor waits for all of it before the memory is freed.
 ///
 /// `Send` and `Sync`: any thread may use it.
+#[must_use = "the memory is freed when the tensor is dropped"]
 pub struct Tensor<T> {
     buffer: Buffer,
     shape: Shape,
@@ -30,22 +29,24 @@ pub struct Tensor<T> {
 
 impl<T: Element> Tensor<T> {
     /// Memory that is not initialised: whoever calls it writes every element before it is read.
-    pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
-        Self::with_tail(gpu, shape, 0)
+    /// `what` is what errors call it.
+    pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape, what: &str) -> Result<Self> {
+        Self::with_tail(gpu, shape, 0, what)
     }
 
     /// As [`uninitialised`](Self::uninitialised), with `tail` bytes behind the elements.
-    fn with_tail(gpu: &Gpu, shape: Shape, tail: usize) -> Result<Self> {
-        let buffer = Buffer::new(gpu, shape.len() * size_of::<T>() + tail)?;
+    fn with_tail(gpu: &Gpu, shape: Shape, tail: usize, what: &str) -> Result<Self> {
+        let bytes = shape.len() * size_of::<T>() + tail;
+        let buffer = Buffer::new(gpu, bytes, format_args!("a {what} of {} {shape}", T::NAME))?;
         Ok(Tensor { buffer, shape, element: PhantomData })
     }
 
     /// A tensor of zeros.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`]; [`Error::Driver`] where memory is short.
+    /// [`Error::InvalidShape`]; [`Error::OutOfMemory`]; [`Error::Driver`].
     pub fn zeros(gpu: &Gpu, shape: impl IntoShape) -> Result<Self> {
-        let mut tensor = Self::uninitialised(gpu, shape.into_shape("shape")?)?;
+        let mut tensor = Self::uninitialised(gpu, shape.into_shape("shape")?, "tensor")?;
         tensor.clear()?;
         Ok(tensor)
     }
@@ -59,13 +60,13 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     /// [`Error::Length`] where `data` has not as many elements as `shape`; [`Error::InvalidShape`];
-    /// [`Error::Driver`] where memory is short.
+    /// [`Error::OutOfMemory`]; [`Error::Driver`].
     pub fn from_slice(gpu: &Gpu, shape: impl IntoShape, data: &[T]) -> Result<Self> {
         let shape = shape.into_shape("shape")?;
         if data.len() != shape.len() {
             return Err(Error::Length { argument: "data", expected: shape.len(), got: data.len() });
         }
-        let mut tensor = Self::uninitialised(gpu, shape)?;
+        let mut tensor = Self::uninitialised(gpu, shape, "tensor")?;
         tensor.copy_from_slice(data)?;
         Ok(tensor)
     }
@@ -185,7 +186,7 @@ impl<T: Element> View<'_, T> {
         memory.check_dense("self")?;
         memory.check_device("self", stream.gpu().ordinal())?;
         if let Some(usage) = memory.usage {
-            usage.before_read(stream)?;
+            usage.before_read(stream.queue())?;
         }
         let mut data = vec![T::default(); memory.shape.len()];
         if data.is_empty() {

@@ -67,7 +67,7 @@ impl Arena {
     pub(crate) fn read<T: Element>(&self, offset: usize, len: usize) -> Result<Vec<T>> {
         let from = self.at(offset, len * size_of::<T>());
         // SAFETY: `at` has checked the range; elements are numbers, for which all bits are valid.
-        let view = unsafe { View::<T>::from_raw(from, [len], self.gpu.ordinal())? };
+        let view = unsafe { View::<T>::from_raw(&self.gpu, from, [len])? };
         view.to_vec(&self.stream).map_err(<Box<dyn Error>>::from)
     }
 }

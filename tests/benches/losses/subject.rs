@@ -106,7 +106,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         let (shape, stride) = ([self.shape.rows, self.shape.cols], self.shape.stride());
         // SAFETY: the layout has this many bytes there, in the arena, which is waited for before it
         // is used anew.
-        unsafe { View::from_raw_strided(address, shape, stride, self.arena.gpu.ordinal()) }
+        unsafe { View::from_raw_strided(&self.arena.gpu, address, shape, stride) }
     }
 
     fn input(&self, copy: usize) -> fused_loss::Result<View<'a, T>> {
@@ -124,8 +124,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         let bytes = self.shape.rows * size_of::<i64>();
         let address = self.arena.at(copy * self.layout.slot + self.layout.of_rows, bytes);
         // SAFETY: as of `view`; the classes are written by `new`.
-        let view =
-            unsafe { View::<i64>::from_raw(address, [self.shape.rows], self.arena.gpu.ordinal())? };
+        let view = unsafe { View::<i64>::from_raw(&self.arena.gpu, address, [self.shape.rows])? };
         Ok(view.into())
     }
 
@@ -133,7 +132,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         let address = self.matrix(copy, self.layout.gradient, true);
         let (shape, stride) = ([self.shape.rows, self.shape.cols], self.shape.stride());
         // SAFETY: as of `view`; nothing else of a call lies there.
-        unsafe { ViewMut::from_raw_strided(address, shape, stride, self.arena.gpu.ordinal()) }
+        unsafe { ViewMut::from_raw_strided(&self.arena.gpu, address, shape, stride) }
     }
 
     /// Where the loss of a copy is written, its bytes and its dimensions.
@@ -149,7 +148,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
     fn loss(&self, copy: usize) -> fused_loss::Result<ViewMut<'a, T::Loss>> {
         let (offset, bytes, dims) = self.place(copy);
         // SAFETY: as of `gradient`.
-        unsafe { ViewMut::from_raw(self.arena.at(offset, bytes), dims, self.arena.gpu.ordinal()) }
+        unsafe { ViewMut::from_raw(&self.arena.gpu, self.arena.at(offset, bytes), dims) }
     }
 
     fn upstream(&self, copy: usize) -> fused_loss::Result<View<'a, T::Loss>> {
@@ -158,7 +157,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
             offset += SCALARS / 2;
         }
         // SAFETY: as of `view`; written by `new`.
-        unsafe { View::from_raw(self.arena.at(offset, bytes), dims, self.arena.gpu.ordinal()) }
+        unsafe { View::from_raw(&self.arena.gpu, self.arena.at(offset, bytes), dims) }
     }
 
     /// Queues the call of a copy.

@@ -1,6 +1,9 @@
-//! The driver's stream behind a [`Stream`](super::Stream), as memory keeps it.
+//! The driver's stream behind a [`Stream`](crate::Stream), as memory keeps it, and points in its work.
 
-use super::event::Event;
+mod event;
+
+pub(crate) use event::Event;
+
 use crate::driver::check;
 use crate::error::Result;
 use crate::gpu::Gpu;
@@ -8,7 +11,7 @@ use cust::sys::{self, CUstreamCaptureStatus};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 /// The driver's stream. Memory keeps it as long as work on it may use the memory: without the
-/// [`Stream`](super::Stream)'s workspace, which is memory too and would keep what keeps it. Once
+/// [`Stream`](crate::Stream)'s workspace, which is memory too and would keep what keeps it. Once
 /// nobody queues on it any more, it is but the point behind all its work.
 pub(crate) struct Queue {
     gpu: Gpu,
@@ -30,11 +33,11 @@ unsafe impl Sync for Queue {}
 
 impl Queue {
     /// A stream of `gpu`, which is destroyed when it ends if it is `owned`.
-    pub(super) fn new(gpu: &Gpu, handle: sys::CUstream, owned: bool) -> Self {
+    pub(crate) fn new(gpu: &Gpu, handle: sys::CUstream, owned: bool) -> Self {
         Queue { gpu: gpu.clone(), owned, state: RwLock::new(State::Open(handle)) }
     }
 
-    pub(super) fn gpu(&self) -> &Gpu {
+    pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
@@ -64,6 +67,27 @@ impl Queue {
         }
     }
 
+    /// Makes whatever is queued next wait for `event`. The CPU does not wait.
+    pub(crate) fn wait_for_event(&self, event: &Event) -> Result<()> {
+        match &*self.state() {
+            // SAFETY: the stream is there.
+            State::Open(handle) => unsafe { event.hold_back(&self.gpu, *handle) },
+            State::Ended(_) => Ok(()),
+        }
+    }
+
+    /// Sets `bytes` bytes at `start` to zero, behind all work queued so far.
+    ///
+    /// # Safety
+    /// 1. They are there, on the stream's device, until that is done.
+    /// 2. Nothing uses them but work that is ordered before or behind on this stream.
+    pub(crate) unsafe fn set_to_zero(&self, start: u64, bytes: usize) -> Result<()> {
+        let State::Open(handle) = &*self.state() else { return Ok(()) };
+        let _current = self.gpu.bind()?;
+        // SAFETY: the stream is there; the rest is the caller's condition.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(start, 0, bytes, *handle) })
+    }
+
     /// Whether all of its work is done, and there will be no more.
     pub(crate) fn is_finished(&self) -> bool {
         match &*self.state() {
@@ -91,7 +115,7 @@ impl Queue {
 
     /// Nobody queues on it any more. What is captured has no end that can be waited for: then the
     /// driver's stream is kept.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if self.is_capturing() {
             return;
         }

@@ -2,7 +2,7 @@
 //! under a kernel.
 
 use crate::error::Result;
-use crate::stream::{Event, Queue, Stream};
+use crate::queue::{Event, Queue};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Which streams have work queued that uses some memory.
@@ -46,9 +46,9 @@ impl Usage {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Orders what `stream` gets next, a read, behind the last write.
-    pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
-        let (mut users, queue) = (self.users(), stream.queue());
+    /// Orders what `queue` gets next, a read, behind the last write.
+    pub(crate) fn before_read(&self, queue: &Arc<Queue>) -> Result<()> {
+        let mut users = self.users();
         let is_known = users.readers.iter().any(|reader| reader.is(queue))
             || users.writer.as_ref().is_some_and(|writer| writer.queue.is(queue));
         if is_known {
@@ -56,25 +56,25 @@ impl Usage {
         }
         users.forget_finished();
         if let Some(writer) = &users.writer {
-            stream.wait_for_event(&*writer.end()?)?;
+            queue.wait_for_event(&*writer.end()?)?;
         }
         users.readers.push(queue.clone());
         Ok(())
     }
 
-    /// Orders what `stream` gets next, a write, behind everything before.
-    pub(crate) fn before_write(&self, stream: &Stream) -> Result<()> {
-        let (mut users, queue) = (self.users(), stream.queue());
+    /// Orders what `queue` gets next, a write, behind everything before.
+    pub(crate) fn before_write(&self, queue: &Arc<Queue>) -> Result<()> {
+        let mut users = self.users();
         for reader in &users.readers {
             if !reader.is(queue) && !reader.is_finished() {
-                stream.wait_for_event(&*reader.end_of_work()?)?;
+                queue.wait_for_event(&*reader.end_of_work()?)?;
             }
         }
         if let Some(writer) = &users.writer
             && !writer.queue.is(queue)
             && !writer.is_finished()
         {
-            stream.wait_for_event(&*writer.end()?)?;
+            queue.wait_for_event(&*writer.end()?)?;
         }
         users.readers.clear();
         users.writer = Some(Writer { queue: queue.clone(), end: None });
@@ -142,7 +142,7 @@ mod tests {
             read(&x, &stream);
             handles.push((stream.as_raw(), Arc::downgrade(stream.queue())));
         }
-        let known = x.buffer.usage().users().readers.len();
+        let known = x.view().memory.usage.unwrap().users().readers.len();
         assert!(known <= 1, "{known} streams are known to the tensor");
         let kept = handles.iter().filter(|(_, queue)| queue.upgrade().is_some()).count();
         assert!(kept <= 1, "{kept} streams are kept");
@@ -163,9 +163,9 @@ mod tests {
         let x = Tensor::<f32>::zeros(&gpu, [40]).unwrap();
         let streams = [(); 3].map(|()| gpu.stream().unwrap());
         streams.iter().for_each(|stream| read(&x, stream));
-        assert_eq!(x.buffer.usage().users().readers.len(), 3);
+        assert_eq!(x.view().memory.usage.unwrap().users().readers.len(), 3);
         x.synchronize().unwrap();
-        assert_eq!(x.buffer.usage().users().readers.len(), 0);
+        assert_eq!(x.view().memory.usage.unwrap().users().readers.len(), 0);
     }
 
     /// The driver gives the handle of a stream that is gone to another.

@@ -2,10 +2,14 @@
 
 use super::usage::Usage;
 use crate::driver::check_cust;
-use crate::error::Result;
+use crate::element::Element;
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::view::{Element, Memory, Shape};
+use crate::memory::Memory;
+use crate::shape::Shape;
+use cust::error::CudaError;
 use cust::memory::{DevicePointer, cuda_free, cuda_malloc};
+use std::fmt::Display;
 
 /// Bytes on a GPU, and who uses them.
 pub(crate) struct Buffer {
@@ -15,13 +19,14 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn new(gpu: &Gpu, bytes: usize) -> Result<Self> {
+    /// Memory for `what`, as an error calls it.
+    pub(crate) fn new(gpu: &Gpu, bytes: usize, what: impl Display) -> Result<Self> {
         let mut address = 0;
         if bytes > 0 {
             let _current = gpu.bind()?;
             // SAFETY: whoever makes a buffer of it writes it before it is read; `drop` frees it.
-            let memory = check_cust("cuMemAlloc", unsafe { cuda_malloc::<u8>(bytes) })?;
-            address = memory.as_raw();
+            let memory = check_cust("cuMemAlloc", unsafe { cuda_malloc::<u8>(bytes) });
+            address = memory.map_err(|error| out_of_memory(error, gpu, bytes, what))?.as_raw();
         }
         Ok(Buffer { gpu: gpu.clone(), address, usage: Usage::default() })
     }
@@ -92,6 +97,16 @@ impl Buffer {
         self.synchronize()?;
         // SAFETY: the buffer has these bytes, and nothing uses them any more.
         unsafe { self.gpu.set_to_zero(self.address + offset as u64, bytes) }
+    }
+}
+
+/// Says what there was no memory for, if that is the error.
+fn out_of_memory(error: Error, gpu: &Gpu, bytes: usize, what: impl Display) -> Error {
+    match error {
+        Error::Driver(source) if source.code == CudaError::OutOfMemory.code() => {
+            Error::OutOfMemory { what: what.to_string(), bytes, device: gpu.ordinal(), source }
+        }
+        other => other,
     }
 }
 

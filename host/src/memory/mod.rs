@@ -1,0 +1,195 @@
+//! Memory on a GPU: what the library owns, who uses it, and what a call is given.
+
+mod buffer;
+mod fault;
+mod usage;
+
+pub(crate) use buffer::Buffer;
+pub(crate) use fault::{Fault, Writes};
+pub(crate) use usage::Usage;
+
+use crate::error::{Error, Result};
+use crate::shape::Shape;
+use kernels_gpu::abi::Matrix;
+
+/// Memory that a call is given, without its element type.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory<'a> {
+    pub(crate) address: u64,
+    pub(crate) shape: Shape,
+    /// Elements from the start of a row to the start of the next.
+    pub(crate) row_stride: usize,
+    /// Elements from one of a row to the next: 1, or 0 where one stands for all.
+    pub(crate) element_stride: usize,
+    /// Bytes from the first element to behind the last.
+    pub(crate) bytes: usize,
+    pub(crate) device: u32,
+    /// Who else uses it, where the library keeps count.
+    pub(crate) usage: Option<&'a Usage>,
+}
+
+impl<'a> Memory<'a> {
+    /// Rows without gaps.
+    pub(crate) fn dense<T>(
+        address: u64,
+        shape: Shape,
+        device: u32,
+        usage: Option<&'a Usage>,
+    ) -> Self {
+        let (row_stride, bytes) = (shape.cols(), shape.len() * size_of::<T>());
+        Memory { address, shape, row_stride, element_stride: 1, bytes, device, usage }
+    }
+
+    /// Rows of somebody else's memory.
+    pub(crate) fn strided<T>(
+        address: u64,
+        shape: Shape,
+        row_stride: usize,
+        device: u32,
+    ) -> Result<Self> {
+        let (rows, cols) = (shape.rows(), shape.cols());
+        if row_stride < cols {
+            let (argument, expected) = ("row_stride", format!("at least {cols}, a row"));
+            return Err(Error::Stride { argument, expected, got: row_stride });
+        }
+        let bytes = (rows.saturating_sub(1))
+            .checked_mul(row_stride)
+            .and_then(|elements| elements.checked_add(cols))
+            .and_then(|elements| elements.checked_mul(size_of::<T>()))
+            .filter(|&bytes| isize::try_from(bytes).is_ok());
+        let Some(bytes) = bytes else {
+            let (argument, expected) = ("row_stride", "rows that memory could hold".to_owned());
+            return Err(Error::Stride { argument, expected, got: row_stride });
+        };
+        let bytes = if shape.is_empty() { 0 } else { bytes };
+        Ok(Memory { address, shape, row_stride, element_stride: 1, bytes, device, usage: None })
+    }
+
+    /// Whether the elements lie in order without gaps.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.element_stride == 1 && (self.row_stride == self.shape.cols() || self.shape.rows() <= 1)
+    }
+
+    /// Refuses what no kernel may get.
+    pub(crate) fn check<T>(&self, argument: &'static str) -> Result<()> {
+        self.check_aligned(argument, size_of::<T>())
+    }
+
+    /// [`check`](Self::check) for elements of `bytes` each.
+    pub(crate) fn check_aligned(&self, argument: &'static str, bytes: usize) -> Result<()> {
+        let len = self.shape.len();
+        if self.address == 0 && len > 0 {
+            return Err(Error::NullPointer { argument, len });
+        }
+        if !self.address.is_multiple_of(bytes as u64) {
+            return Err(Error::Misaligned { argument, expected: bytes, got: self.address });
+        }
+        Ok(())
+    }
+
+    /// Refuses memory of another device.
+    pub(crate) fn check_device(&self, argument: &'static str, expected: u32) -> Result<()> {
+        if self.device == expected {
+            return Ok(());
+        }
+        Err(Error::Device { argument, expected, got: self.device })
+    }
+
+    /// Refuses one element that stands for many.
+    pub(crate) fn check_elements(&self, argument: &'static str) -> Result<()> {
+        if self.element_stride == 1 {
+            return Ok(());
+        }
+        let expected = "1, elements beside each other".to_owned();
+        Err(Error::Stride { argument, expected, got: self.element_stride })
+    }
+
+    /// Refuses gaps between rows, where the kernels have no stride for them.
+    pub(crate) fn check_dense(&self, argument: &'static str) -> Result<()> {
+        if self.is_dense() {
+            return Ok(());
+        }
+        let expected = format!("{}, rows without gaps", self.shape.cols());
+        Err(Error::Stride { argument, expected, got: self.row_stride })
+    }
+
+    /// Whether both have a byte in common.
+    pub(crate) fn overlaps(&self, other: &Memory<'_>) -> bool {
+        let end = |memory: &Memory<'_>| memory.address + memory.bytes as u64;
+        self.bytes > 0
+            && other.bytes > 0
+            && self.address < end(other)
+            && other.address < end(self)
+            && !self.lies_between_rows_of(other)
+    }
+
+    /// Whether rows are as far apart as the other's, and lie in the gaps between those: as columns
+    /// of one matrix do that are beside each other.
+    fn lies_between_rows_of(&self, other: &Memory<'_>) -> bool {
+        if self.element_stride != 1 || other.element_stride != 1 {
+            return false;
+        }
+        // Bytes from row to row, and of a row.
+        let of_rows = |memory: &Memory<'_>| {
+            let (rows, cols) = (memory.shape.rows(), memory.shape.cols());
+            let element = memory.bytes / ((rows - 1) * memory.row_stride + cols);
+            // Of one row, nothing else bounds the stride.
+            (memory.row_stride.saturating_mul(element) as u64, (cols * element) as u64)
+        };
+        let ((stride, row), (stride_of_other, row_of_other)) = (of_rows(self), of_rows(other));
+        if stride != stride_of_other {
+            return false;
+        }
+        let ahead = (i128::from(other.address) - i128::from(self.address))
+            .rem_euclid(i128::from(stride)) as u64;
+        ahead >= row && ahead + row_of_other <= stride
+    }
+
+    /// Elements of `shape` in the middle, `offset` bytes behind the first.
+    pub(crate) fn part<T>(self, offset: u64, shape: Shape) -> Self {
+        Self::dense::<T>(self.address + offset, shape, self.device, self.usage)
+    }
+
+    pub(crate) fn matrix(&self) -> Matrix {
+        Matrix { start: self.address, row_stride: self.row_stride as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::IntoShape;
+
+    #[test]
+    fn memory_overlaps_where_it_shares_a_byte() {
+        let memory = |address, len: usize| {
+            Memory::dense::<f32>(address, [len].into_shape("x").unwrap(), 0, None)
+        };
+        assert!(memory(0x100, 4).overlaps(&memory(0x10c, 1)));
+        assert!(!memory(0x100, 4).overlaps(&memory(0x110, 4)));
+        assert!(!memory(0x100, 4).overlaps(&memory(0x104, 0)));
+    }
+
+    #[test]
+    fn columns_of_one_matrix_share_no_byte() {
+        let columns = |from: u64, cols: usize, stride: usize| {
+            let shape = [4, cols].into_shape("x").unwrap();
+            Memory::strided::<f32>(0x100 + 4 * from, shape, stride, 0).unwrap()
+        };
+        let left = columns(0, 4, 8);
+        for (other, overlaps) in [
+            (columns(4, 4, 8), false),
+            (columns(5, 2, 8), false),
+            (columns(12, 4, 8), false),
+            (columns(3, 4, 8), true),
+            (columns(4, 5, 8), true),
+            (columns(4, 4, 9), true),
+            (columns(8, 4, 8), true),
+            // Of one row, and a stride that no memory has.
+            (Memory::strided::<f32>(0x104, Shape::row(4), usize::MAX, 0).unwrap(), true),
+        ] {
+            assert_eq!(left.overlaps(&other), overlaps, "{:?}", other.address);
+            assert_eq!(other.overlaps(&left), overlaps, "{:?}", other.address);
+        }
+    }
+}

@@ -90,5 +90,5 @@ fn error(call: &'static str, error: CudaError) -> DriverError {
     let missing = (error == CudaError::NotSupported).then(|| driver::missing(call)).flatten();
     let (code, name) = (error.code(), error.name());
     let text = missing.unwrap_or_else(|| error.text());
-    DriverError { call, code, name, text, report: driver::take_report() }
+    DriverError { call, code, name, text, report: driver::take_report().map(Into::into) }
 }

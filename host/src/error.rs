@@ -235,7 +235,7 @@ pub enum Error {
     #[error("no memory on device {device} for {what}: {bytes} bytes")]
     OutOfMemory {
         /// What the memory was for.
-        what: String,
+        what: Box<str>,
         /// The bytes that it takes.
         bytes: usize,
         /// The device's number.
@@ -266,5 +266,5 @@ pub struct DriverError {
     /// The driver's text for the code.
     pub text: String,
     /// What the emulator says of it.
-    pub report: Option<String>,
+    pub report: Option<Box<str>>,
 }

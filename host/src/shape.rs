@@ -191,9 +191,10 @@ mod tests {
         assert_eq!(shape.dims(), [2, 3, 4]);
         assert_eq!(Shape::SCALAR.len(), 1);
         assert_eq!([0, 5].into_shape("shape").unwrap().len(), 0);
+        let dims: &[usize; 3] = &[2, 3, 4];
         for same in [
             Shape::new([2, 3, 4]),
-            Shape::new(&[2, 3, 4]),
+            Shape::new(dims),
             Shape::new((2, 3, 4)),
             Shape::new(vec![2, 3, 4]),
             Shape::new(shape.dims()),

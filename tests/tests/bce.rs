@@ -14,31 +14,31 @@ fn draw<T: Number>(seed: u64, len: usize, by: f64, plus: f64) -> Vec<T> {
     uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value) * by + plus)).collect()
 }
 
-/// How a weight is shared, by the place of an element.
+/// What there is one weight for.
 #[derive(Clone, Copy, Debug)]
-enum Shared {
-    ByAll,
-    ByRow,
-    ByColumn,
-    ByNone,
+enum OneFor {
+    All,
+    Column,
+    Row,
+    Element,
 }
 
-impl Shared {
+impl OneFor {
     fn shape(self, [rows, cols]: [usize; 2]) -> Vec<usize> {
         match self {
-            Shared::ByAll => vec![],
-            Shared::ByRow => vec![cols],
-            Shared::ByColumn => vec![rows, 1],
-            Shared::ByNone => vec![rows, cols],
+            OneFor::All => vec![],
+            OneFor::Column => vec![cols],
+            OneFor::Row => vec![rows, 1],
+            OneFor::Element => vec![rows, cols],
         }
     }
 
     fn of(self, element: usize, cols: usize) -> usize {
         match self {
-            Shared::ByAll => 0,
-            Shared::ByRow => element % cols,
-            Shared::ByColumn => element / cols,
-            Shared::ByNone => element,
+            OneFor::All => 0,
+            OneFor::Column => element % cols,
+            OneFor::Row => element / cols,
+            OneFor::Element => element,
         }
     }
 }
@@ -54,7 +54,7 @@ fn term([x, y, w, p]: [f64; 4]) -> [f64; 3] {
 /// Rows with gaps, weights of every shape, and every reduction: forward, backward and both.
 fn check<T: Number, R: ElementwiseReduction>(
     shape: [usize; 2],
-    shared: [Shared; 2],
+    shared: [OneFor; 2],
     reduction: R,
     divisor: f64,
 ) where
@@ -119,8 +119,8 @@ fn check_all<T: Number>()
 where
     T::Loss: Number,
 {
-    use Shared::{ByAll, ByColumn, ByNone, ByRow};
-    let ways = [[ByAll, ByRow], [ByRow, ByColumn], [ByColumn, ByNone], [ByNone, ByAll]];
+    use OneFor::{All, Column, Element, Row};
+    let ways = [[All, Column], [Column, Row], [Row, Element], [Element, All]];
     for shape in [[1, 1], [3, 5], [40, 33], [2, 3000]] {
         let [rows, cols] = shape;
         for shared in ways {

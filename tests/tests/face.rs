@@ -107,6 +107,7 @@ fn generic_code_takes_any_loss() {
 }
 
 #[test]
+#[expect(clippy::mutable_key_type, reason = "what is hashed does not change")]
 fn devices_streams_and_losses_are_compared_and_hashed() {
     fn is_value<T: Clone + std::fmt::Debug + Eq + Hash + Send + Sync>() {}
     is_value::<Gpu>();
@@ -140,7 +141,7 @@ fn short_memory_says_how_much_for_what() {
     let len = 1 << 42;
     let error = Tensor::<f64>::zeros(gpu(), (2, len / 2)).unwrap_err();
     let Error::OutOfMemory { what, bytes, device, source } = &error else { panic!("{error}") };
-    assert_eq!(what, &format!("a tensor of f64 [2, {}]", len / 2));
+    assert_eq!(**what, format!("a tensor of f64 [2, {}]", len / 2));
     assert_eq!((*bytes, *device), (8 * len, 0));
     assert_eq!(source.name, "CUDA_ERROR_OUT_OF_MEMORY");
     assert_eq!(

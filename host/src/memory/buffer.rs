@@ -104,7 +104,12 @@ impl Buffer {
 fn out_of_memory(error: Error, gpu: &Gpu, bytes: usize, what: impl Display) -> Error {
     match error {
         Error::Driver(source) if source.code == CudaError::OutOfMemory.code() => {
-            Error::OutOfMemory { what: what.to_string(), bytes, device: gpu.ordinal(), source }
+            Error::OutOfMemory {
+                what: what.to_string().into(),
+                bytes,
+                device: gpu.ordinal(),
+                source,
+            }
         }
         other => other,
     }

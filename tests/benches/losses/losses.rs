@@ -2,7 +2,7 @@
 
 use crate::timing::{Graph, interleaved};
 use crate::{Bench, Case, Pattern, Result, Row, SAMPLES};
-use fused_loss::{BatchMean, CrossEntropy, Gpu, KlDiv, Loss, Mse, Tensor, Workspace};
+use fused_loss::{CrossEntropy, Gpu, KlDiv, Loss, Mse, Tensor, Workspace};
 use std::time::Instant;
 use tests::filled::{filled, total};
 use tests::number::Number;

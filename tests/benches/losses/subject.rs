@@ -7,8 +7,8 @@ use crate::layout::Layout;
 use crate::shapes::{Extra, Loss, Pass, Shape};
 use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction};
 use fused_loss::{
-    BatchMean, CrossEntropy, Grads, KlDiv, Mean, Mse, RowMean, RowSum, Saved, Stream, Targets,
-    Tensor, View, ViewMut, Workspace,
+    CrossEntropy, Grads, KlDiv, Mean, Mse, RowMean, RowSum, Saved, Stream, Targets, Tensor, View,
+    ViewMut, Workspace,
 };
 use tests::number::Number;
 

@@ -1,0 +1,194 @@
+//! The arguments of a launch from the tensors of a call.
+
+use super::{Call, Pairwise};
+use crate::element::Float;
+use crate::error::{Error, Result};
+use crate::grads::Grads;
+use crate::launch::Argument;
+use crate::memory::Memory;
+use crate::reduction::Reduction;
+use crate::shape::{Shape, check_shape};
+use crate::stream::Workspace;
+use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, reduction};
+use std::num::NonZeroU32;
+
+/// What a launch needs, but for the plan's part of it.
+pub(super) struct Arguments<'a> {
+    pub(super) args: PairwiseArgs,
+    pub(super) reads: Vec<Argument<'a>>,
+    pub(super) writes: Vec<Argument<'a>>,
+    /// Whether all elements may be taken for one row.
+    pub(super) dense: bool,
+}
+
+impl<R: Reduction> Pairwise<'_, R> {
+    /// Checks the results of a call, whose inputs are checked, and writes down all of it.
+    pub(super) fn arguments<'a, T: Float>(
+        &'a self,
+        call: Call<'a, T, R::Value<T>>,
+        workspace: &'a Workspace,
+    ) -> Result<Arguments<'a>> {
+        let Call { input, target, loss, grads, in_place } = call;
+        let of_loss = self.reduction.shape(input.shape);
+        let mut arguments = self.inputs::<T>(input, target, in_place, workspace)?;
+        if let Some(loss) = loss {
+            arguments.add_loss::<R::Value<T>>(loss.memory, of_loss)?;
+            arguments.writes.push(("workspace", workspace.memory()));
+        }
+        if let Some(Grads { input: by_input, target: by_target, upstream }) = grads {
+            if by_input.is_none() && by_target.is_none() && !in_place {
+                return Err(Error::NoGradient { argument: "grads" });
+            }
+            if let Some(upstream) = upstream {
+                arguments.add_upstream::<R::Value<T>>(upstream.memory, of_loss)?;
+            }
+            let (by_input, by_target) =
+                (by_input.map(|by| by.memory), by_target.map(|by| by.memory));
+            arguments.args.grad_input =
+                arguments.add_gradient::<T>("grad_input", by_input, input.shape)?;
+            arguments.args.grad_target =
+                arguments.add_gradient::<T>("grad_target", by_target, input.shape)?;
+            if in_place {
+                arguments.args.grad_input = arguments.args.input;
+                arguments.writes.push(("input", input));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// The arguments of a call without results.
+    fn inputs<'a, T: Float>(
+        &'a self,
+        input: Memory<'a>,
+        target: Memory<'a>,
+        in_place: bool,
+        workspace: &Workspace,
+    ) -> Result<Arguments<'a>> {
+        let shape = input.shape;
+        let weights = self.broadcast_weights::<T>(shape)?;
+        let mut reads = vec![("target", target)];
+        reads.extend(self.weights.into_iter().flatten());
+        if !in_place {
+            reads.push(("input", input));
+        }
+        let args = PairwiseArgs {
+            input: input.matrix(),
+            target: target.matrix(),
+            rows: shape.rows() as u64,
+            cols: shape.cols() as u64,
+            divisor: self.reduction.divisor(shape),
+            parameter: self.parameter,
+            reduction: R::KIND,
+            team: NonZeroU32::MIN,
+            splits: NonZeroU32::MIN,
+            upstream_col_stride: 0,
+            loss: Matrix::default(),
+            workspace: workspace.memory().address,
+            upstream: Matrix::default(),
+            grad_input: Matrix::default(),
+            grad_target: Matrix::default(),
+            weights,
+        };
+        let is_one = |weight: &Broadcast| weight.row_stride == 0 && weight.col_stride == 0;
+        let dense = R::KIND != reduction::ROWS
+            && input.is_dense()
+            && target.is_dense()
+            && weights.iter().all(is_one);
+        Ok(Arguments { args, reads, writes: Vec::new(), dense })
+    }
+
+    /// The weights, of an input of `shape`, as the kernels take them.
+    pub(super) fn broadcast_weights<T: Float>(&self, shape: Shape) -> Result<[Broadcast; 2]> {
+        let mut weights = [Broadcast::default(); 2];
+        for (to, weight) in weights.iter_mut().zip(self.weights) {
+            if let Some((argument, memory)) = weight {
+                *to = broadcast::<T>(argument, memory, shape)?;
+            }
+        }
+        Ok(weights)
+    }
+}
+
+impl<'a> Arguments<'a> {
+    /// The loss, elements of `V`, which is to have the shape `expected`.
+    fn add_loss<V: Float>(&mut self, memory: Memory<'a>, expected: Shape) -> Result<()> {
+        check_shape("loss", expected, memory.shape)?;
+        memory.check::<V>("loss")?;
+        if self.args.reduction != reduction::ELEMENTS {
+            memory.check_dense("loss")?;
+        }
+        self.dense &= memory.is_dense();
+        self.args.loss = memory.matrix();
+        self.writes.push(("loss", memory));
+        Ok(())
+    }
+
+    /// The gradient of the loss, which has its shape.
+    fn add_upstream<V: Float>(&mut self, memory: Memory<'a>, expected: Shape) -> Result<()> {
+        check_shape("upstream", expected, memory.shape)?;
+        memory.check::<V>("upstream")?;
+        self.args.upstream = memory.matrix();
+        match self.args.reduction {
+            reduction::ELEMENTS => {
+                self.args.upstream_col_stride = memory.element_stride as u32;
+                let one_for_all = memory.row_stride == 0;
+                self.dense &= memory.is_dense() || one_for_all;
+            }
+            reduction::ROWS => {
+                if memory.element_stride == 1 {
+                    memory.check_dense("upstream")?;
+                }
+                self.args.upstream.row_stride = memory.element_stride as u64;
+            }
+            _ => self.args.upstream.row_stride = 0,
+        }
+        self.reads.push(("upstream", memory));
+        Ok(())
+    }
+
+    /// A gradient of the input's shape, `expected`, if it is wanted.
+    fn add_gradient<T: Float>(
+        &mut self,
+        argument: &'static str,
+        wanted: Option<Memory<'a>>,
+        expected: Shape,
+    ) -> Result<Matrix> {
+        let Some(memory) = wanted else { return Ok(Matrix::default()) };
+        check_shape(argument, expected, memory.shape)?;
+        memory.check::<T>(argument)?;
+        self.dense &= memory.is_dense();
+        self.writes.push((argument, memory));
+        Ok(memory.matrix())
+    }
+}
+
+/// Memory of which each number serves one element of `shape`, one row or column, or all of it.
+fn broadcast<T: Float>(
+    argument: &'static str,
+    memory: Memory<'_>,
+    shape: Shape,
+) -> Result<Broadcast> {
+    memory.check::<T>(argument)?;
+    let got = memory.shape;
+    let (by_row, by_col) = if got.len() == 1 {
+        (false, false)
+    } else if got == Shape::row(shape.cols()) {
+        (false, true)
+    } else if got == shape {
+        (true, true)
+    } else if got == shape.with_cols(1) {
+        (true, false)
+    } else {
+        let expected = format!(
+            "[], [{}], {} or {shape}: one for all, or one for each column, row or element",
+            shape.cols(),
+            shape.with_cols(1)
+        );
+        return Err(Error::Shape { argument, expected, got: got.to_string() });
+    };
+    Ok(Broadcast {
+        start: if got.is_empty() { 0 } else { memory.address },
+        row_stride: if by_row { memory.row_stride as u64 } else { 0 },
+        col_stride: if by_col { memory.element_stride as u64 } else { 0 },
+    })
+}

@@ -1,0 +1,154 @@
+//! What losses that compare input and target element by element share: their methods, checks, plan
+//! and launch.
+
+mod arguments;
+mod methods;
+
+pub(crate) use methods::methods;
+
+use crate::element::Float;
+use crate::error::Result;
+use crate::grads::Grads;
+use crate::launch::{Argument, check_memory, launch};
+use crate::memory::Memory;
+use crate::plan::{self, Dense, Pass};
+use crate::reduction::Reduction;
+use crate::shape::{Shape, check_shape};
+use crate::stream::{Stream, Workspace};
+use crate::tensor::Loss;
+use crate::view::{View, ViewMut};
+use arguments::Arguments;
+use kernels_gpu::Family;
+use kernels_gpu::abi::{PairwiseArgs, reduction};
+
+/// The kernels of one loss.
+pub(crate) struct Kernels {
+    pub(crate) dense: Dense,
+    pub(crate) forward: Forms,
+    pub(crate) backward: Forms,
+    pub(crate) forward_backward: Forms,
+}
+
+/// A kernel for dense tensors, and one for rows.
+pub(crate) struct Forms {
+    pub(crate) dense: &'static Family<PairwiseArgs>,
+    pub(crate) rows: &'static Family<PairwiseArgs>,
+}
+
+/// The [`Kernels`] of a loss, by its name in the table.
+macro_rules! kernels {
+    ($loss:ident, $threads:literal threads) => {
+        $crate::pairwise::kernels!($loss, $threads threads, heavy: false)
+    };
+    ($loss:ident, $threads:literal threads, heavy: $heavy:literal) => {
+        $crate::pairwise::Kernels {
+            dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
+            forward: $crate::pairwise::Forms {
+                dense: &kernels_gpu::kernels::$loss::FORWARD,
+                rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
+            },
+            backward: $crate::pairwise::Forms {
+                dense: &kernels_gpu::kernels::$loss::BACKWARD,
+                rows: &kernels_gpu::kernels::$loss::BACKWARD_ROWS,
+            },
+            forward_backward: $crate::pairwise::Forms {
+                dense: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
+                rows: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_ROWS,
+            },
+        }
+    };
+}
+pub(crate) use kernels;
+
+/// A loss as its launch needs it.
+pub(crate) struct Pairwise<'w, R> {
+    pub(crate) kernels: &'static Kernels,
+    pub(crate) parameter: f64,
+    /// By their place in [`PairwiseArgs::weights`].
+    pub(crate) weights: [Option<Argument<'w>>; 2],
+    pub(crate) reduction: R,
+}
+
+/// The tensors of a call.
+pub(crate) struct Call<'a, T, V> {
+    pub(crate) input: Memory<'a>,
+    pub(crate) target: Memory<'a>,
+    pub(crate) loss: Option<ViewMut<'a, V>>,
+    pub(crate) grads: Option<Grads<'a, T, V>>,
+    /// Whether the gradient of the input is to lie over it.
+    pub(crate) in_place: bool,
+}
+
+impl<R: Reduction> Pairwise<'_, R> {
+    /// Memory for a loss of `input`.
+    pub(crate) fn new_loss<T: Float>(
+        &self,
+        input: Shape,
+        stream: &Stream,
+    ) -> Result<Loss<R::Value<T>>> {
+        Loss::uninitialised(stream.gpu(), self.reduction.shape(input))
+    }
+
+    /// Refuses inputs that do not fit, before memory for results is allocated.
+    pub(crate) fn check_inputs<T: Float>(
+        &self,
+        input: &View<'_, T>,
+        target: &View<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (input, target) = (input.memory, target.memory);
+        input.check::<T>("input")?;
+        input.check_elements("input")?;
+        check_shape("target", input.shape, target.shape)?;
+        target.check::<T>("target")?;
+        target.check_elements("target")?;
+        self.broadcast_weights::<T>(input.shape)?;
+        let weights = self.weights.into_iter().flatten();
+        let reads: Vec<_> =
+            [("input", input), ("target", target)].into_iter().chain(weights).collect();
+        check_memory(stream, &reads, &[])
+    }
+
+    /// Checks all of a call and queues its one launch: forward where a loss is to be written, backward
+    /// where gradients are.
+    pub(crate) fn queue<T: Float>(
+        &self,
+        call: Call<'_, T, R::Value<T>>,
+        workspace: &Workspace,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_inputs::<T>(&View::of(call.input), &View::of(call.target), stream)?;
+        let shape = call.input.shape;
+        let (forms, pass) = match (&call.loss, &call.grads) {
+            (Some(_), Some(_)) => (&self.kernels.forward_backward, Pass::ForwardBackward),
+            (Some(_), None) => (&self.kernels.forward, Pass::Forward),
+            (None, _) => (&self.kernels.backward, Pass::Backward),
+        };
+        let fault = call.loss.as_ref().and_then(|loss| loss.fault);
+        let Arguments { mut args, reads, writes, dense } = self.arguments(call, workspace)?;
+        check_memory(stream, &reads, &writes)?;
+
+        let mut plan = plan::rows(R::KIND, shape.rows(), shape.cols(), size_of::<T>());
+        if dense {
+            // Elements without gaps are one row.
+            (args.rows, args.cols) = (1, shape.len() as u64);
+            plan = plan::rows(R::KIND, 1, shape.len(), size_of::<T>());
+        }
+        (args.team, args.splits) = (plan.team, plan.splits);
+        let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
+            (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
+        } else {
+            (forms.rows, plan.launch)
+        };
+        // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
+        // what is written overlaps nothing else but, in place, the input that it is the gradient of; the
+        // plans have no more partial sums than the workspace has room for; that the memory is there until
+        // the work is done is the views' condition, or the tensors' doing.
+        unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
+        if let Some(fault) = fault {
+            // Nothing here reports a target.
+            fault.note_write(stream.queue(), false)?;
+        }
+        Ok(())
+    }
+}

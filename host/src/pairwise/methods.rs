@@ -1,11 +1,13 @@
 //! The methods of losses that compare input and target element by element.
 
 /// The methods of a loss that has a method `pairwise(&self) -> Result<Pairwise<'_, R>>`, and its
-/// [`LossFunction`](crate::LossFunction): of `$loss<R>`, for all element types, or of `$loss<'w, T, R>`, for one.
+/// [`LossFunction`](crate::LossFunction): of `$loss<R>`, for all element types, or of `$loss<'w, T,
+/// R>`, for one.
 macro_rules! methods {
     ($loss:ident<R>, $name:literal, $reduction:path) => {
         $crate::pairwise::methods!(
-            @ $loss, [$loss<R>], $name, [R: $reduction], [, T: $crate::Float], [T: $crate::Float, R: $reduction]
+            @ $loss, [$loss<R>], $name, [R: $reduction], [, T: $crate::Float],
+            [T: $crate::Float, R: $reduction]
         );
     };
     ($loss:ident<'w, T, R>, $name:literal, $reduction:path) => {
@@ -14,16 +16,19 @@ macro_rules! methods {
             ['w, T: $crate::Float, R: $reduction]
         );
     };
-    // Behind the loss's name and type: the parameters of its methods' block, those of each method, and those of the
-    // trait's.
+    // Behind the loss's name and type: the parameters of its methods' block, those of each method,
+    // and those of the trait's.
     (
-        @ $loss:ident, [$type:ty], $name:literal, [$($of_type:tt)+], [$($of_method:tt)*], [$($of_trait:tt)+]
+        @ $loss:ident, [$type:ty], $name:literal, [$($of_type:tt)+], [$($of_method:tt)*],
+        [$($of_trait:tt)+]
     ) => {
         impl<$($of_type)+> $type {
             #[doc = concat!("The ", $name, " of `input` and `target`, of one shape.")]
             ///
             /// # Errors
-            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the loss is short.")]
+            #[doc = concat!("See [`", stringify!($loss), "`]; ")]
+            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the loss is
+            /// short.
             pub fn forward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -45,8 +50,8 @@ macro_rules! methods {
                 Ok(loss)
             }
 
-            /// As [`forward`](Self::forward), written to `loss`, which has the reduction's shape. Allocates
-            /// nothing.
+            /// As [`forward`](Self::forward), written to `loss`, which has the reduction's shape.
+            /// Allocates nothing.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
@@ -64,11 +69,13 @@ macro_rules! methods {
                 self.pairwise()?.queue::<T>(call, workspace, stream)
             }
 
-            /// The gradient of `input`, of its shape, from `upstream`, the gradient of the loss, which has
-            /// the loss's shape.
+            /// The gradient of `input`, of its shape, from `upstream`, the gradient of the loss,
+            /// which has the loss's shape.
             ///
             /// # Errors
-            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient is short.")]
+            #[doc = concat!("See [`", stringify!($loss), "`]; ")]
+            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient is
+            /// short.
             pub fn backward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -78,7 +85,8 @@ macro_rules! methods {
             ) -> $crate::Result<$crate::Tensor<T>> {
                 let (this, input, target) = (self.pairwise()?, input.into(), target.into());
                 this.check_inputs(&input, &target, stream)?;
-                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape(), "gradient")?;
+                let (gpu, shape) = (stream.gpu(), input.shape());
+                let mut gradient = $crate::Tensor::uninitialised(gpu, shape, "gradient")?;
                 let upstream = upstream.into();
                 let grads = $crate::Grads::input(&mut gradient).scaled_by(upstream);
                 let call = $crate::pairwise::Call {
@@ -92,8 +100,8 @@ macro_rules! methods {
                 Ok(gradient)
             }
 
-            /// The gradients that `grads` asks for, from `upstream`, which has the loss's shape. Allocates
-            /// nothing.
+            /// The gradients that `grads` asks for, from `upstream`, which has the loss's shape.
+            /// Allocates nothing.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
@@ -107,7 +115,8 @@ macro_rules! methods {
             ) -> $crate::Result<()> {
                 let (input, target) = (input.into().memory, target.into().memory);
                 let grads = Some(grads.into().scaled_by(upstream));
-                let call = $crate::pairwise::Call { input, target, loss: None, grads, in_place: false };
+                let loss = None;
+                let call = $crate::pairwise::Call { input, target, loss, grads, in_place: false };
                 self.pairwise()?.queue::<T>(call, stream.workspace(), stream)
             }
 
@@ -124,15 +133,18 @@ macro_rules! methods {
             ) -> $crate::Result<()> {
                 let (input, target) = (input.into().memory, target.into().memory);
                 let grads = Some($crate::Grads::none().scaled_by(upstream));
-                let call = $crate::pairwise::Call { input, target, loss: None, grads, in_place: true };
+                let loss = None;
+                let call = $crate::pairwise::Call { input, target, loss, grads, in_place: true };
                 self.pairwise()?.queue::<T>(call, stream.workspace(), stream)
             }
 
-            /// The loss, and the gradient of `input` for an upstream gradient of ones, in one pass over
-            /// memory.
+            /// The loss, and the gradient of `input` for an upstream gradient of ones, in one pass
+            /// over memory.
             ///
             /// # Errors
-            #[doc = concat!("See [`", stringify!($loss), "`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results is short.")]
+            #[doc = concat!("See [`", stringify!($loss), "`]; ")]
+            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results is
+            /// short.
             pub fn forward_backward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -142,7 +154,8 @@ macro_rules! methods {
                 let (this, input, target) = (self.pairwise()?, input.into(), target.into());
                 this.check_inputs(&input, &target, stream)?;
                 let mut loss = this.new_loss::<T>(input.shape(), stream)?;
-                let mut gradient = $crate::Tensor::uninitialised(stream.gpu(), input.shape(), "gradient")?;
+                let (gpu, shape) = (stream.gpu(), input.shape());
+                let mut gradient = $crate::Tensor::uninitialised(gpu, shape, "gradient")?;
                 let call = $crate::pairwise::Call {
                     input: input.memory,
                     target: target.memory,
@@ -154,8 +167,8 @@ macro_rules! methods {
                 Ok((loss, gradient))
             }
 
-            /// The loss and the gradients that `grads` asks for, times its upstream gradient if it has one,
-            /// in one pass over memory. Allocates nothing.
+            /// The loss and the gradients that `grads` asks for, times its upstream gradient if it
+            /// has one, in one pass over memory. Allocates nothing.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
@@ -174,8 +187,8 @@ macro_rules! methods {
                 self.pairwise()?.queue::<T>(call, workspace, stream)
             }
 
-            /// The loss, and the gradient of `input` for an upstream gradient of ones written over it, in
-            /// one pass over memory. Allocates nothing.
+            /// The loss, and the gradient of `input` for an upstream gradient of ones written over
+            /// it, in one pass over memory. Allocates nothing.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
@@ -193,8 +206,9 @@ macro_rules! methods {
                 self.pairwise()?.queue::<T>(call, workspace, stream)
             }
 
-            /// As [`forward_backward_in_place`](Self::forward_backward_in_place), the gradient times `upstream`, the
-            /// gradient of the loss, which has its shape: the scale of mixed-precision training, for one.
+            /// As [`forward_backward_in_place`](Self::forward_backward_in_place), the gradient
+            /// times `upstream`, the gradient of the loss, which has its shape: the scale of mixed-
+            /// precision training, for one.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]
@@ -225,7 +239,8 @@ macro_rules! methods {
                 target: impl Into<$crate::View<'t, T>>,
                 stream: &$crate::Stream,
             ) -> $crate::Result<$crate::Loss<R::Value<T>>> {
-                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
+                let input: $crate::View<'_, T> = input.into();
+                let target: $crate::View<'_, T> = target.into();
                 self.forward(input, target, stream)
             }
 
@@ -237,7 +252,8 @@ macro_rules! methods {
                 workspace: &mut $crate::Workspace,
                 stream: &$crate::Stream,
             ) -> $crate::Result<()> {
-                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
+                let input: $crate::View<'_, T> = input.into();
+                let target: $crate::View<'_, T> = target.into();
                 let loss: $crate::ViewMut<'_, R::Value<T>> = loss.into();
                 self.forward_into(input, target, loss, workspace, stream)
             }
@@ -248,7 +264,8 @@ macro_rules! methods {
                 target: impl Into<$crate::View<'t, T>>,
                 stream: &$crate::Stream,
             ) -> $crate::Result<($crate::Loss<R::Value<T>>, $crate::Tensor<T>)> {
-                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
+                let input: $crate::View<'_, T> = input.into();
+                let target: $crate::View<'_, T> = target.into();
                 self.forward_backward(input, target, stream)
             }
 
@@ -261,8 +278,10 @@ macro_rules! methods {
                 workspace: &mut $crate::Workspace,
                 stream: &$crate::Stream,
             ) -> $crate::Result<()> {
-                let (input, target): ($crate::View<'_, T>, $crate::View<'_, T>) = (input.into(), target.into());
-                let (loss, grads): ($crate::ViewMut<'_, R::Value<T>>, $crate::Grads<'_, T, R::Value<T>>) = (loss.into(), grads.into());
+                let input: $crate::View<'_, T> = input.into();
+                let target: $crate::View<'_, T> = target.into();
+                let loss: $crate::ViewMut<'_, R::Value<T>> = loss.into();
+                let grads: $crate::Grads<'_, T, R::Value<T>> = grads.into();
                 self.forward_backward_into(input, target, loss, grads, workspace, stream)
             }
         }

@@ -109,8 +109,8 @@ impl<R: Reduction> Pairwise<'_, R> {
         check_memory(stream, &reads, &[])
     }
 
-    /// Checks all of a call and queues its one launch: forward where a loss is to be written, backward
-    /// where gradients are.
+    /// Checks all of a call and queues its one launch: forward where a loss is to be written,
+    /// backward where gradients are.
     pub(crate) fn queue<T: Float>(
         &self,
         call: Call<'_, T, R::Value<T>>,
@@ -140,10 +140,11 @@ impl<R: Reduction> Pairwise<'_, R> {
         } else {
             (forms.rows, plan.launch)
         };
-        // SAFETY: every address was checked to be of its tensor's shape and strides, not null and aligned;
-        // what is written overlaps nothing else but, in place, the input that it is the gradient of; the
-        // plans have no more partial sums than the workspace has room for; that the memory is there until
-        // the work is done is the views' condition, or the tensors' doing.
+        // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
+        // aligned; what is written overlaps nothing else but, in place, the input that it is the
+        // gradient of; the plans have no more partial sums than the workspace has room for; that
+        // the memory is there until the work is done is the views' condition, or the tensors'
+        // doing.
         unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
         if let Some(fault) = fault {
             // Nothing here reports a target.

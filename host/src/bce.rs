@@ -93,12 +93,7 @@ impl<T: Float, R: Copy> BceWithLogits<'_, T, R> {
     fn pairwise(&self) -> Result<Pairwise<'_, R>> {
         let weight = self.weight.map(|weight| ("weight", weight.memory));
         let pos_weight = self.pos_weight.map(|pos_weight| ("pos_weight", pos_weight.memory));
-        Ok(Pairwise {
-            kernels: &KERNELS,
-            parameter: 0.0,
-            weights: [weight, pos_weight],
-            reduction: self.reduction,
-        })
+        Ok(Pairwise { weights: [weight, pos_weight], ..Pairwise::new(&KERNELS, self.reduction) })
     }
 }
 

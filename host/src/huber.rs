@@ -54,12 +54,7 @@ impl<R: Copy> Huber<R> {
         if got.is_nan() || got <= 0.0 {
             return Err(Error::InvalidOption { option, expected, got: got.to_string() });
         }
-        Ok(Pairwise {
-            kernels: &KERNELS,
-            parameter: self.delta,
-            weights: [None; 2],
-            reduction: self.reduction,
-        })
+        Ok(Pairwise { parameter: self.delta, ..Pairwise::new(&KERNELS, self.reduction) })
     }
 }
 

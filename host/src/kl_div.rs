@@ -100,7 +100,7 @@ impl<R> KlDiv<R> {
 impl<R: Copy> KlDiv<R> {
     fn pairwise(&self) -> Result<Pairwise<'_, R>> {
         let kernels = &KERNELS[usize::from(self.log_input)][usize::from(self.log_target)];
-        Ok(Pairwise { kernels, parameter: 0.0, weights: [None; 2], reduction: self.reduction })
+        Ok(Pairwise::new(kernels, self.reduction))
     }
 }
 

@@ -58,12 +58,7 @@ impl<R> Mse<R> {
 
 impl<R: Copy> Mse<R> {
     fn pairwise(&self) -> Result<Pairwise<'_, R>> {
-        Ok(Pairwise {
-            kernels: &KERNELS,
-            parameter: 0.0,
-            weights: [None; 2],
-            reduction: self.reduction,
-        })
+        Ok(Pairwise::new(&KERNELS, self.reduction))
     }
 }
 

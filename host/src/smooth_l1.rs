@@ -55,12 +55,7 @@ impl<R: Copy> SmoothL1<R> {
         if got.is_nan() || got < 0.0 {
             return Err(Error::InvalidOption { option, expected, got: got.to_string() });
         }
-        Ok(Pairwise {
-            kernels: &KERNELS,
-            parameter: self.beta,
-            weights: [None; 2],
-            reduction: self.reduction,
-        })
+        Ok(Pairwise { parameter: self.beta, ..Pairwise::new(&KERNELS, self.reduction) })
     }
 }
 

@@ -63,6 +63,7 @@ pub(crate) use kernels;
 /// A loss as its launch needs it.
 pub(crate) struct Pairwise<'w, R> {
     pub(crate) kernels: &'static Kernels,
+    /// 0 for none.
     pub(crate) parameter: f64,
     /// By their place in [`PairwiseArgs::weights`].
     pub(crate) weights: [Option<Argument<'w>>; 2],
@@ -77,6 +78,13 @@ pub(crate) struct Call<'a, T, V> {
     pub(crate) grads: Option<Grads<'a, T, V>>,
     /// Whether the gradient of the input is to lie over it.
     pub(crate) in_place: bool,
+}
+
+impl<R> Pairwise<'_, R> {
+    /// A loss without a parameter and weights.
+    pub(crate) fn new(kernels: &'static Kernels, reduction: R) -> Self {
+        Pairwise { kernels, parameter: 0.0, weights: [None; 2], reduction }
+    }
 }
 
 impl<R: Reduction> Pairwise<'_, R> {

@@ -39,28 +39,37 @@ struct Writes {
 pub(crate) struct Fault<'a> {
     /// A [`TargetFault`].
     pub(crate) address: u64,
-    writes: &'a Writes,
-    usage: &'a Usage,
+    /// Of a [`Loss`]; `None` of memory of somebody else's.
+    noted: Option<(&'a Writes, &'a Usage)>,
 }
 
 impl Fault<'_> {
+    /// In memory of somebody else's.
+    pub(crate) fn at(address: u64) -> Self {
+        Fault { address, noted: None }
+    }
+
     /// Notes that a launch was queued on `stream` that writes the values, and the fault too if it
     /// `reports`; if it does not, has the fault say that every target is a class.
     pub(crate) fn note_write(&self, stream: &Stream, reports: bool) -> Result<()> {
-        let Writes { is_asked_for, notes_end } = self.writes;
-        if reports {
-            is_asked_for.store(true, Ordering::Relaxed);
-        } else if is_asked_for.load(Ordering::Relaxed) {
+        // What lies in memory of somebody else's is not known.
+        let may_be_old =
+            self.noted.is_none_or(|(writes, _)| writes.is_asked_for.load(Ordering::Relaxed));
+        if let (true, Some((writes, _))) = (reports, self.noted) {
+            writes.is_asked_for.store(true, Ordering::Relaxed);
+        } else if !reports && may_be_old {
             let _current = stream.gpu().bind()?;
-            // SAFETY: the loss has these bytes, and the launch has ordered the stream behind
-            // whatever else uses them.
+            // SAFETY: the loss has these bytes, or the memory by the condition of
+            // `with_target_fault`; the launch has ordered the stream behind whatever else uses them.
             check("cuMemsetD8Async", unsafe {
                 let bytes = size_of::<TargetFault>();
                 sys::cuMemsetD8Async(self.address, 0, bytes, stream.handle())
             })?;
         }
-        if notes_end.swap(false, Ordering::Relaxed) {
-            self.usage.note_end_of_write()?;
+        if let Some((writes, usage)) = self.noted
+            && writes.notes_end.swap(false, Ordering::Relaxed)
+        {
+            usage.note_end_of_write()?;
         }
         Ok(())
     }
@@ -234,7 +243,7 @@ impl<'a, V: Element> From<&'a mut Loss<V>> for ViewMut<'a, V> {
     fn from(loss: &'a mut Loss<V>) -> Self {
         let Loss { values, writes } = loss;
         let address = values.as_raw() + Loss::<V>::fault_offset(values.shape) as u64;
-        let fault = Fault { address, writes, usage: values.buffer.usage() };
+        let fault = Fault { address, noted: Some((writes, values.buffer.usage())) };
         let mut view = ViewMut::of(values.memory());
         view.fault = Some(fault);
         view

@@ -1,5 +1,7 @@
 //! Losses and gradients beside candle's own, and beside the formulas in candle's operations.
 
+#![cfg(any(feature = "cuda", feature = "emulator"))]
+
 mod common;
 
 use candle_core::{D, DType, Result, Tensor};

@@ -1,5 +1,7 @@
 //! What candle's tape asks of an operation, and what its users have asked of a loss.
 
+#![cfg(any(feature = "cuda", feature = "emulator"))]
+
 mod common;
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};

@@ -4,18 +4,20 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 /// The machine's GPU in a build for CUDA that finds one, otherwise the CPU with the emulator.
-pub fn device() -> Device {
+pub(crate) fn device() -> Device {
     if cfg!(feature = "cuda")
         && let Ok(device) = Device::new_cuda(0)
     {
         return device;
     }
-    assert!(cfg!(feature = "emulator"), "the tests need a GPU or the feature `emulator`");
+    if cfg!(not(feature = "emulator")) {
+        panic!("the tests need a GPU or the feature `emulator`");
+    }
     Device::Cpu
 }
 
 /// Numbers from −3 to 3 that look like none in particular.
-pub fn numbers(dims: &[usize], seed: u64, dtype: DType, device: &Device) -> Tensor {
+pub(crate) fn numbers(dims: &[usize], seed: u64, dtype: DType, device: &Device) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let len = dims.iter().product();
     let mut next = || {
@@ -31,7 +33,7 @@ pub fn numbers(dims: &[usize], seed: u64, dtype: DType, device: &Device) -> Tens
 }
 
 /// Rows of probabilities.
-pub fn probabilities(dims: &[usize], seed: u64, dtype: DType, device: &Device) -> Tensor {
+pub(crate) fn probabilities(dims: &[usize], seed: u64, dtype: DType, device: &Device) -> Tensor {
     let logits = numbers(dims, seed, DType::F64, &Device::Cpu);
     candle_nn::ops::softmax(&logits, dims.len() - 1)
         .and_then(|tensor| tensor.to_dtype(dtype)?.to_device(device))
@@ -39,19 +41,19 @@ pub fn probabilities(dims: &[usize], seed: u64, dtype: DType, device: &Device) -
 }
 
 /// Classes below `classes`, one for each row.
-pub fn classes(rows: usize, classes: usize, device: &Device) -> Tensor {
+pub(crate) fn classes(rows: usize, classes: usize, device: &Device) -> Tensor {
     let data: Vec<u32> = (0..rows).map(|row| ((row * 7 + 3) % classes) as u32).collect();
     Tensor::from_vec(data, rows, device).unwrap()
 }
 
 /// The elements, in row-major order.
-pub fn values(tensor: &Tensor) -> Vec<f64> {
+pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
     let cpu = tensor.to_device(&Device::Cpu).unwrap();
     cpu.to_dtype(DType::F64).and_then(|cpu| cpu.flatten_all()?.to_vec1()).unwrap()
 }
 
 /// As close as sums of that type in another order are.
-pub fn tolerance(dtype: DType) -> f64 {
+pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
         DType::F32 => 2e-6,
@@ -61,7 +63,7 @@ pub fn tolerance(dtype: DType) -> f64 {
 }
 
 #[track_caller]
-pub fn assert_close(got: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
+pub(crate) fn assert_close(got: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     assert_eq!(got.dims(), expected.dims(), "{what}: shape");
     let (got, expected) = (values(got), values(expected));
     for (at, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
@@ -71,10 +73,10 @@ pub fn assert_close(got: &Tensor, expected: &Tensor, tolerance: f64, what: &str)
     }
 }
 
-pub type Loss<'a> = &'a dyn Fn(&Tensor, &Tensor) -> Result<Tensor>;
+pub(crate) type Loss<'a> = &'a dyn Fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 /// The loss, and the gradient of the input.
-pub fn with_gradient(loss: Loss<'_>, input: &Tensor, target: &Tensor) -> [Tensor; 2] {
+pub(crate) fn with_gradient(loss: Loss<'_>, input: &Tensor, target: &Tensor) -> [Tensor; 2] {
     let input = Var::from_tensor(input).unwrap();
     let value = loss(&input, target).unwrap();
     let gradient = value.backward().unwrap().remove(&input).expect("the input's gradient");
@@ -82,7 +84,7 @@ pub fn with_gradient(loss: Loss<'_>, input: &Tensor, target: &Tensor) -> [Tensor
 }
 
 /// The loss, and the gradients of input and target.
-pub fn with_gradients(loss: Loss<'_>, input: &Tensor, target: &Tensor) -> [Tensor; 3] {
+pub(crate) fn with_gradients(loss: Loss<'_>, input: &Tensor, target: &Tensor) -> [Tensor; 3] {
     let (input, target) = (Var::from_tensor(input).unwrap(), Var::from_tensor(target).unwrap());
     let value = loss(&input, &target).unwrap();
     let mut gradients = value.backward().unwrap();

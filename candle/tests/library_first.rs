@@ -6,7 +6,7 @@
 mod common;
 
 use candle_core::{DType, Tensor};
-use fused_loss::{Error, Gpu, Loss};
+use fused_loss::{Gpu, Loss};
 
 /// The mean of the squares of 1, 2 and 3, by the library alone.
 fn by_the_library(gpu: &Gpu) -> f32 {
@@ -20,7 +20,7 @@ fn by_the_library(gpu: &Gpu) -> f32 {
 fn gpu() -> Gpu {
     match Gpu::new(0) {
         #[cfg(feature = "emulator")]
-        Err(Error::NoDriver { .. }) => Gpu::emulated(0).unwrap(),
+        Err(fused_loss::Error::NoDriver { .. }) => Gpu::emulated(0).unwrap(),
         other => other.unwrap(),
     }
 }

@@ -202,6 +202,14 @@ pub enum Error {
         got: u32,
     },
 
+    /// A stream made of `CU_STREAM_PER_THREAD` is used on another thread, where that handle is
+    /// another stream.
+    #[error(
+        "stream: expected a call on the thread that made it, since CU_STREAM_PER_THREAD is another \
+         stream on each thread, got one on another thread"
+    )]
+    OtherThread,
+
     /// A null pointer stands for elements.
     #[error("{argument}: expected a device address for {len} elements, got a null pointer")]
     NullPointer {

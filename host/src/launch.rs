@@ -13,13 +13,14 @@ use std::ffi::c_void;
 /// One argument of a call: its name in errors, and its memory.
 pub(crate) type Argument<'a> = (&'static str, Memory<'a>);
 
-/// Refuses arguments on another device than the stream, and memory to be written that overlaps
-/// other memory of the call.
+/// Refuses a stream that is another on this thread, arguments on another device than the stream,
+/// and memory to be written that overlaps other memory of the call.
 pub(crate) fn check_memory(
     stream: &Stream,
     reads: &[Argument<'_>],
     writes: &[Argument<'_>],
 ) -> Result<()> {
+    stream.queue().check_thread()?;
     let expected = stream.gpu().ordinal();
     for &(argument, memory) in reads.iter().chain(writes) {
         memory.check_device(argument, expected)?;

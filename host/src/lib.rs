@@ -118,5 +118,5 @@ mod refused {}
 /// The crate of the element types `half::f16` and `half::bf16`.
 pub use half;
 
-/// A number type of tensors, as [`Float::DTYPE`] names it.
-pub use kernels_gpu::abi::Dtype;
+/// A number type of tensors, as [`Float::DTYPE`] names it; what a kernel finds of a loss's targets.
+pub use kernels_gpu::abi::{Dtype, TargetFault};

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::memory::{Fault, Memory};
 use crate::shape::{IntoShape, Shape};
+use kernels_gpu::abi::TargetFault;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -97,6 +98,25 @@ macro_rules! shown {
     )+};
 }
 shown!(View ViewMut);
+
+impl<T: Element> ViewMut<'_, T> {
+    /// The view of a loss with room for a [`TargetFault`] at the address `fault`: a cross-entropy
+    /// of classes writes there which target is no class, as it does beside the values of a
+    /// [`Loss`](crate::Loss). Other losses set it to zero.
+    ///
+    /// # Errors
+    /// [`Error::NullPointer`], [`Error::Misaligned`] where it is not on a boundary of 8 bytes.
+    ///
+    /// # Safety
+    /// From the call that gets the view until the work it queued is done, `fault` is the address of
+    /// a [`TargetFault`]'s bytes on the view's device, in no other memory of the call, and nothing
+    /// accesses them but work that is ordered before on the call's stream.
+    pub unsafe fn with_target_fault(self, fault: u64) -> Result<Self> {
+        let memory = Memory::dense::<TargetFault>(fault, Shape::SCALAR, self.memory.device, None);
+        memory.check_aligned("fault", align_of::<TargetFault>())?;
+        Ok(ViewMut { fault: Some(Fault::at(fault)), ..self })
+    }
+}
 
 impl<'a, T: Element> View<'a, T> {
     /// One element that stands for all of `shape`: an upstream gradient that is the same for every

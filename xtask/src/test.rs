@@ -56,11 +56,30 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
         Ok(test.run()?)
     })?;
 
+    step("candle", || candle(sh, flags.full))?;
+
     println!(
         "\nall passed in {} s: format, clippy, doc, PTX ({ptx}), packages, {} on {device}",
         start.elapsed().as_secs(),
         if flags.full { "all tests" } else { "tests" },
     );
+    Ok(())
+}
+
+/// The package for candle, a workspace of its own: candle's dependencies, and the kernels once more
+/// beside them, take minutes to compile, so that its tests are among the slow ones.
+fn candle(sh: &Shell, full: bool) -> Result<()> {
+    let _dir = sh.push_dir("candle");
+    cmd!(sh, "cargo fmt --check").run()?;
+    let target = ["--locked", "--target-dir", "../target/candle", "--features", "emulator"];
+    cmd!(sh, "cargo clippy {target...} --all-targets -- -D warnings").run()?;
+    cmd!(sh, "cargo doc {target...} --no-deps").env("RUSTDOCFLAGS", "-D warnings").run()?;
+    if full {
+        cmd!(sh, "cargo test {target...}").run()?;
+        // What a build says that has kernels for no device.
+        let target = &target[..3];
+        cmd!(sh, "cargo test {target...} --test without_emulator").run()?;
+    }
     Ok(())
 }
 

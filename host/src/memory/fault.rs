@@ -20,8 +20,8 @@ pub(crate) struct Writes {
 pub(crate) struct Fault<'a> {
     /// A [`TargetFault`].
     pub(crate) address: u64,
-    writes: &'a Writes,
-    usage: &'a Usage,
+    /// Of a loss of the library's; `None` where the memory is somebody else's.
+    noted: Option<(&'a Writes, &'a Usage)>,
 }
 
 impl Writes {
@@ -40,7 +40,12 @@ impl Writes {
 impl<'a> Fault<'a> {
     /// The [`TargetFault`] at `address`, beside values that `usage` is of.
     pub(crate) fn new(address: u64, writes: &'a Writes, usage: &'a Usage) -> Self {
-        Fault { address, writes, usage }
+        Fault { address, noted: Some((writes, usage)) }
+    }
+
+    /// The [`TargetFault`] at `address` in somebody else's memory.
+    pub(crate) fn at(address: u64) -> Self {
+        Fault { address, noted: None }
     }
 }
 
@@ -48,16 +53,21 @@ impl Fault<'_> {
     /// Notes that a launch was queued on `queue` that writes the values, and the fault too if it
     /// `reports`; if it does not, has the fault say that every target is a class.
     pub(crate) fn note_write(&self, queue: &Queue, reports: bool) -> Result<()> {
-        let Writes { is_asked_for, notes_end } = self.writes;
-        if reports {
-            is_asked_for.store(true, Ordering::Relaxed);
-        } else if is_asked_for.load(Ordering::Relaxed) {
-            // SAFETY: the loss has these bytes, and the launch has ordered the stream behind
-            // whatever else uses them.
+        // What was written to somebody else's memory is not known.
+        let may_be_old =
+            self.noted.is_none_or(|(writes, _)| writes.is_asked_for.load(Ordering::Relaxed));
+        if let (true, Some((writes, _))) = (reports, self.noted) {
+            writes.is_asked_for.store(true, Ordering::Relaxed);
+        } else if !reports && may_be_old {
+            // SAFETY: the loss has these bytes, or the memory by the condition of
+            // `with_target_fault`; the launch has ordered the stream behind whatever else uses
+            // them.
             unsafe { queue.set_to_zero(self.address, size_of::<TargetFault>())? };
         }
-        if notes_end.swap(false, Ordering::Relaxed) {
-            self.usage.note_end_of_write()?;
+        if let Some((writes, usage)) = self.noted
+            && writes.notes_end.swap(false, Ordering::Relaxed)
+        {
+            usage.note_end_of_write()?;
         }
         Ok(())
     }

@@ -5,10 +5,15 @@ mod event;
 pub(crate) use event::Event;
 
 use crate::driver::check;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use cust::sys::{self, CUstreamCaptureStatus};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::{self, ThreadId};
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, handles that no stream is created with.
+pub(crate) const LEGACY: usize = 1;
+pub(crate) const PER_THREAD: usize = 2;
 
 /// The driver's stream. Memory keeps it as long as work on it may use the memory: without the
 /// [`Stream`](crate::Stream)'s workspace, which is memory too and would keep what keeps it. Once
@@ -16,6 +21,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 pub(crate) struct Queue {
     gpu: Gpu,
     owned: bool,
+    /// The only thread for which the handle is this stream: that of `CU_STREAM_PER_THREAD` is
+    /// another stream on each thread.
+    thread: Option<ThreadId>,
     state: RwLock<State>,
 }
 
@@ -34,7 +42,16 @@ unsafe impl Sync for Queue {}
 impl Queue {
     /// A stream of `gpu`, which is destroyed when it ends if it is `owned`.
     pub(crate) fn new(gpu: &Gpu, handle: sys::CUstream, owned: bool) -> Self {
-        Queue { gpu: gpu.clone(), owned, state: RwLock::new(State::Open(handle)) }
+        let thread = (handle as usize == PER_THREAD).then(|| thread::current().id());
+        Queue { gpu: gpu.clone(), owned, thread, state: RwLock::new(State::Open(handle)) }
+    }
+
+    /// Refuses a thread on which the handle is another stream.
+    pub(crate) fn check_thread(&self) -> Result<()> {
+        match self.thread {
+            Some(thread) if thread != thread::current().id() => Err(Error::OtherThread),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
@@ -50,6 +67,7 @@ impl Queue {
     pub(crate) fn synchronize(&self) -> Result<()> {
         match &*self.state() {
             State::Open(handle) => {
+                self.check_thread()?;
                 let _current = self.gpu.bind()?;
                 // SAFETY: the stream is there.
                 check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(*handle) })
@@ -61,14 +79,18 @@ impl Queue {
     /// The point behind all work queued so far.
     pub(crate) fn end_of_work(&self) -> Result<Arc<Event>> {
         match &*self.state() {
-            // SAFETY: the stream is there.
-            State::Open(handle) => Ok(Arc::new(unsafe { Event::record(&self.gpu, *handle)? })),
+            State::Open(handle) => {
+                self.check_thread()?;
+                // SAFETY: the stream is there.
+                Ok(Arc::new(unsafe { Event::record(&self.gpu, *handle)? }))
+            }
             State::Ended(event) => Ok(event.clone()),
         }
     }
 
     /// Makes whatever is queued next wait for `event`. The CPU does not wait.
     pub(crate) fn wait_for_event(&self, event: &Event) -> Result<()> {
+        self.check_thread()?;
         match &*self.state() {
             // SAFETY: the stream is there.
             State::Open(handle) => unsafe { event.hold_back(&self.gpu, *handle) },
@@ -99,7 +121,8 @@ impl Queue {
     /// Whether a graph is being made of what is queued, not work. Also where the driver will not
     /// say.
     pub(crate) fn is_capturing(&self) -> bool {
-        match (&*self.state(), self.gpu.bind()) {
+        let current = self.check_thread().and_then(|()| self.gpu.bind());
+        match (&*self.state(), current) {
             (State::Open(handle), Ok(_current)) => {
                 let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
                 // SAFETY: the stream is there; the driver writes to the pointer it is given.
@@ -134,7 +157,9 @@ impl Queue {
         // That of a stream which has ended may be another stream's by now.
         match (&*self.state(), &*other.state()) {
             (State::Open(one), State::Open(other_one)) => {
-                one == other_one && self.gpu.ordinal() == other.gpu.ordinal()
+                one == other_one
+                    && self.thread == other.thread
+                    && self.gpu.ordinal() == other.gpu.ordinal()
             }
             _ => false,
         }

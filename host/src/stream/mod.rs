@@ -8,7 +8,7 @@ use crate::driver::check;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::queue::Queue;
+use crate::queue::{LEGACY, Queue};
 use cust::sys;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -75,14 +75,21 @@ impl Stream {
         }
     }
 
-    /// Somebody else's stream; null is the device's default stream.
+    /// Somebody else's stream; null and `CU_STREAM_LEGACY` (1) are the device's default stream.
+    ///
+    /// `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream. On other threads that
+    /// handle is another stream: what would queue work on this one there, or wait for it, is
+    /// refused with [`Error::OtherThread`](crate::Error::OtherThread). A loss that a call has
+    /// returned can be read on any thread. The library's other memory that was used on the stream
+    /// has to be dropped on its thread: elsewhere it is not freed, since nothing there can wait for
+    /// the work that uses it.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.
     ///
     /// # Safety
-    /// 1. `handle` is a `CUstream` of `gpu`'s primary context, or null; not `CU_STREAM_PER_THREAD`,
-    ///    which is another stream on each thread.
+    /// 1. `handle` is a `CUstream` of `gpu`'s primary context, null, `CU_STREAM_LEGACY` or
+    ///    `CU_STREAM_PER_THREAD`.
     /// 2. It stays valid until the `Stream` and its clones are dropped. Where it is captured into a
     ///    graph when the last of them is dropped, until the memory that was used on it is dropped,
     ///    or has forgotten it: see [`Tensor::synchronize`](crate::Tensor::synchronize).
@@ -92,6 +99,9 @@ impl Stream {
     ///    which the kernels go; and nothing else uses it but in the order of the stream that the
     ///    graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
+        // Two names of one stream: work through both is known to be in order.
+        let is_legacy = handle as usize == LEGACY;
+        let handle = if is_legacy { std::ptr::null_mut() } else { handle };
         Ok(Self::with(gpu, handle.cast(), false, Workspace::new(gpu)?))
     }
 
@@ -118,6 +128,7 @@ impl Stream {
     /// 1. `from` is the address of as many elements on the stream's device.
     /// 2. Nothing writes them but work that is ordered before on this stream.
     pub(crate) unsafe fn copy_to_host<T: Element>(&self, from: u64, data: &mut [T]) -> Result<()> {
+        self.queue().check_thread()?;
         let _current = self.gpu().bind()?;
         // SAFETY: both sides have these bytes, by the first condition, and the copy is done before
         // this returns.
@@ -181,8 +192,99 @@ impl fmt::Debug for Stream {
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use crate::gpu::tests::gpu;
-    use crate::{CrossEntropy, Error, Loss, Mse, Tensor, View, Workspace};
+    use crate::queue::{LEGACY, PER_THREAD};
+    use crate::{
+        CrossEntropy, Error, Gpu, Loss, Mse, Stream, TargetFault, Tensor, View, ViewMut, Workspace,
+    };
     use std::sync::Arc;
+
+    /// A stream by one of the driver's small numbers.
+    fn numbered(gpu: &Gpu, handle: usize) -> Stream {
+        // SAFETY: the default stream, or the thread's.
+        unsafe { Stream::from_raw(gpu, handle as *mut std::ffi::c_void) }.unwrap()
+    }
+
+    #[test]
+    fn the_default_stream_has_two_names() {
+        let gpu = gpu();
+        let (null, legacy, per_thread) =
+            (numbered(&gpu, 0), numbered(&gpu, LEGACY), numbered(&gpu, PER_THREAD));
+        assert_eq!(null, legacy);
+        assert_ne!(null, per_thread);
+        assert_eq!(per_thread, numbered(&gpu, PER_THREAD));
+    }
+
+    #[test]
+    fn losses_on_streams_by_number() {
+        let gpu = gpu();
+        let x = Tensor::from_slice(&gpu, [2, 3], &[0.0_f32, 1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        let zeros = Tensor::<f32>::zeros(&gpu, [2, 3]).unwrap();
+        for handle in [0, LEGACY, PER_THREAD] {
+            let stream = numbered(&gpu, handle);
+            let (loss, gradient) = Mse::sum().forward_backward(&x, &zeros, &stream).unwrap();
+            assert_eq!(loss.item().unwrap(), 55.0, "stream {handle}");
+            assert_eq!(gradient.to_vec().unwrap(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        }
+    }
+
+    /// On another thread, the number is another stream.
+    #[test]
+    fn the_threads_stream_is_refused_on_other_threads() {
+        let gpu = gpu();
+        let x = Tensor::<f32>::zeros(&gpu, [40]).unwrap();
+        let own = numbered(&gpu, PER_THREAD);
+        let loss = Mse::sum().forward(&x, &x, &own).unwrap();
+        let on_another_thread = || {
+            let theirs = numbered(&gpu, PER_THREAD);
+            assert_ne!(theirs, own);
+            Mse::sum().forward(&x, &x, &theirs).unwrap().item().unwrap();
+            assert_eq!(loss.item().unwrap(), 0.0, "the end of its work was noted");
+            for refused in [
+                Mse::sum().forward(&x, &x, &own).map(drop),
+                own.synchronize(),
+                own.wait_for(&theirs),
+                theirs.wait_for(&own),
+                x.view().to_vec(&own).map(drop),
+            ] {
+                assert!(matches!(refused, Err(Error::OtherThread)), "{refused:?}");
+            }
+            // Its reads of `x` end before the thread's stream is out of reach.
+            theirs.synchronize().unwrap();
+        };
+        std::thread::scope(|scope| scope.spawn(on_another_thread).join().unwrap());
+        own.synchronize().unwrap();
+    }
+
+    /// Values, and behind them what the kernel says of the targets, in memory of the caller's.
+    #[test]
+    fn a_target_that_is_no_class_is_told_of_in_memory_of_the_callers() {
+        let (gpu, words) = (gpu(), size_of::<TargetFault>() / 8);
+        let stream = gpu.stream().unwrap();
+        let x = Tensor::<f32>::zeros(&gpu, [3, 2]).unwrap();
+        let fault_of = |classes: [i64; 3]| {
+            let classes = Tensor::from_slice(&gpu, [3], &classes).unwrap();
+            let old = vec![7_i64; 1 + words];
+            let memory = Tensor::from_slice(&gpu, [1 + words], &old).unwrap();
+            let mut workspace = Workspace::new(&gpu).unwrap();
+            // SAFETY: the first word is for the loss, those behind it are for the fault.
+            let loss = unsafe {
+                ViewMut::<f32>::from_raw(&gpu, memory.as_raw(), [])
+                    .and_then(|loss| loss.with_target_fault(memory.as_raw() + 8))
+            };
+            let (loss, mean) = (loss.unwrap(), CrossEntropy::mean());
+            mean.forward_into(&x, &classes, loss, &mut workspace, &stream).unwrap();
+            stream.synchronize().unwrap();
+            memory.to_vec().unwrap().split_off(1)
+        };
+        assert_eq!(fault_of([0, 5, -3]), [1, 5, 2]);
+        assert_eq!(fault_of([0, 1, -100])[2], 0, "all are classes, or ignored");
+        // SAFETY: no call gets the view.
+        let refused = unsafe {
+            ViewMut::<f32>::from_raw(&gpu, x.as_raw(), [])
+                .and_then(|loss| loss.with_target_fault(x.as_raw() + 4))
+        };
+        assert!(matches!(refused, Err(Error::Misaligned { argument: "fault", .. })));
+    }
 
     /// Its scratch memory too, though what it has worked on is still there.
     #[test]

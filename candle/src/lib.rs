@@ -1,0 +1,169 @@
+//! Fused losses for [candle](https://github.com/huggingface/candle) on NVIDIA GPUs: drop-ins for
+//! `candle_nn::loss`, each one kernel forward and one backward, on candle's tape.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! # if cfg!(not(feature = "emulator")) { return Ok(()) }
+//! # let device = Device::Cpu;
+//! // let device = Device::new_cuda(0)?;
+//! let logits = Var::new(&[[0.5_f32, 1.0, 1.5], [2.0, 2.5, 3.0]], &device)?;
+//! let targets = Tensor::new(&[2_u32, 0], &device)?;
+//!
+//! let loss = fused_loss_candle::cross_entropy(&logits, &targets)?;
+//! let gradients = loss.backward()?;
+//! println!("{loss} {}", gradients.get(&logits).expect("the logits are a variable"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`cross_entropy`], [`nll`], [`mse`], [`huber`]: as `candle_nn::loss` has them.
+//! - [`CrossEntropy`], [`Mse`], [`Huber`], [`SmoothL1`], [`KlDiv`]: with all options and
+//!   reductions, as `KlDiv::new().log_target(true).reduction(Sum).loss(&p, &q)`, by [`TensorLoss`].
+//! - [`check()`]: whether all targets were classes.
+//!
+//! # What is computed, and where
+//!
+//! The kernels are those of [`fused_loss`], for `f32`, `f64`, `f16` and `bf16`. `f16` and `bf16`
+//! are computed in `f32`, and a loss of them that is a scalar or one of rows is `f32`: there is no
+//! need to convert logits first. They run on candle's stream, and results are allocated by candle.
+//!
+//! - `Device::Cuda` with the feature `cuda`. Devices made by `Device::new_cuda` work on a stream of
+//!   each thread, those of `new_cuda_with_stream` on one of their own; both do here.
+//! - `Device::Cpu` with the feature `emulator`: the same kernels on the CPU, very slow, for tests on
+//!   a machine without a GPU. A process uses one or the other: the emulator, once used, stands in for
+//!   the driver.
+//! - Metal: an error.
+//!
+//! Rows of logits may be apart (`narrow` of the last dimension, a padded vocabulary): they are read
+//! where they lie. Of other tensors that are not contiguous, transposed ones for example, a
+//! contiguous copy is made first, through candle's tape.
+//!
+//! # What a training step costs
+//!
+//! Forward reads the logits once, and keeps nothing for backward. Backward reads them again and
+//! writes their gradient, scaled by what arrives from upstream: `(loss * 0.5)?.backward()`, a loss
+//! used twice and a second `backward` are right. Without a variable behind the logits only the
+//! former happens.
+//!
+//! candle then adds that gradient to zeros: for the first gradient of a tensor that is not the
+//! result of `backward`, it allocates as much again, fills it with zeros, and adds. These are four
+//! passes over a tensor of the logits' size, which cost several times what the loss does, and candle
+//! has no way around them for an operation of another crate's.
+#![deny(missing_docs)]
+
+mod check;
+mod cross_entropy;
+mod memory;
+mod nll;
+mod pairwise;
+mod queue;
+
+pub use check::check;
+pub use cross_entropy::CrossEntropy;
+pub use fused_loss::{
+    BatchMean, Huber, KlDiv, Mean, Mse, RowMean, RowSum, SmoothL1, Sum, reduction,
+};
+pub use nll::nll;
+
+use candle_core::{Device, Error, Result, Tensor, bail};
+
+/// A loss of candle's tensors.
+pub trait TensorLoss {
+    /// The loss of an input and a target, which are on one device. On candle's tape, if one of them
+    /// is.
+    ///
+    /// # Errors
+    /// Where shapes, types or options do not fit, or the device has none of these kernels.
+    fn loss(&self, input: &Tensor, target: &Tensor) -> Result<Tensor>;
+}
+
+/// The cross-entropy of logits, of shape `[N, C]`, and targets, classes of shape `[N]`: the mean of
+/// those rows whose target is not −100. A drop-in for `candle_nn::loss::cross_entropy`; see
+/// [`CrossEntropy`] for options, and [`check()`] for a target that is no class.
+///
+/// # Errors
+/// Where shapes, types or devices do not fit.
+pub fn cross_entropy(inp: &Tensor, target: &Tensor) -> Result<Tensor> {
+    CrossEntropy::new().loss(inp, target)
+}
+
+/// The mean squared error of an input and a target of one shape. A drop-in for
+/// `candle_nn::loss::mse`; see [`Mse`] for other reductions.
+///
+/// # Errors
+/// Where shapes, types or devices do not fit.
+pub fn mse(inp: &Tensor, target: &Tensor) -> Result<Tensor> {
+    Mse::new().loss(inp, target)
+}
+
+/// Huber's loss of an input and a target of one shape. A drop-in for `candle_nn::loss::huber`; see
+/// [`Huber`] for other reductions.
+///
+/// # Errors
+/// Where shapes, types or devices do not fit, or `delta` is not positive.
+pub fn huber(inp: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
+    Huber::new(delta).loss(inp, target)
+}
+
+/// The library's error as one of candle's.
+fn wrap(error: fused_loss::Error) -> Error {
+    Error::wrap(error)
+}
+
+/// The tensor, on a device with these kernels, with its rows as the kernels take them: where it
+/// lies, or in a contiguous copy.
+fn for_rows(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.device() {
+        Device::Metal(_) => bail!("{}", memory::NO_METAL),
+        #[cfg(not(feature = "emulator"))]
+        Device::Cpu => bail!("{}", memory::NO_CPU),
+        _ => {}
+    }
+    match memory::row_stride(tensor.layout()) {
+        Some(_) => Ok(tensor.clone()),
+        None => tensor.contiguous(),
+    }
+}
+
+/// `$body` with `$T` the number type of that name.
+macro_rules! for_float {
+    ($dtype:expr, $argument:literal, $T:ident => $body:expr) => {{
+        use candle_core::DType;
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => candle_core::bail!(
+                "{}: expected a tensor of F32, F64, F16 or BF16, got {other:?}",
+                $argument
+            ),
+        }
+    }};
+}
+use for_float;
+
+/// The result of a forward pass, as an operation of candle's on that device returns it.
+macro_rules! storage_of {
+    ($device:ident, $forward:expr) => {
+        match $forward? {
+            (candle_core::Storage::$device(storage), shape) => Ok((storage, shape)),
+            _ => candle_core::bail!("a loss is on the device of its input"),
+        }
+    };
+}
+use storage_of;

@@ -1,6 +1,6 @@
 //! candle_nn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the
-//! median of 20, each with a synchronisation, and the most memory that a step had beside the logits.
-//! Losses and gradients are compared first, with candle_nn's of the logits in f32.
+//! median of 20, each with a synchronisation, and the most memory that a step had beside the
+//! logits. Losses and gradients are compared first, with candle_nn's of the logits in f32.
 //!
 //! `cargo run --release --features cuda --example bench`, on a machine with a GPU.
 

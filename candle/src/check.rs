@@ -20,8 +20,8 @@ pub(crate) fn len_with_fault(values: usize, dtype: DType) -> usize {
 ///
 /// The kernel finds a bad target, and the call has returned by then: a loss that it is part of is
 /// NaN, and so is the gradient of its row. candle reads tensors itself and knows nothing of it, so
-/// ask here: where a loss is NaN, or wherever a training loop reads its loss anyway. This copies the
-/// loss from the device, as `to_scalar` does.
+/// ask here: where a loss is NaN, or wherever a training loop reads its loss anyway. This copies
+/// the loss from the device, as `to_scalar` does.
 ///
 /// # Errors
 /// With [`fused_loss::Error::TargetOutOfRange`]'s text: the lowest such row, its target, and the

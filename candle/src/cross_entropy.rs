@@ -2,7 +2,7 @@
 
 use crate::check;
 use crate::memory::{Input, Operand, Output, dtype_of};
-use crate::pairwise::{gradients, grads, tensors, writes};
+use crate::pairwise::{gradients, grads, operands, tensors, writes};
 use crate::queue::Place;
 use crate::{TensorLoss, for_float, for_rows, storage_of};
 use candle_core::{
@@ -260,12 +260,7 @@ impl<R: SampleReduction + Send + Sync + 'static> CustomOp2 for CrossEntropy<R> {
         let wanted = [input.track_op(), probabilities && target.track_op()];
         let upstream = upstream.contiguous()?;
         let tensors = [input, target, &upstream].map(|tensor| tensor.storage_and_layout());
-        let [input, target, upstream] = &tensors;
-        let operands = [
-            Operand::new(&input.0, input.1)?,
-            Operand::new(&target.0, target.1)?,
-            Operand::new(&upstream.0, upstream.1)?,
-        ];
+        let operands = operands(&tensors)?;
         let [of_input, of_target] = for_float!(
             operands[0].dtype(), "input", T => self.backward_of::<T>(operands, wanted)
         )?;

@@ -31,9 +31,9 @@
 //!
 //! - `Device::Cuda` with the feature `cuda`. Devices made by `Device::new_cuda` work on a stream of
 //!   each thread, those of `new_cuda_with_stream` on one of their own; both do here.
-//! - `Device::Cpu` with the feature `emulator`: the same kernels on the CPU, very slow, for tests on
-//!   a machine without a GPU. A process uses one or the other: the emulator, once used, stands in for
-//!   the driver.
+//! - `Device::Cpu` with the feature `emulator`: the same kernels on the CPU, very slow, for tests
+//!   on a machine without a GPU. A process uses one or the other: the emulator, once used, stands in
+//!   for the driver.
 //! - Metal: an error.
 //!
 //! Rows of logits may be apart (`narrow` of the last dimension, a padded vocabulary): they are read
@@ -49,8 +49,8 @@
 //!
 //! candle then adds that gradient to zeros: for the first gradient of a tensor that is not the
 //! result of `backward`, it allocates as much again, fills it with zeros, and adds. These are four
-//! passes over a tensor of the logits' size, which cost several times what the loss does, and candle
-//! has no way around them for an operation of another crate's.
+//! passes over a tensor of the logits' size, which cost several times what the loss does, and
+//! candle has no way around them for an operation of another crate's.
 #![deny(missing_docs)]
 
 mod check;

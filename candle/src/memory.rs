@@ -5,6 +5,7 @@
 
 use crate::queue::Place;
 use crate::wrap;
+use bytemuck::allocation::pod_collect_to_vec;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, DType, Layout, Result, Storage, bail};
 use fused_loss::{Dtype, Element, Float, Gpu, Shape, View, ViewMut};
@@ -253,7 +254,7 @@ macro_rules! dtypes {
 
         fn cpu_storage(dtype: DType, bytes: &[u8]) -> Result<CpuStorage> {
             match dtype {
-                $(DType::$name => Ok(CpuStorage::$name(bytemuck::allocation::pod_collect_to_vec(bytes))),)+
+                $(DType::$name => Ok(CpuStorage::$name(pod_collect_to_vec(bytes))),)+
                 other => bail!("no loss is a tensor of {other:?}"),
             }
         }

@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, Result, Shape, Sto
 use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction, Reduction};
 use fused_loss::{Float, Grads, Huber, KlDiv, Mse, SmoothL1, Stream, View, ViewMut, Workspace};
 use std::fmt::Debug;
+use std::ops::Deref;
 
 /// A loss of the library's, whatever its name.
 trait Pairwise: Copy + Debug + Send + Sync + 'static {
@@ -131,6 +132,14 @@ impl<L: Pairwise> Op<L> {
     }
 }
 
+/// The input, target and upstream gradient of a backward pass, from their storages and layouts.
+pub(crate) fn operands<'a, S: Deref<Target = Storage>>(
+    tensors: &'a [(S, &'a Layout); 3],
+) -> Result<[Operand<'a>; 3]> {
+    let operand = |which: usize| Operand::new(&tensors[which].0, tensors[which].1);
+    Ok([operand(0)?, operand(1)?, operand(2)?])
+}
+
 /// Memory for the gradients that are wanted, of the shape of the input.
 pub(crate) fn gradients(
     place: &Place,
@@ -230,12 +239,7 @@ impl<L: Pairwise> CustomOp2 for Op<L> {
         let wanted = [input.track_op(), target.track_op()];
         let upstream = upstream.contiguous()?;
         let tensors = [input, target, &upstream].map(|tensor| tensor.storage_and_layout());
-        let [input, target, upstream] = &tensors;
-        let operands = [
-            Operand::new(&input.0, input.1)?,
-            Operand::new(&target.0, target.1)?,
-            Operand::new(&upstream.0, upstream.1)?,
-        ];
+        let operands = operands(&tensors)?;
         let [of_input, of_target] = for_float!(
             operands[0].dtype(), "input", T => self.backward_of::<T>(operands, wanted)
         )?;

@@ -1,5 +1,5 @@
-//! Streams, devices and other users of a GPU, in a build for CUDA. Without a GPU there is nothing to
-//! test here.
+//! Streams, devices and other users of a GPU, in a build for CUDA. Without a GPU there is nothing
+//! to test here.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -1,6 +1,7 @@
 //! Device memory: address space reserved once, backed by pages as they are touched, never reused.
 //!
-//! Behind the space for data lies as much for marks, a byte for each byte: 1 once it has been written.
+//! Behind the space for data lies as much for marks, a byte for each byte: 1 once it has been
+//! written.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
@@ -118,8 +119,8 @@ pub(crate) fn free(start: usize) -> bool {
     };
     space.freed.insert(start, len);
     for pages_at in [start, mark_of(start)] {
-        // SAFETY: the pages were this allocation's alone; mapping them anew gives them back and leaves
-        // the addresses reserved, without access.
+        // SAFETY: the pages were this allocation's alone; mapping them anew gives them back and
+        // leaves the addresses reserved, without access.
         unsafe {
             libc::mmap(
                 pages_at as *mut libc::c_void,
@@ -144,7 +145,8 @@ fn mark_of(address: usize) -> usize {
 /// # Safety
 /// They lie in one allocation.
 pub(crate) unsafe fn mark_written(start: usize, bytes: usize) {
-    // SAFETY: an allocation's marks are mapped with it. Threads that mark the same bytes write the same.
+    // SAFETY: an allocation's marks are mapped with it. Threads that mark the same bytes write
+    // the same.
     unsafe { std::ptr::write_bytes(mark_of(start) as *mut u8, 1, bytes) };
 }
 

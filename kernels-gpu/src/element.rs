@@ -1,6 +1,7 @@
 //! Element types: how one is loaded 16 bytes at a time, widened for arithmetic, and narrowed.
 
 use crate::abi::Dtype;
+use crate::float64;
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
@@ -51,30 +52,36 @@ pub trait Real:
     fn from_i32(value: i32) -> Self;
     /// `self * a + b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
-    /// Logarithms may take the short way for plain numbers: those below 4 whose [`rank`](Self::rank) is below this.
+    /// Logarithms may take the short way for plain numbers: those below 4 whose
+    /// [`rank`](Self::rank) is below this.
     const PLAIN_RANKS: u32;
-    /// How far a number lies above the least that is plain, 4 times the smallest normal one; of numbers that are
-    /// not plain at least [`Self::PLAIN_RANKS`]. Ratios of plain numbers are normal numbers.
+    /// How far a number lies above the least that is plain, 4 times the smallest normal one; of
+    /// numbers that are not plain at least [`Self::PLAIN_RANKS`]. Ratios of plain numbers are
+    /// normal numbers.
     fn rank(self) -> u32;
-    /// `self / divisor`, but perhaps for the last bit, for a magnitude not above the divisor, which is a sum
-    /// of plain numbers.
+    /// `self / divisor`, but perhaps for the last bit, for a magnitude not above the divisor, which
+    /// is a sum of plain numbers.
     fn over_plain(self, divisor: Self) -> Self;
     /// `self / divisor` to 3 units in the last place in f32, to 1 in f64; for plain numbers and
     /// what is between them.
     fn quickly_over(self, divisor: Self) -> Self;
-    /// 2ᵏ so that `self` is between two thirds and one and a half of 2ᵏ `other`; for plain numbers. As integers,
-    /// floating-point numbers are nearly their logarithms: the difference, rounded to exponents, is k.
+    /// 2ᵏ so that `self` is between two thirds and one and a half of 2ᵏ `other`; for plain numbers.
+    /// As integers, floating-point numbers are nearly their logarithms: the difference, rounded to
+    /// exponents, is k.
     fn scale_from(self, other: Self) -> Self;
     /// What [`quick_ln`](Self::quick_ln) counts in.
     const LN_UNIT: Self;
-    /// ln 2ᵏ + 2 artanh(d/a) in units of [`Self::LN_UNIT`], for |d/a| up to 0.2, where `scale` is 2ᵏ. Exactly 0 for
-    /// k = 0 and d = 0; in f32 to 8e-7 of it, in f64 to 2.2 units in the last place.
+    /// ln 2ᵏ + 2 artanh(d/a) in units of [`Self::LN_UNIT`], for |d/a| up to 0.2, where `scale` is
+    /// 2ᵏ. Exactly 0 for k = 0 and d = 0; in f32 to 8e-7 of it, in f64 to 2.2 units in the last
+    /// place.
     fn quick_ln(scale: Self, d: Self, a: Self) -> Self;
-    /// `self` − ln 2ᵏ − 2 artanh(d/a), likewise; in f32 to 4 units in the last place of the logarithm.
+    /// `self` − ln 2ᵏ − 2 artanh(d/a), likewise; in f32 to 4 units in the last place of the
+    /// logarithm.
     fn less_ln(self, scale: Self, d: Self, a: Self) -> Self;
     /// Whether it is not a number.
     fn is_nan(self) -> bool;
-    /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a number.
+    /// The significand of a positive normal number, from 1 up to 2. Of any other, still such a
+    /// number.
     fn mantissa(self) -> Self;
     /// The exponent of a positive normal number.
     fn exponent(self) -> i32;
@@ -90,12 +97,12 @@ pub trait Real:
     fn max(self, other: Self) -> Self;
     /// eˣ. In f32 to 2e-7 of it, in f64 to 1 unit in the last place.
     fn exp(self) -> Self;
-    /// eˣ for x of at most 0. In f32 to 2 units in the last place of eˣ and of x, and 0 where it would be
-    /// subnormal; in f64 to 1 unit in the last place, and 0 from −708 down. Of a NaN, which is one
-    /// that an operation made, NaN.
+    /// eˣ for x of at most 0. In f32 to 2 units in the last place of eˣ and of x, and 0 where it
+    /// would be subnormal; in f64 to 1 unit in the last place, and 0 from −708 down. Of a NaN,
+    /// which is one that an operation made, NaN.
     fn exp_below(self) -> Self;
-    /// eˣ for many x, relative to one logit: [`exp_shifted`](Self::exp_shifted) by this times [`unshift`](Self::unshift)
-    /// is e^(x − center), and costs a rounding and an instruction less.
+    /// eˣ for many x, relative to one logit: [`exp_shifted`](Self::exp_shifted) by this times
+    /// [`unshift`](Self::unshift) is e^(x − center), and costs a rounding and an instruction less.
     fn shift_from(center: Self) -> Self;
     /// Of numbers of at most the center.
     fn exp_shifted(self, shift: Self) -> Self;
@@ -117,14 +124,14 @@ macro_rules! upper {
         ($name::to_bits($value) >> (8 * size_of::<$name>() - 32)) as u32
     };
 }
+pub(crate) use upper;
 
-/// The polynomial with these coefficients, lowest first.
+/// The polynomial in `$x` with these coefficients, lowest first.
 macro_rules! horner {
-    ($x:ident; ($last:literal)) => { $last };
-    ($x:ident; ($first:literal $($rest:literal)+)) => {
-        Self::fma(horner!($x; ($($rest)+)), $x, $first)
-    };
+    ($x:ident; $last:expr) => { $last };
+    ($x:ident; $first:expr, $($rest:expr),+) => { $x.fma(horner!($x; $($rest),+), $first) };
 }
+pub(crate) use horner;
 
 macro_rules! reals {
     ($(
@@ -132,7 +139,7 @@ macro_rules! reals {
         $exp_of:path, $exp_below:path,
         shift $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
-        artanh $artanh:tt, exp_tail $exp:tt;
+        tails $artanh:path, $exp:path;
     )+) => {$(
         #[allow(clippy::excessive_precision)] // as published
         impl Real for $name {
@@ -273,12 +280,12 @@ macro_rules! reals {
 
             #[inline(always)]
             fn artanh_tail(z: Self) -> Self {
-                z * horner!(z; $artanh)
+                $artanh(z)
             }
 
             #[inline(always)]
             fn exp_tail(r: Self) -> Self {
-                horner!(r; $exp)
+                $exp(r)
             }
         }
     )+};
@@ -289,27 +296,13 @@ reals! {
         exp_f32, exp_below_f32,
         shift shift_from_f32, exp_shifted_f32, unshift_f32, 16_777_216.0,
         quick_ln_f32, unit LN_UNIT_F32, less_ln_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
-        artanh (0.666_666_6 0.400_009_72 0.284_987_87 0.242_790_79),
-        exp_tail (0.5 0.166_666_67 0.041_665_795 0.008_333_452 0.001_398_199_9 1.987_569_1e-4);
-    f64: u64, f64_from_i32, math::fma_f64, quickly_divide_f64, quickly_divide_f64,
-        exp_f64, exp_below_f64,
-        shift core::ops::Neg::neg, exp_shifted_f64, unshift_f64, f64::NAN,
-        quick_ln_f64, unit 1.0, less_ln_f64, whole 6_755_399_441_055_744.0,
+        tails artanh_tail_f32, exp_tail_f32;
+    f64: u64, float64::from_i32, math::fma_f64, float64::quickly_divide, float64::quickly_divide,
+        float64::exp, float64::exp_below,
+        shift core::ops::Neg::neg, float64::exp_shifted, float64::unshift, f64::NAN,
+        float64::quick_ln, unit 1.0, float64::less_ln, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
-        // Both by Remez' exchange, in 50 digits and then rounded. The logarithm of which this is
-        // the tail is off by 1.5e-17 of it at most, ...
-        artanh (
-            0.666_666_666_666_726_8 0.399_999_999_961_763_55 0.285_714_293_929_298_26
-            0.222_221_386_761_166_48 0.181_863_495_402_880_22 0.152_503_087_327_220_7
-            0.153_673_261_999_609_12
-        ),
-        // ... eʳ − 1 by 2.3e-17 of it, and eʳ by 9e-18 of it.
-        exp_tail (
-            0.500_000_000_000_000_6 0.166_666_666_666_666_85 0.041_666_666_666_573_7
-            0.008_333_333_333_314_567 0.001_388_888_893_235_446_8 1.984_126_990_305_328_4e-4
-            2.480_150_447_676_909_3e-5 2.755_722_795_398_833_4e-6 2.762_631_366_684_111e-7
-            2.511_446_831_191_571_7e-8
-        );
+        tails float64::artanh_tail, float64::exp_tail;
 }
 
 #[inline(always)]
@@ -317,47 +310,27 @@ fn f32_from_i32(value: i32) -> f32 {
     value as f32
 }
 
-/// Without a conversion, which takes as long as four additions and more: the digits of a number
-/// from 2⁵² to 2⁵³ are an integer.
-#[inline(always)]
-fn f64_from_i32(value: i32) -> f64 {
-    const DIGITS: u64 = 4_503_599_627_370_496.0_f64.to_bits();
-    const BIAS: f64 = 4_503_599_627_370_496.0 + 2_147_483_648.0;
-    let biased = value.cast_unsigned() ^ SIGN;
-    f64::from_bits(DIGITS | u64::from(biased)) - BIAS
-}
-
-/// The reciprocal r is off by e = 1 − br, at most 2⁻¹⁹: a/b is ar/(1 − e) = ar (1 + e + e²), and e³
-/// is too little to count. To what is added belongs what the product ar is rounded by.
-#[inline(always)]
-fn quickly_divide_f64(a: f64, b: f64) -> f64 {
-    let reciprocal = math::reciprocal_approx_f64(b);
-    let off = (-b).fma(reciprocal, 1.0);
-    let quotient = a * reciprocal;
-    let rounded_by = a.fma(reciprocal, -quotient);
-    quotient + quotient.fma(off.fma(off, off), rounded_by)
-}
-
 #[inline(always)]
 fn quickly_divide_f32(a: f32, b: f32) -> f32 {
     a * math::reciprocal_approx_f32(b)
 }
 
-/// k ln 2 in the units of which ln 2 has `ln_2`, where `scale` is 2ᵏ. Rounded once: `ln_2` has no more than 17 bits, so
-/// that its products with exponents and with their bias of 127 are exact.
+/// k ln 2 in the units of which ln 2 has `ln_2`, where `scale` is 2ᵏ. Rounded once: `ln_2` has no
+/// more than 17 bits, so that its products with exponents and with their bias of 127 are exact.
 #[inline(always)]
 fn ln_of_scale_f32(scale: f32, ln_2: f32) -> f32 {
     const EXPONENT: f32 = 8_388_608.0;
     (scale.to_bits().cast_signed() as f32).fma(ln_2 / EXPONENT, -127.0 * ln_2)
 }
 
-// Two polynomials for 2 artanh s, fitted for the least largest error up to s² = 0.04 and next to none at 0. The
-// coefficient of the highest power is the unit, so that each multiplication adds a power; ln 2 is a short number of
-// units, to 1e-10.
+// Two polynomials for 2 artanh s, fitted for the least largest error up to s² = 0.04 and next to
+// none at 0. The coefficient of the highest power is the unit, so that each multiplication adds a
+// power; ln 2 is a short number of units, to 1e-10.
 
 const LN_UNIT_F32: f32 = 0.416_799_04;
 
-/// In units: s ((s² + α)² + β), to 3.7e-7; as much again are roundings and the reciprocal's error at worst.
+/// In units: s ((s² + α)² + β), to 3.7e-7; as much again are roundings and the reciprocal's error
+/// at worst.
 #[inline(always)]
 fn quick_ln_f32(scale: f32, d: f32, a: f32) -> f32 {
     const ALPHA: f32 = 0.799_482_7;
@@ -367,8 +340,8 @@ fn quick_ln_f32(scale: f32, d: f32, a: f32) -> f32 {
     s.fma(u.fma(u, BETA), ln_of_scale_f32(scale, 27_247.0 / 16_384.0))
 }
 
-/// In units of its own: s (((s² + α)² + β) (s² + α) + γ), to 3e-9. What is left of a logarithm when x is taken from
-/// it shows errors that do not average out.
+/// In units of its own: s (((s² + α)² + β) (s² + α) + γ), to 3e-9. What is left of a logarithm when
+/// x is taken from it shows errors that do not average out.
 #[inline(always)]
 fn less_ln_f32(x: f32, scale: f32, d: f32, a: f32) -> f32 {
     const UNIT: f32 = 0.303_277_34;
@@ -390,34 +363,15 @@ pub(crate) fn ln_of_parts<R: Real>(k: R, d: R, a: R) -> R {
 }
 
 #[inline(always)]
-fn quick_ln_f64(scale: f64, d: f64, a: f64) -> f64 {
-    ln_of_parts(f64::from_i32(scale.exponent()), d, a)
+fn exp_tail_f32(r: f32) -> f32 {
+    horner!(r; 0.5, 0.166_666_67, 0.041_665_795, 0.008_333_452, 0.001_398_199_9, 1.987_569_1e-4)
 }
 
+/// That of fdlibm's logf.
+#[allow(clippy::excessive_precision)] // as published
 #[inline(always)]
-fn less_ln_f64(x: f64, scale: f64, d: f64, a: f64) -> f64 {
-    x - quick_ln_f64(scale, d, a)
-}
-
-/// eʳ and n, so that eˣ is 2ⁿ eʳ, with |r| at most half of ln 2. A multiprocessor of an H100 has
-/// time for 25 operations in f64 while the memory brings an element: these are 15. A table would
-/// save 5, but costs a gather from it.
-#[inline(always)]
-fn exp_and_power(x: f64) -> (f64, u32) {
-    // Of the sum with a number whose unit is 1, the last digits are n: no conversion.
-    let whole = x.fma(core::f64::consts::LOG2_E, f64::WHOLE);
-    let n = whole - f64::WHOLE;
-    let r = (-n).fma(f64::LN_2_LOW, (-n).fma(f64::LN_2_HIGH, x));
-    (r.fma(r.fma(f64::exp_tail(r), 1.0), 1.0), whole.to_bits() as u32)
-}
-
-/// The sign bit of an upper half.
-const SIGN: u32 = 1 << 31;
-
-/// `x` times 2ⁿ, where both are normal numbers: the power is added to the exponent.
-#[inline(always)]
-fn times_power(x: f64, n: u32) -> f64 {
-    f64::from_bits(x.to_bits().wrapping_add(u64::from(n << 20) << 32))
+fn artanh_tail_f32(z: f32) -> f32 {
+    z * horner!(z; 0.666_666_6, 0.400_009_72, 0.284_987_87, 0.242_790_79)
 }
 
 /// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
@@ -437,39 +391,13 @@ fn exp_f32(x: f32) -> f32 {
     if x.is_nan() { x } else { value }
 }
 
-/// Without a jump: a caller needs the same exponential in more than one place, and LLVM computes
-/// anew what jumps.
-#[inline(always)]
-fn exp_f64(x: f64) -> f64 {
-    // Beyond 1000 all exponentials are infinite or 0.
-    let upper = upper!(f64, x);
-    let near = (upper & !SIGN).min(upper!(f64, 1000.0)) | upper & SIGN;
-    let (value, n) = exp_and_power(f64::from_bits(u64::from(near) << 32 | x.to_bits() << 32 >> 32));
-    // In two steps: 2ⁿ alone may be beyond the type. The second one rounds what is subnormal.
-    let first = n.cast_signed() >> 1;
-    let second = n.cast_signed() - first;
-    let value = times_power(value, first.cast_unsigned()) * f64::power_of_two(second);
-    if x.is_nan() { x } else { value }
-}
-
-/// What is special is told by integers, without another operation in f64, and without a jump: rows
-/// are filled up with −∞.
-#[inline(always)]
-fn exp_below_f64(x: f64) -> f64 {
-    let (value, n) = exp_and_power(x);
-    // As signed integers the upper halves of NaNs are above that of −∞, and those of finite numbers
-    // below 0 are not.
-    let is_nan = upper!(f64, x).cast_signed() > upper!(f64, f64::NEG_INFINITY).cast_signed();
-    let special = if is_nan { f64::from_bits(u64::from(upper!(f64, x)) << 32) } else { 0.0 };
-    if upper!(f64, x) & !SIGN < upper!(f64, 708.0) { times_power(value, n) } else { special }
-}
-
 #[inline(always)]
 fn exp_below_f32(x: f32) -> f32 {
     math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
 }
 
-/// In powers of two, where the exponential is one multiplication and addition. An infinite one is beyond [`Real::FAR`].
+/// In powers of two, where the exponential is one multiplication and addition. An infinite one is
+/// beyond [`Real::FAR`].
 #[inline(always)]
 fn shift_from_f32(center: f32) -> f32 {
     -(center * core::f32::consts::LOG2_E)
@@ -486,15 +414,23 @@ fn unshift_f32(center: f32, shift: f32) -> f32 {
     math::exp2_approx_f32((-center).fma(core::f32::consts::LOG2_E, -shift))
 }
 
-#[inline(always)]
-fn exp_shifted_f64(x: f64, shift: f64) -> f64 {
-    exp_below_f64(x + shift)
+/// What logits are relative to when their exponentials are computed.
+#[derive(Clone, Copy)]
+pub enum Base<R> {
+    /// A logit, for [`Real::exp_below`].
+    Center(R),
+    /// What [`Real::shift_from`] made of a logit.
+    Shift(R),
 }
 
-/// Nothing was rounded.
-#[inline(always)]
-fn unshift_f64(_: f64, _: f64) -> f64 {
-    1.0
+impl<R: Real> Base<R> {
+    #[inline(always)]
+    pub(crate) fn exp(self, x: R) -> R {
+        match self {
+            Base::Center(center) => (x - center).exp_below(),
+            Base::Shift(shift) => x.exp_shifted(shift),
+        }
+    }
 }
 
 /// The types that tensors hold.
@@ -513,7 +449,8 @@ pub trait Element: Word {
     fn narrow(value: Self::Real) -> Self;
     /// Element `lane` of 16 bytes.
     fn extract(from: Vec16, lane: u32) -> Self;
-    /// The largest element of N times 16 bytes. NaN is passed over.
+    /// The largest element of N times 16 bytes. NaN is passed over; of nothing but NaN, it may be
+    /// −∞.
     #[inline(always)]
     fn greatest<const N: usize>(from: [Vec16; N]) -> Self::Real {
         let mut greatest = Self::extract(from[0], 0).widen();
@@ -526,6 +463,21 @@ pub trait Element: Word {
         });
         greatest
     }
+    /// Calls `with` with the index of each of N vectors and the exponentials of its lanes.
+    #[inline(always)]
+    fn exps<const N: usize>(
+        from: [Vec16; N],
+        base: Base<Self::Real>,
+        mut with: impl FnMut(usize, [Self::Real; MAX_LANES]),
+    ) {
+        unrolled!(for k in 0..N; {
+            let mut exps = [Self::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..Self::LANES as usize; {
+                exps[lane] = base.exp(Self::extract(from[k], lane as u32).widen());
+            });
+            with(k, exps);
+        });
+    }
     /// 16 bytes of the first elements.
     fn pack(elements: [Self; MAX_LANES]) -> Vec16;
     /// 16 bytes of the first values, each as [`narrow`](Self::narrow)ed.
@@ -535,8 +487,8 @@ pub trait Element: Word {
 /// The most elements that 16 bytes hold.
 pub const MAX_LANES: usize = 8;
 
-/// A loop over 0 to a constant of at most [`MAX_LANES`], written out: LLVM does not unroll every loop over a
-/// register array nor inline every closure, and what stays puts the array in memory.
+/// A loop over 0 to a constant of at most [`MAX_LANES`], written out: LLVM does not unroll every
+/// loop over a register array nor inline every closure, and what stays puts the array in memory.
 macro_rules! unrolled {
     (for $index:ident in 0..$count:expr; $body:block) => {
         $crate::element::unrolled!(@ $index $count; $body; 0 1 2 3 4 5 6 7)
@@ -604,6 +556,49 @@ impl Element for f64 {
     fn extract(from: Vec16, lane: u32) -> Self {
         let word = |half: u32| u64::from(from.0[(2 * lane + half) as usize]);
         f64::from_bits(word(1) << 32 | word(0))
+    }
+
+    #[inline(always)]
+    fn greatest<const N: usize>(from: [Vec16; N]) -> f64 {
+        let mut greatest = f64::NEG_INFINITY;
+        unrolled!(for k in 0..N; {
+            unrolled!(for lane in 0..Self::LANES as usize; {
+                let x = Self::extract(from[k], lane as u32);
+                greatest = float64::larger(x, greatest);
+            });
+        });
+        greatest
+    }
+
+    /// Of two vectors at a time: one exponential is a chain of operations that wait for each other,
+    /// and more than four need more registers than there are.
+    #[inline(always)]
+    fn exps<const N: usize>(
+        from: [Vec16; N],
+        base: Base<f64>,
+        mut with: impl FnMut(usize, [f64; MAX_LANES]),
+    ) {
+        let lane = |k: usize, lane: u32| match base {
+            Base::Center(center) => Self::extract(from[k], lane) - center,
+            Base::Shift(shift) => Self::extract(from[k], lane) + shift,
+        };
+        let of_vector = |first, second| {
+            let mut exps = [0.0; MAX_LANES];
+            [exps[0], exps[1]] = [first, second];
+            exps
+        };
+        unrolled!(for pair in 0..N.div_ceil(2); {
+            let k = 2 * pair;
+            if k + 1 < N {
+                let x = [lane(k, 0), lane(k, 1), lane(k + 1, 0), lane(k + 1, 1)];
+                let [a, b, c, d] = float64::exps_below(x);
+                with(k, of_vector(a, b));
+                with(k + 1, of_vector(c, d));
+            } else {
+                let [a, b] = float64::exps_below([lane(k, 0), lane(k, 1)]);
+                with(k, of_vector(a, b));
+            }
+        });
     }
 
     #[inline(always)]

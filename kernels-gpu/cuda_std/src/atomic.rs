@@ -2,10 +2,12 @@
 
 use crate::side;
 
-/// Raises a number in global memory to `value` if it is lower; whatever this thread writes afterwards is seen after it.
+/// Raises a number in global memory to `value` if it is lower; whatever this thread writes
+/// afterwards is seen after it.
 ///
 /// # Safety
-/// `at` is aligned and points to an initialised `u64` that is only accessed atomically while other threads may.
+/// `at` is aligned and points to an initialised `u64` that is only accessed atomically while other
+/// threads may.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn fetch_max(at: *mut u64, value: u64) {
@@ -24,7 +26,8 @@ pub unsafe fn fetch_add(at: *mut u64, value: u64) -> u64 {
     unsafe { side::fetch_add(at, value) }
 }
 
-/// What another thread had made visible to the device before it wrote what this thread has read, is visible after.
+/// What another thread had made visible to the device before it wrote what this thread has read, is
+/// visible after.
 #[inline(always)]
 pub fn fence() {
     side::fence();

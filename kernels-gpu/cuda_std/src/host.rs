@@ -161,7 +161,8 @@ pub(crate) fn wait_for_copies<const BUT: u32>() {
 #[track_caller]
 pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
     check_global(at, Access::Store);
-    // SAFETY: the machine has checked the address. Released, so that what a fence has put before it is.
+    // SAFETY: the machine has checked the address. Released, so that what a fence has put before it
+    // is.
     unsafe { AtomicU64::from_ptr(at) }.store(value, Ordering::Release);
 }
 
@@ -170,6 +171,12 @@ pub(crate) unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
     check_global(at, Access::Load);
     // SAFETY: the machine has checked the address.
     unsafe { at.read() }
+}
+
+#[track_caller]
+pub(crate) unsafe fn load_vec16(at: *const Vec16) -> Vec16 {
+    // SAFETY: the caller's conditions.
+    unsafe { load_streaming(at) }
 }
 
 #[track_caller]
@@ -350,6 +357,10 @@ pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
 }
 
 /// As short as the instruction makes it, so that tests on the CPU see what is made of it.
+pub(crate) fn f64_from_halves(upper: u32, lower: u32) -> f64 {
+    f64::from_bits(u64::from(upper) << 32 | u64::from(lower))
+}
+
 pub(crate) fn reciprocal_approx_f64(x: f64) -> f64 {
     let upper = |x: f64| f64::from_bits(x.to_bits() >> 32 << 32);
     upper(1.0 / upper(x))

@@ -1,5 +1,5 @@
 //! The names a kernel may call, after Rust-CUDA's `cuda_std`: [`thread`], [`warp`], [`memory`],
-//! [`atomic`], [`math`] and [`shared_array!`].
+//! [`atomic`], [`math`], [`shared_array!`] and [`lookup_table!`].
 //!
 //! Every name has two sides. For `nvptx64` it is a PTX instruction. Anywhere else it is a call to
 //! the [`host::Machine`] that runs the current thread, which is how the emulator executes the same
@@ -31,5 +31,6 @@ pub mod math;
 pub mod memory;
 mod shared;
 pub use shared::SharedArray;
+mod table;
 pub mod thread;
 pub mod warp;

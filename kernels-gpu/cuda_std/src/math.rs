@@ -38,15 +38,15 @@ pub fn bf16_from_f32(value: f32) -> u16 {
     side::bf16_from_f32(value)
 }
 
-/// `a / b` for |a| ≤ b and normal b up to 2¹²⁶, but perhaps for the last bit: without the cases that a division
-/// elsewhere has to look out for.
+/// `a / b` for |a| ≤ b and normal b up to 2¹²⁶, but perhaps for the last bit: without the cases
+/// that a division elsewhere has to look out for.
 #[inline(always)]
 pub fn divide_plain_f32(a: f32, b: f32) -> f32 {
     side::divide_plain_f32(a, b)
 }
 
-/// `a / b`, but perhaps for the last bits, for b of which 1/b is normal: a third of the instructions of a division, none of them a
-/// jump.
+/// `a / b`, but perhaps for the last bits, for b of which 1/b is normal: a third of the
+/// instructions of a division, none of them a jump.
 #[inline(always)]
 pub fn divide_plain_f64(a: f64, b: f64) -> f64 {
     side::divide_plain_f64(a, b)
@@ -63,6 +63,12 @@ pub fn reciprocal_approx_f32(x: f32) -> f32 {
 #[inline(always)]
 pub fn reciprocal_approx_f64(x: f64) -> f64 {
     side::reciprocal_approx_f64(x)
+}
+
+/// The f64 with these halves, as one move: LLVM would shift and add the halves.
+#[inline(always)]
+pub fn f64_from_halves(upper: u32, lower: u32) -> f64 {
+    side::f64_from_halves(upper, lower)
 }
 
 /// Two f32 to IEEE binary16, to nearest even: the first in the lower half.

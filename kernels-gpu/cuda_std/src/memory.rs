@@ -34,8 +34,9 @@ pub unsafe fn load<T: Word>(at: *const T) -> T {
     unsafe { side::load(at) }
 }
 
-/// Loads a word that another block of the launch may write at the same time: as it was, or as it became. Not ordered with
-/// anything else but by a [`fence`](crate::atomic::fence): loads that were, each, would wait for each other.
+/// Loads a word that another block of the launch may write at the same time: as it was, or as it
+/// became. Not ordered with anything else but by a [`fence`](crate::atomic::fence): loads that
+/// were, each, would wait for each other.
 ///
 /// # Safety
 /// 1. `at` is aligned and points to an initialised `u64` in global memory.
@@ -47,7 +48,8 @@ pub unsafe fn load_shared_by_grid(at: *const u64) -> u64 {
     unsafe { side::load_relaxed(at) }
 }
 
-/// Stores a word that other blocks of the launch may read at the same time. Not ordered with anything else.
+/// Stores a word that other blocks of the launch may read at the same time. Not ordered with
+/// anything else.
 ///
 /// # Safety
 /// As [`store`], but for blocks that read it by [`load_shared_by_grid`].
@@ -67,6 +69,17 @@ pub unsafe fn store_shared_by_grid(at: *mut u64, value: u64) {
 pub unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
     // SAFETY: the caller's conditions.
     unsafe { side::load_streaming(at) }
+}
+
+/// Loads 16 bytes that other threads of the block read too: by way of L1.
+///
+/// # Safety
+/// As [`load_streaming`].
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn load_vector(at: *const Vec16) -> Vec16 {
+    // SAFETY: the caller's conditions.
+    unsafe { side::load_vec16(at) }
 }
 
 /// Asks for the line of the second-level cache that an address is in, and does not wait for it.

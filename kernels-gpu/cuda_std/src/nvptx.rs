@@ -42,8 +42,8 @@ pub(crate) fn thread_idx() -> u32 {
     unsafe { nvptx::_thread_idx_x() as u32 }
 }
 
-/// Read anew wherever it is needed: kept from the start of a kernel to its end, it would take a register from all that is
-/// between.
+/// Read anew wherever it is needed: kept from the start of a kernel to its end, it would take a
+/// register from all that is between.
 #[inline(always)]
 pub(crate) fn block_idx() -> u32 {
     let index;
@@ -88,7 +88,8 @@ pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     shfl_bfly(-1, value as i32, lane_mask as i32, 31) as u32
 }
 
-/// Loads and stores name the state space: through a plain pointer, which may point anywhere, they would be generic.
+/// Loads and stores name the state space: through a plain pointer, which may point anywhere, they
+/// would be generic.
 macro_rules! access {
     ($(#[$doc:meta])* $load:ident, $load_as:literal, $options:tt; $($store:ident, $store_as:literal;)?) => {
         $(#[$doc])*
@@ -236,23 +237,7 @@ pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
 /// 16 bytes in one instruction.
 macro_rules! access_vec16 {
     ($load:ident, $load_as:literal; $store:ident, $store_as:literal;) => {
-        #[inline(always)]
-        pub(crate) unsafe fn $load(at: *const Vec16) -> Vec16 {
-            let (a, b, c, d);
-            // SAFETY: the caller's conditions.
-            unsafe {
-                asm!(
-                    concat!($load_as, ".v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];"),
-                    out(reg32) a,
-                    out(reg32) b,
-                    out(reg32) c,
-                    out(reg32) d,
-                    in(reg64) at,
-                    options(pure, readonly, nostack, preserves_flags),
-                );
-            }
-            Vec16([a, b, c, d])
-        }
+        access_vec16!($load, $load_as;);
 
         #[inline(always)]
         pub(crate) unsafe fn $store(at: *mut Vec16, value: Vec16) {
@@ -271,9 +256,29 @@ macro_rules! access_vec16 {
             }
         }
     };
+    ($load:ident, $load_as:literal;) => {
+        #[inline(always)]
+        pub(crate) unsafe fn $load(at: *const Vec16) -> Vec16 {
+            let (a, b, c, d);
+            // SAFETY: the caller's conditions.
+            unsafe {
+                asm!(
+                    concat!($load_as, ".v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];"),
+                    out(reg32) a,
+                    out(reg32) b,
+                    out(reg32) c,
+                    out(reg32) d,
+                    in(reg64) at,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+            }
+            Vec16([a, b, c, d])
+        }
+    };
 }
 // Not the read-only path (`.nc`): a gradient may be written over its input.
 access_vec16!(load_streaming, "ld.global.L1::no_allocate"; store_streaming, "st.global.cs";);
+access_vec16!(load_vec16, "ld.global";);
 access_vec16!(load_shared_vec16, "ld.shared"; store_shared_vec16, "st.shared";);
 
 #[inline(always)]
@@ -419,6 +424,20 @@ pub(crate) fn divide_plain_f64(a: f64, b: f64) -> f64 {
 #[inline(always)]
 pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
     rcp_approx(x)
+}
+
+#[inline(always)]
+pub(crate) fn f64_from_halves(upper: u32, lower: u32) -> f64 {
+    let bits: u64;
+    // SAFETY: touches no memory.
+    unsafe {
+        asm!(
+            "mov.b64 {}, {{{}, {}}};",
+            out(reg64) bits, in(reg32) lower, in(reg32) upper,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    f64::from_bits(bits)
 }
 
 #[inline(always)]

@@ -10,8 +10,8 @@
 /// One declaration is one array, however often the function is called. Access goes through
 /// [`SharedArray`], so that the emulator sees it.
 ///
-/// An array of [`Vec16`] without a length is as long as the launch has dynamic shared memory for, and begins on a boundary of 128
-/// bytes. A kernel has one such array at most.
+/// An array of [`Vec16`] without a length is as long as the launch has dynamic shared memory for,
+/// and begins on a boundary of 128 bytes. A kernel has one such array at most.
 #[macro_export]
 macro_rules! shared_array {
     ($(#[$meta:meta])* $vis:vis fn $name:ident() -> [Vec16];) => {
@@ -108,7 +108,8 @@ impl<T: Word> SharedArray<T> {
 }
 
 impl<T: Word> SharedArray<T> {
-    /// Copies a word of 4 or 8 bytes of global memory to `index`, as [`copy`](SharedArray::<Vec16>::copy) does vectors.
+    /// Copies a word of 4 or 8 bytes of global memory to `index`, as
+    /// [`copy`](SharedArray::<Vec16>::copy) does vectors.
     ///
     /// # Safety
     /// As there.
@@ -144,15 +145,15 @@ impl SharedArray<Vec16> {
         unsafe { side::load_shared_vec16(self.start.add(index as usize)) }
     }
 
-    /// The same array, whose address stays in a register: ptxas computes the address of a shared array anew for
-    /// each access, of an instruction that takes some twenty cycles.
+    /// The same array, whose address stays in a register: ptxas computes the address of a shared
+    /// array anew for each access, of an instruction that takes some twenty cycles.
     #[inline(always)]
     pub fn in_register(self) -> Self {
         Self { start: side::in_register(self.start as u64) as *mut Vec16 }
     }
 
-    /// The bytes from number `at` on as an array of vectors: ptxas then knows of no multiplication that it would have to
-    /// undo for an instruction's address.
+    /// The bytes from number `at` on as an array of vectors: ptxas then knows of no multiplication
+    /// that it would have to undo for an instruction's address.
     ///
     /// # Safety
     /// `at` is within the array, and a multiple of 16.
@@ -190,9 +191,9 @@ impl SharedArray<Vec16> {
         unsafe { side::store_shared_vec16(self.start.add(index as usize), value) }
     }
 
-    /// Copies 16 bytes of global memory to `index`, without a register and without waiting. This thread has them when
-    /// it has ended the batch ([`end_copies`](crate::memory::end_copies)) and waited for it
-    /// ([`wait_for_copies`](crate::memory::wait_for_copies)).
+    /// Copies 16 bytes of global memory to `index`, without a register and without waiting. This
+    /// thread has them when it has ended the batch ([`end_copies`](crate::memory::end_copies)) and
+    /// waited for it ([`wait_for_copies`](crate::memory::wait_for_copies)).
     ///
     /// # Safety
     /// 1. As [`set`](Self::set); until then, this thread does not access them either.

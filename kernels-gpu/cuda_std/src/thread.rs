@@ -35,8 +35,9 @@ pub fn sync_threads() {
     side::sync_threads();
 }
 
-/// Waits for the launches before this one, where launches overlap: nothing that they write may be read before, and nothing that they
-/// read or write written. A kernel that does not call it waits before all else.
+/// Waits for the launches before this one, where launches overlap: nothing that they write may be
+/// read before, and nothing that they read or write written. A kernel that does not call it waits
+/// before all else.
 #[inline(always)]
 pub fn wait_for_launches_before() {
     side::wait_for_launches_before();

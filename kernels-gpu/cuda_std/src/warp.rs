@@ -48,7 +48,8 @@ impl WarpShuffleValue for f64 {
     }
 }
 
-/// Waits for every lane of the warp. What a lane read or wrote before stands before what any does after it.
+/// Waits for every lane of the warp. What a lane read or wrote before stands before what any does
+/// after it.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn sync_warp() {

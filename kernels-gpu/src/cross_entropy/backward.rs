@@ -10,12 +10,14 @@ use crate::element::{Element, Real, unrolled};
 use cuda_std::thread::{block_idx_x, sync_threads};
 use cuda_std::warp::sync_warp;
 
-/// The gradients of rows that lanes of a warp hold, a team one each: there is no loop, so that more blocks have room.
+/// The gradients of rows that lanes of a warp hold, a team one each: there is no loop, so that more
+/// blocks have room.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]), without the second. There are as many teams, a team is a power of two of 2 to 32 threads,
-/// its row has no more than `HELD` groups of 16 bytes a thread, and lies as `LIES` says. `saved` and, where `divisor` is 0, `totals`
-/// are from a forward pass with the same input, target and options.
+/// The kernels' conditions ([`super`]), without the second. There are as many teams, a team is a
+/// power of two of 2 to 32 threads, its row has no more than `HELD` groups of 16 bytes a thread,
+/// and lies as `LIES` says. `saved` and, where `divisor` is 0, `totals` are from a forward pass
+/// with the same input, target and options.
 #[inline(always)]
 pub(crate) unsafe fn backward_short<
     E: Element,
@@ -32,11 +34,12 @@ pub(crate) unsafe fn backward_short<
     let team = Team::of_threads(args);
     let row = team.in_grid();
     let at = row.min(args.rows - 1);
-    // SAFETY: the caller's conditions; in place of a row that is none the last is read, for nothing, and though its gradients may
-    // lie there by then.
+    // SAFETY: the caller's conditions; in place of a row that is none the last is read, for
+    // nothing, and though its gradients may lie there by then.
     unsafe {
         let lanes = Lanes::<E, LIES>::new(&pass, at);
-        // All at once: each takes as long to arrive as the others. A row that does not count is read for nothing.
+        // All at once: each takes as long to arrive as the others. A row that does not count is
+        // read for nothing.
         let mut tile = lanes.tile::<HELD>(team.lane, true, team);
         let saved = pass.saved_of(at);
         let class = pass.class(at);
@@ -67,7 +70,8 @@ cuda_std::shared_array! {
     fn made_of() -> [u64; 8];
 }
 
-/// What the gradients of a block's row are made of: one thread computes it, while the others wait for their logits anyway.
+/// What the gradients of a block's row are made of: one thread computes it, while the others wait
+/// for their logits anyway.
 struct MadeOf<R> {
     factors: Factors<R>,
     counts: bool,
@@ -115,8 +119,9 @@ impl<R: Real> MadeOf<R> {
 /// The gradients of rows that a block holds, or of parts of rows: one each.
 ///
 /// # Safety
-/// As [`backward_short`], but a team is the block, and has one of `splits` parts of its row; where rows lie as [`lies::HELD`] says,
-/// of one, otherwise of so many that all groups of 16 bytes and those missing in the first line have room.
+/// As [`backward_short`], but a team is the block, and has one of `splits` parts of its row; where
+/// rows lie as [`lies::HELD`] says, of one, otherwise of so many that all groups of 16 bytes and
+/// those missing in the first line have room.
 #[inline(always)]
 pub(crate) unsafe fn backward_held<
     E: Element,
@@ -148,7 +153,8 @@ pub(crate) unsafe fn backward_held<
             let saved = pass.saved_of(row);
             let class = pass.class(row);
             let scale = pass.scale_of_saved(row, Total::Weights);
-            // In place, another block may have overwritten it: then it is of that one's part, and nobody looks at this.
+            // In place, another block may have overwritten it: then it is of that one's part, and
+            // nobody looks at this.
             let logit = pass.logit(row, class);
             let label = pass.label(class);
             let factors = pass.factors_of_saved(&label, saved, |which| match which {

@@ -8,14 +8,15 @@ use crate::reduce::{Place, Workspace};
 use cuda_std::hint::opaque;
 use cuda_std::thread::thread_idx_x;
 
-/// Whether anything comes of the sums over rows. Asked where it stands: moved to the beginning of a kernel, what says so would be
-/// waited for before rows are asked for.
+/// Whether anything comes of the sums over rows. Asked where it stands: moved to the beginning of a
+/// kernel, what says so would be waited for before rows are asked for.
 #[inline(always)]
 pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
 
-/// Leaves the first `pairs` of what the rows of this block add to the sums, each in the loss's own arithmetic.
+/// Leaves the first `pairs` of what the rows of this block add to the sums, each in the loss's own
+/// arithmetic.
 ///
 /// # Safety
 /// The kernels' condition 2; one thread of each block that takes rows calls this, once a launch.
@@ -37,9 +38,10 @@ pub(crate) unsafe fn leave_terms<R: Real, const EARLY: u32>(
     }
 }
 
-/// Sums over the grid what blocks have left of their pieces, and writes the results of all, where anything comes of the sums. With
-/// `GRADS`, where the totals were known before, they are the sums of losses and of squared log-sum-exps; gradients wait for the end
-/// in any case. A thread asks for ASKS words at once.
+/// Sums over the grid what blocks have left of their pieces, and writes the results of all, where
+/// anything comes of the sums. With `GRADS`, where the totals were known before, they are the sums
+/// of losses and of squared log-sum-exps; gradients wait for the end in any case. A thread asks for
+/// ASKS words at once.
 ///
 /// # Safety
 /// The kernels' conditions; all threads of the blocks that take no rows call it, once a launch.

@@ -12,18 +12,19 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
-/// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer than to fetch instructions.
+/// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer
+/// than to fetch instructions.
 type Place = reduce::Place<1>;
 
 /// The loss, of rows however long: a row a block at a time.
 ///
-/// Blocks that end with their rows make way for the next in the order of memory, and the last of them end together. Where they
-/// stay and take row after row, a pass over 32768 rows of 4096 takes three of a hundred longer. The last `tail_rows` are
-/// [shared](part_of_row).
+/// Blocks that end with their rows make way for the next in the order of memory, and the last of
+/// them end together. Where they stay and take row after row, a pass over 32768 rows of 4096 takes
+/// three of a hundred longer. The last `tail_rows` are [shared](part_of_row).
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`, of which each part of a row that is shared is one; a
-/// team is the block.
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`, of which each part of
+/// a row that is shared is one; a team is the block.
 #[inline(always)]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::finishing_late(args);
@@ -56,8 +57,8 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             let team = team.anew();
             let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
             let class = pass.class(row);
-            // Before the class is known: it takes as long to arrive. Of a row that does not count, no more is read, unless its
-            // log-sum-exp is asked for.
+            // Before the class is known: it takes as long to arrive. Of a row that does not count,
+            // no more is read, unless its log-sum-exp is asked for.
             let tile = lanes.tile_of_warp(0, true, team);
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
@@ -99,8 +100,9 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
     }
 }
 
-/// Part `part` of those of the last rows, which blocks share: the last of a row's takes what the others have left, and finishes it. At
-/// the end of a grid, rows that are a block's each leave memory little to do for as long as one takes. Few rows are all shared.
+/// Part `part` of those of the last rows, which blocks share: the last of a row's takes what the
+/// others have left, and finishes it. At the end of a grid, rows that are a block's each leave
+/// memory little to do for as long as one takes. Few rows are all shared.
 ///
 /// # Safety
 /// As [`forward_long`]; it is the block's.

@@ -1,7 +1,9 @@
-//! The loss, or the loss and the gradients in one pass, of rows that a block holds in registers: a row a block.
+//! The loss, or the loss and the gradients in one pass, of rows that a block holds in registers: a
+//! row a block.
 //!
-//! Nothing here is in a loop: what a loop over rows would keep from one to the next costs registers and instructions, and
-//! blocks that end with their row and begin in the order of memory are what reads and writes want that take turns.
+//! Nothing here is in a loop: what a loop over rows would keep from one to the next costs registers
+//! and instructions, and blocks that end with their row and begin in the order of memory are what
+//! reads and writes want that take turns.
 
 use super::finish::{finish_pieces, has_sums};
 use super::label::{Label, add_up_totals, totals_ahead};
@@ -18,8 +20,8 @@ use cuda_std::thread::{block_idx_x, thread_idx_x};
 use cuda_std::warp::{sync_warp, warp_id};
 
 cuda_std::shared_array! {
-    /// For the thread that finishes a block's row, the row, its class, and whether the pass is plain: in no registers, which would
-    /// be those of all threads.
+    /// For the thread that finishes a block's row, the row, its class, and whether the pass is
+    /// plain: in no registers, which would be those of all threads.
     fn of_finish() -> [u64; 3];
 }
 
@@ -29,8 +31,8 @@ type Place = reduce::Place<4>;
 /// The loss. `FEW` says that the grid has few rows.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`; a team is the block, and holds a row as [`lies::HELD`]
-/// says, `HELD` groups of 16 bytes a thread.
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`; a team is the block,
+/// and holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_held<
     E: Element,
@@ -55,7 +57,8 @@ pub(crate) unsafe fn forward_held<
         // SAFETY: the caller's conditions.
         unsafe {
             let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
-            // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
+            // Before the class is known: it takes as long to arrive. A row that does not count is
+            // read for nothing.
             let held = lanes.tile::<HELD>(team.lane, true, team);
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
@@ -119,7 +122,8 @@ pub(crate) unsafe fn forward_held<
             }
         }
     }
-    // Of few rows, to fetch the instructions takes longest: those of rows come first, with no jump, if this is not known to be so.
+    // Of few rows, to fetch the instructions takes longest: those of rows come first, with no jump,
+    // if this is not known to be so.
     let is_done = if FEW { opaque(takes_row.into()) != 0 } else { takes_row };
     if is_done {
         return;
@@ -131,8 +135,9 @@ pub(crate) unsafe fn forward_held<
 /// The loss and the gradients.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add up totals; a team is the block,
-/// and holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add
+/// up totals; a team is the block, and holds a row as [`lies::HELD`] says, `HELD` groups of 16
+/// bytes a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
@@ -164,7 +169,8 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
             // By one warp: where all wait for the totals, they wait for each other.
             let totals = if warp_id() == 0 { Some(Asked::new(args, ahead)) } else { None };
-            // Before the class is known: it takes as long to arrive. A row that does not count is read for nothing.
+            // Before the class is known: it takes as long to arrive. A row that does not count is
+            // read for nothing.
             let class = pass.class(row);
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             if let Some(totals) = totals {

@@ -1,4 +1,5 @@
-//! What a block keeps of its rows' logits in shared memory: from the sums to the gradients, or until rows are finished.
+//! What a block keeps of its rows' logits in shared memory: from the sums to the gradients, or
+//! until rows are finished.
 
 use crate::abi::{CrossEntropyArgs, ROWS_BLOCK};
 use crate::element::unrolled;
@@ -6,9 +7,9 @@ use cuda_std::memory::{Vec16, Word};
 use cuda_std::thread::thread_idx_x;
 
 cuda_std::shared_array! {
-    /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a bank, and lines of the cache are
-    /// lines here: of one that is copied to parts of two, the second-level cache is asked twice. Of a row that is held in registers,
-    /// that of the class.
+    /// `CrossEntropyArgs::kept_groups` groups, in the row's order: no two lanes of a warp meet in a
+    /// bank, and lines of the cache are lines here: of one that is copied to parts of two, the
+    /// second-level cache is asked twice. Of a row that is held in registers, that of the class.
     fn kept_logits() -> [Vec16];
 }
 
@@ -31,8 +32,8 @@ impl KeptTiles {
     /// Keeps this thread's.
     ///
     /// # Safety
-    /// The block has no more threads than `ROWS_BLOCK`, and for each of as many dynamic shared memory for N groups; nobody accesses
-    /// these before the next barrier.
+    /// The block has no more threads than `ROWS_BLOCK`, and for each of as many dynamic shared
+    /// memory for N groups; nobody accesses these before the next barrier.
     #[inline(always)]
     pub(crate) unsafe fn keep<const N: usize>(x: [Vec16; N]) {
         unrolled!(for k in 0..N; {
@@ -80,8 +81,8 @@ impl KeptEdges {
     }
 }
 
-/// The groups of a row that are kept: a number of them, behind those that are held in registers. Each is a thread's own,
-/// so that no barrier stands between the two passes.
+/// The groups of a row that are kept: a number of them, behind those that are held in registers.
+/// Each is a thread's own, so that no barrier stands between the two passes.
 #[derive(Clone, Copy)]
 pub(crate) struct KeptLogits {
     first: u32,
@@ -92,7 +93,8 @@ impl KeptLogits {
     /// None of them.
     pub(crate) const NONE: Self = KeptLogits { first: 0, groups: 0 };
 
-    /// Those from group `first` on: a multiple of the groups of a line, so that lines are kept in lines of a row that is cut at them.
+    /// Those from group `first` on: a multiple of the groups of a line, so that lines are kept in
+    /// lines of a row that is cut at them.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
         KeptLogits { first, groups: args.kept_groups }
@@ -122,12 +124,12 @@ impl KeptLogits {
         self.first + self.groups
     }
 
-    /// Copies the group that is `ahead` groups behind this one from where it lies, as far behind `from`. It is there when this
-    /// thread has waited for its copies.
+    /// Copies the group that is `ahead` groups behind this one from where it lies, as far behind
+    /// `from`. It is there when this thread has waited for its copies.
     ///
     /// # Safety
-    /// The launch has the shared memory that its arguments say; both groups are kept, and no other thread's; it lies in
-    /// global memory, on a boundary of 16 bytes.
+    /// The launch has the shared memory that its arguments say; both groups are kept, and no other
+    /// thread's; it lies in global memory, on a boundary of 16 bytes.
     #[inline(always)]
     pub(crate) unsafe fn keep(self, group: u32, from: *const Vec16, ahead: u32) {
         // SAFETY: the caller's conditions.
@@ -140,7 +142,8 @@ impl KeptLogits {
     /// The group that is `ahead` groups behind this one: both are.
     ///
     /// # Safety
-    /// As [`keep`](Self::keep), which this thread has called for the group of this row, and waited for.
+    /// As [`keep`](Self::keep), which this thread has called for the group of this row, and waited
+    /// for.
     #[inline(always)]
     pub(crate) unsafe fn get(self, group: u32, ahead: u32) -> Vec16 {
         // SAFETY: the caller's conditions.

@@ -30,8 +30,8 @@ impl<R: Real> Label<R> {
     }
 }
 
-/// What a row's class says, with class weights at `weights` unless it is null. That it is to be ignored comes before any look at
-/// what class it is.
+/// What a row's class says, with class weights at `weights` unless it is null. That it is to be
+/// ignored comes before any look at what class it is.
 ///
 /// # Safety
 /// The kernels' condition 1; `weights` is the weights' address, or null.
@@ -54,8 +54,9 @@ pub(crate) unsafe fn label<E: Element>(
     Label { class, weight, counts: true, fault: false }
 }
 
-/// The classes of N rows from `row`, one every `step`; of rows that are none, one to be ignored. All are asked
-/// for before the first is waited for, those of 8 bytes by themselves: with them, others would be converted.
+/// The classes of N rows from `row`, one every `step`; of rows that are none, one to be ignored.
+/// All are asked for before the first is waited for, those of 8 bytes by themselves: with them,
+/// others would be converted.
 ///
 /// # Safety
 /// The kernels' condition 1; the targets are classes.
@@ -119,8 +120,8 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
     unsafe { load((weights as *const E).wrapping_add(class as usize)).widen() }
 }
 
-/// What a mean is divided by, the sum of the class weights of the rows that count, and their number: without weights both
-/// are a count.
+/// What a mean is divided by, the sum of the class weights of the rows that count, and their
+/// number: without weights both are a count.
 ///
 /// # Safety
 /// The kernels' condition 2.
@@ -165,8 +166,8 @@ pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
 /// Adds up the totals, of `FLIGHT` targets of each thread at once.
 ///
 /// # Safety
-/// The kernels' conditions 1 and 2. All threads of the first `totals_blocks` of the grid call this, before anything else
-/// that sums.
+/// The kernels' conditions 1 and 2. All threads of the first `totals_blocks` of the grid call this,
+/// before anything else that sums.
 #[inline(always)]
 pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &CrossEntropyArgs) {
     // SAFETY: condition 2.
@@ -188,7 +189,8 @@ pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &Cross
         });
         row += u64::from(blocks) * threads * FLIGHT as u64;
     }
-    // SAFETY: condition 2; by the launch, the blocks are no more than may be; all rows have been looked at once.
+    // SAFETY: condition 2; by the launch, the blocks are no more than may be; all rows have been
+    // looked at once.
     unsafe {
         if totals.are_counts() {
             totals.count(looked_at, count);

@@ -29,14 +29,15 @@ pub(crate) mod lies {
     pub(crate) const AT_LINES: u32 = 1;
     /// Alike to 16 bytes.
     pub(crate) const ALIKE: u32 = 2;
-    /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the last of a thread's
-    /// groups may be beyond the row, those behind [`held_within`].
+    /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the
+    /// last of a thread's groups may be beyond the row, those behind [`held_within`].
     pub(crate) const HELD: u32 = 3;
     /// The same, and each is held by lanes of a warp.
     pub(crate) const SHORT: u32 = 4;
 }
 
-/// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it between two passes.
+/// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it
+/// between two passes.
 pub(crate) struct Lanes<E, const LIES: u32> {
     cut: Cut<E>,
     input: Row<E>,
@@ -44,8 +45,8 @@ pub(crate) struct Lanes<E, const LIES: u32> {
     kept: KeptLogits,
 }
 
-/// Groups of a row that a thread has in registers: group `first` and, from one to the next, `stride` farther. Beyond the
-/// row they are full of −∞.
+/// Groups of a row that a thread has in registers: group `first` and, from one to the next,
+/// `stride` farther. Beyond the row they are full of −∞.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<const N: usize> {
     first: u32,
@@ -69,8 +70,8 @@ impl<const N: usize> Tile<N> {
         });
     }
 
-    /// The same, of which the compiler does not know it: elements of 16 bits are widened anew, where they would otherwise
-    /// be kept as they were, in twice as many registers.
+    /// The same, of which the compiler does not know it: elements of 16 bits are widened anew,
+    /// where they would otherwise be kept as they were, in twice as many registers.
     #[inline(always)]
     pub(crate) fn anew(mut self) -> Self {
         unrolled!(for k in 0..N; {
@@ -101,8 +102,9 @@ impl<const N: usize> Tile<N> {
         self.first + k as u32 * self.stride
     }
 
-    /// What exponentials relative to `center` are made with. For one that is too far from 0, the logits are made relative
-    /// to it first: whatever is lost then was farther below it than exponentials go.
+    /// What exponentials relative to `center` are made with. For one that is too far from 0, the
+    /// logits are made relative to it first: whatever is lost then was farther below it than
+    /// exponentials go.
     #[inline(always)]
     fn relative_to<E: Element, const MODE: u32>(
         &mut self,
@@ -173,17 +175,6 @@ fn widened<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
         logits[lane] = E::extract(x, lane as u32).widen();
     });
     logits
-}
-
-/// The exponentials of the logits of a group.
-#[inline(always)]
-fn exps_of<E: Element, const MODE: u32>(
-    relative: Relative<E::Real, MODE>,
-    x: Vec16,
-) -> [E::Real; MAX_LANES] {
-    let mut exps = widened::<E>(x);
-    unrolled!(for lane in 0..E::LANES as usize; { exps[lane] = relative.exp(exps[lane]); });
-    exps
 }
 
 /// The sum of a group's values. Two by two: each addition waits for fewer.
@@ -268,8 +259,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         Lanes { input: Row::at_cut(opaque(self.start())), ..self }
     }
 
-    /// The same row, of which the groups from `first` on that find room are kept from [`keep`](Self::keep) to
-    /// [`gradients_behind`](Self::gradients_behind).
+    /// The same row, of which the groups from `first` on that find room are kept from
+    /// [`keep`](Self::keep) to [`gradients_behind`](Self::gradients_behind).
     #[inline(always)]
     pub(crate) fn keeping(self, args: &CrossEntropyArgs, first: u32) -> Self {
         Lanes { kept: KeptLogits::new(args, first), ..self }
@@ -281,8 +272,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         self.kept.end().min(self.cut.end)
     }
 
-    /// Has the thread's logits that are kept on their way to where they are: in as many batches as it returns, one for each
-    /// tile behind group `from`.
+    /// Has the thread's logits that are kept on their way to where they are: in as many batches as
+    /// it returns, one for each tile behind group `from`.
     ///
     /// # Safety
     /// The kernels' conditions; what was kept before is done with.
@@ -309,10 +300,12 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         batches
     }
 
-    /// Has the group of `class` on its way to where it is kept: in no register, and though the row be overwritten.
+    /// Has the group of `class` on its way to where it is kept: in no register, and though the row
+    /// be overwritten.
     ///
     /// # Safety
-    /// The kernels' conditions; the class is one, and the row begins with a group. One thread of the block keeps one.
+    /// The kernels' conditions; the class is one, and the row begins with a group. One thread of
+    /// the block keeps one.
     #[inline(always)]
     pub(crate) unsafe fn keep_class(&self, class: u32) {
         let group = class / E::LANES;
@@ -372,7 +365,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         Span { first, count: if within { count } else { 0 } }
     }
 
-    /// The tile from group `first` whose groups are the team's threads apart; unless it is to be `read`, of −∞ alone.
+    /// The tile from group `first` whose groups are the team's threads apart; unless it is to be
+    /// `read`, of −∞ alone.
     ///
     /// # Safety
     /// The kernels' condition 1, if it is read.
@@ -405,8 +399,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         tile
     }
 
-    /// The tile from group `first` whose groups are `lanes` apart, of a warp or of as many lanes of it; what is
-    /// [kept](Self::keep) comes from there. Of those within the row no group is asked whether it is.
+    /// The tile from group `first` whose groups are `lanes` apart, of a warp or of as many lanes of
+    /// it; what is [kept](Self::keep) comes from there. Of those within the row no group is asked
+    /// whether it is.
     ///
     /// # Safety
     /// As [`tile`](Self::tile); this thread has kept it, if it is read.
@@ -474,7 +469,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         tile
     }
 
-    /// Number `index` of the row's edges, if there is one: where it is, its logit and what the target says.
+    /// Number `index` of the row's edges, if there is one: where it is, its logit and what the
+    /// target says.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
@@ -528,7 +524,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         Edge { at: self.cut.edge(team.lane), x: of(x), t: of(t) }
     }
 
-    /// Does something `with` each of the thread's edges, if they are to be `read`. Most rows have none.
+    /// Does something `with` each of the thread's edges, if they are to be `read`. Most rows have
+    /// none.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
@@ -542,9 +539,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// The stats of a row that is a tile and edges, and the tile's exponentials, [relative](Relative) to the largest logit
-    /// that they tell: of the team, where it is a part of a warp, or of the warp. `KEEPS` says that exponentials are kept, and
-    /// otherwise the tile is.
+    /// The stats of a row that is a tile and edges, and the tile's exponentials,
+    /// [relative](Relative) to the largest logit that they tell: of the team, where it is a part of
+    /// a warp, or of the warp. `KEEPS` says that exponentials are kept, and otherwise the tile is.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -571,9 +568,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let mut relative_tile = *tile;
         let relative = relative_tile.relative_to::<E, MODE>(stats.center());
         let mut sum = zero;
-        unrolled!(for k in 0..N; {
-            exps[k] = exps_of::<E, MODE>(relative, relative_tile.x[k]);
-            sum = sum + sum_of::<E>(exps[k]);
+        E::exps(relative_tile.x, relative.base(), |k, of_vector| {
+            exps[k] = of_vector;
+            sum = sum + sum_of::<E>(of_vector);
         });
         stats.rest = sum * relative.unit();
         // SAFETY: the caller's conditions.
@@ -619,8 +616,9 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         unsafe { self.tile_of_lanes(first, WARP_SIZE, read, team) }
     }
 
-    /// What the warp has of the row, of which it has the [first tile](Self::tile_of_warp): of all tiles of its team or, with
-    /// `SPLIT`, of tiles `split`, `split + splits`, ..., and with the first of its edges.
+    /// What the warp has of the row, of which it has the [first tile](Self::tile_of_warp): of all
+    /// tiles of its team or, with `SPLIT`, of tiles `split`, `split + splits`, ..., and with the
+    /// first of its edges.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -656,7 +654,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// What the thread has of a row of which it holds a tile, and of its edge, which it has kept, if the row `counts`.
+    /// What the thread has of a row of which it holds a tile, and of its edge, which it has kept,
+    /// if the row `counts`.
     ///
     /// # Safety
     /// The kernels' condition 1; this thread has [kept](Self::keep_edge) its edge.
@@ -677,8 +676,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// What the warp has of the row, from what the thread has of it before group `from`: what is kept of the others, in so many
-    /// `batches`, and what is not.
+    /// What the warp has of the row, from what the thread has of it before group `from`: what is
+    /// kept of the others, in so many `batches`, and what is not.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -710,8 +709,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// Adds a tile to what the thread has of a row. The warp stays together: it looks for larger logits as one, and
-    /// most tiles have none.
+    /// Adds a tile to what the thread has of a row. The warp stays together: it looks for larger
+    /// logits as one, and most tiles have none.
     ///
     /// # Safety
     /// The kernels' condition 1.
@@ -733,9 +732,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let (mut sum, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center));
         if !exact {
             let relative = Relative::<_, MODE>::to(center);
-            unrolled!(for k in 0..N; {
-                sum = sum + sum_of::<E>(exps_of::<E, MODE>(relative, tile.x[k]));
-            });
+            E::exps(tile.x, relative.base(), |_, exps| sum = sum + sum_of::<E>(exps));
             sum = sum * relative.unit();
             // Where each lane has a part of it, the largest is no more than a half of the sum.
             exact = most && any(sum < E::Real::from_f64(2.0 / WARP_SIZE as f64));
@@ -812,11 +809,12 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         unsafe { self.tile_of_lanes(first, WARP_SIZE, true, team) }
     }
 
-    /// Writes the gradients of what is behind group `from`, and of edges, all as of logits that are not the class's; `to` is where
-    /// they go.
+    /// Writes the gradients of what is behind group `from`, and of edges, all as of logits that are
+    /// not the class's; `to` is where they go.
     ///
     /// # Safety
-    /// The kernels' conditions 1 and 3. This thread has kept its edge and, if the row counts, has waited for what it keeps of it.
+    /// The kernels' conditions 1 and 3. This thread has kept its edge and, if the row counts, has
+    /// waited for what it keeps of it.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_behind<const MODE: u32>(
@@ -844,7 +842,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// Writes the gradients of a tile: of the row's `class` what is given, if it is, otherwise as of any other.
+    /// Writes the gradients of a tile: of the row's `class` what is given, if it is, otherwise as
+    /// of any other.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -862,9 +861,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let factor = factors.factor * relative.unit();
         let first = self.cut.group(tile.first);
         let mut gradients = [Vec16::default(); N];
-        unrolled!(for k in 0..N; {
+        E::exps(relative_tile.x, relative.base(), |k, mut values| {
             let span = self.span(tile, k);
-            let mut values = exps_of::<E, MODE>(relative, relative_tile.x[k]);
             unrolled!(for lane in 0..E::LANES as usize; { values[lane] = values[lane] * factor; });
             if let Some((class, value)) = class {
                 set::<E>(&mut values, span.lane_of(class), value);
@@ -900,8 +898,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// Writes the gradients of a tile whose exponentials are kept: each by `factor`, but of the row's `class` what becomes of
-    /// its exponential.
+    /// Writes the gradients of a tile whose exponentials are kept: each by `factor`, but of the
+    /// row's `class` what becomes of its exponential.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -927,14 +925,15 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             // SAFETY: the caller's conditions.
             unsafe { to.store_groups(first, group, |_| k as u32 * tile.stride, |_| has) };
             if LIES == lies::HELD {
-                // Unless the warp meets, the compiler moves all stores to the end, to where their values take registers.
+                // Unless the warp meets, the compiler moves all stores to the end, to where their
+                // values take registers.
                 sync_warp();
             }
         });
     }
 
-    /// The logit of the row's class, if it is one of the tile's. Not looked for in the row: in place, it is
-    /// overwritten, and it would take as long to arrive as the row has.
+    /// The logit of the row's class, if it is one of the tile's. Not looked for in the row: in
+    /// place, it is overwritten, and it would take as long to arrive as the row has.
     #[inline(always)]
     pub(crate) fn class_in_tile<const MODE: u32, const N: usize>(
         &self,
@@ -957,8 +956,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         owned
     }
 
-    /// The logit of the class of a row that a team of a warp holds, in the lane that has it: of one that is an edge in the first.
-    /// From memory it would arrive later than the row.
+    /// The logit of the class of a row that a team of a warp holds, in the lane that has it: of one
+    /// that is an edge in the first. From memory it would arrive later than the row.
     ///
     /// # Safety
     /// The kernels' condition 1.
@@ -1005,8 +1004,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         is_edge.then(|| unsafe { self.input.load(class as u32).widen() })
     }
 
-    /// The logit of the class of the row that team `index` of the block has, if it is in the tile, which it has
-    /// [kept](KeptTiles::keep).
+    /// The logit of the class of the row that team `index` of the block has, if it is in the tile,
+    /// which it has [kept](KeptTiles::keep).
     ///
     /// # Safety
     /// A barrier stands between; the class is one.
@@ -1023,7 +1022,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         Some(x.widen())
     }
 
-    /// Writes the gradients of the thread's edges, and then does something with the logit `of_class`, if it is one of them.
+    /// Writes the gradients of the thread's edges, and then does something with the logit
+    /// `of_class`, if it is one of them.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -1046,7 +1046,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
     }
 
-    /// Writes the gradients of an edge, and then does something with the logit `of_class`, if it is.
+    /// Writes the gradients of an edge, and then does something with the logit `of_class`, if it
+    /// is.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.

@@ -1,7 +1,9 @@
-//! The loss and the gradients in one pass, of rows however long they are and however they lie: a block takes a row.
+//! The loss and the gradients in one pass, of rows however long they are and however they lie: a
+//! block takes a row.
 //!
-//! Blocks that end with their row and begin in the order of memory are what reads and writes want that take turns:
-//! blocks that stay and take row after row are a tenth slower, whatever they do in between.
+//! Blocks that end with their row and begin in the order of memory are what reads and writes want
+//! that take turns: blocks that stay and take row after row are a tenth slower, whatever they do in
+//! between.
 
 use super::finish::{finish_pieces, leave_terms};
 use super::label::{Label, add_up_totals, totals_ahead};
@@ -20,19 +22,22 @@ cuda_std::shared_array! {
 }
 
 cuda_std::shared_array! {
-    /// How many rows the block has done, where no register is left for it. All threads read it between the barrier in a row's
-    /// `of_block` and the barrier at the end of the row; the first thread writes it between that one and the next row's `of_block`.
+    /// How many rows the block has done, where no register is left for it. All threads read it
+    /// between the barrier in a row's `of_block` and the barrier at the end of the row; the first
+    /// thread writes it between that one and the next row's `of_block`.
     fn rows_done() -> [u64; 1];
 }
 
-/// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer than to fetch instructions.
+/// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer
+/// than to fetch instructions.
 type Place = reduce::Place<1>;
 
-/// Of a row, the block holds `HELD` groups of 16 bytes a thread in registers, keeps what it can of what is behind them in
-/// shared memory, and reads the rest twice.
+/// Of a row, the block holds `HELD` groups of 16 bytes a thread in registers, keeps what it can of
+/// what is behind them in shared memory, and reads the rest twice.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add up totals; a team is the block.
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add
+/// up totals; a team is the block.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HELD: usize>(
     args: &CrossEntropyArgs,
@@ -72,7 +77,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             let finishes = team.lane + WARP_SIZE == team.threads;
             let behind = HELD as u32 * team.threads;
             let lanes = Lanes::<E, { lies::AT_LINES }>::new(&pass, row).keeping(args, behind);
-            // Before the class is known: it takes as long to arrive. Of a row that does not count, no more is read.
+            // Before the class is known: it takes as long to arrive. Of a row that does not count,
+            // no more is read.
             let mut held = lanes.tile::<HELD>(team.lane, true, team);
             let edge = lanes.edge_of_thread(team);
             let class = pass.class(row);
@@ -80,8 +86,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             sync_warp();
             let label = pass.label(class);
             if first {
-                // By one thread: where all wait for the totals, they wait for each other; and what is the same for all takes a
-                // register of none.
+                // By one thread: where all wait for the totals, they wait for each other; and what
+                // is the same for all takes a register of none.
                 let set = |index, value: E::Real| scales_of_row().set(index, value.to_bits64());
                 set(0, pass.scale(row, ahead, Total::Weights));
                 if args.z_loss != 0.0 {
@@ -131,7 +137,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 if row_at(index + 1).is_some() {
                     BlockTerms::set(terms);
                 } else {
-                    // The end of the grid waits for it, and behind the gradients it would be seen late.
+                    // The end of the grid waits for it, and behind the gradients it would be seen
+                    // late.
                     leave_terms::<E::Real, _>(
                         place(),
                         [terms[0], terms[2], 0.0, 0.0],
@@ -162,7 +169,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
         // The row is finished, of which what is kept is to be replaced.
         sync_threads();
         if keeps_done && first {
-            // SAFETY: all have read it before the barrier above, and read it again after the one in `of_block`.
+            // SAFETY: all have read it before the barrier above, and read it again after the one in
+            // `of_block`.
             unsafe { rows_done().set(0, index.into()) };
         }
     }

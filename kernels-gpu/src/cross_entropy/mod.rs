@@ -1,17 +1,20 @@
-//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) − x), m the largest
-//! logit. With a class y as the target, weights w and smoothing ε over C classes, q is (1 − ε) w_y at y plus ε/C w;
-//! with probabilities t it is w ((1 − ε) t + ε/C).
+//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) − x), m
+//! the largest logit. With a class y as the target, weights w and smoothing ε over C classes, q is
+//! (1 − ε) w_y at y plus ε/C w; with probabilities t it is w ((1 − ε) t + ε/C).
 //!
 //! The kernels' conditions:
-//! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not null have `rows` rows
-//!    of `cols` elements in global memory, aligned for their type; results are of `E::Real`. `cols` is not 0.
-//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. Of a grid of `abi::blocks_of_pieces`, the
-//!    pieces are at most `abi::max_pieces` of the words that each leaves: for 2 sums, but of a forward pass no fewer than it has, 4
-//!    with a z-loss or with `totals`.
-//! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the tensor that
-//!    it is the gradient of.
-//! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory, one of `forward` and of
-//!    `forward_backward` 16, one of `forward_short` and its like 16 for each group that `ROWS_BLOCK` threads hold.
+//! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not
+//!    null have `rows` rows of `cols` elements in global memory, aligned for their type; results
+//!    are of `E::Real`. `cols` is not 0.
+//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. Of a
+//!    grid of `abi::blocks_of_pieces`, the pieces are at most `abi::max_pieces` of the words that
+//!    each leaves: for 2 sums, but of a forward pass no fewer than it has, 4 with a z-loss or with
+//!    `totals`.
+//! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over
+//!    the tensor that it is the gradient of.
+//! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory,
+//!    one of `forward` and of `forward_backward` 16, one of `forward_short` and its like 16 for
+//!    each group that `ROWS_BLOCK` threads hold.
 
 use crate::element::Element;
 
@@ -39,20 +42,24 @@ pub(crate) use packed::{computes, packed};
 pub(crate) use short::short;
 pub(crate) use stream::forward_stream;
 
-/// What targets are: a class, a class that label smoothing leaves a part of what it was, probabilities of all
-/// classes. Each has kernels of its own: what the one needs costs the others registers.
+/// What targets are: a class, a class that label smoothing leaves a part of what it was,
+/// probabilities of all classes. Each has kernels of its own: what the one needs costs the others
+/// registers.
 pub(crate) mod mode {
     pub(crate) const CLASS: u32 = 0;
     pub(crate) const SMOOTHED: u32 = 1;
     pub(crate) const PROBABILITIES: u32 = 2;
 }
 
-/// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp, `_whole` those that are whole
-/// groups, `_many` so many that a block takes some one after the other: in a loop, what each finishes with is computed by all warps
-/// before the first. `forward` and `forward_backward` hold them in a block's, at most `$held` groups of 16 bytes a thread, or
-/// `held_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long` keeps what it can of what is behind
-/// the first in shared memory; a block of `backward_long` holds a part of a row. `$resident` blocks of a forward or backward kernel have room on a multiprocessor, as many as there are registers for without a
-/// stack: one is enough to make short blocks a tenth slower.
+/// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp,
+/// `_whole` those that are whole groups, `_many` so many that a block takes some one after the
+/// other: in a loop, what each finishes with is computed by all warps before the first. `forward`
+/// and `forward_backward` hold them in a block's, at most `$held` groups of 16 bytes a thread, or
+/// `held_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long`
+/// keeps what it can of what is behind the first in shared memory; a block of `backward_long` holds
+/// a part of a row. `$resident` blocks of a forward or backward kernel have room on a
+/// multiprocessor, as many as there are registers for without a stack: one is enough to make short
+/// blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident, streams $streams:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
@@ -65,13 +72,15 @@ macro_rules! kernels {
         /// Groups of 16 bytes of a row that a thread holds, at most.
         pub const HELD: usize = $held;
 
-        /// The same, of a row of which a block computes gradients, by the bytes of an element. Of 16 bits twice as many, where there
-        /// are registers for their exponentials: a row has half as many warps then, and each does the same once a row.
+        /// The same, of a row of which a block computes gradients, by the bytes of an element. Of
+        /// 16 bits twice as many, where there are registers for their exponentials: a row has half
+        /// as many warps then, and each does the same once a row.
         pub const fn held_with_gradients(element_bytes: usize) -> usize {
             if MODE == mode::CLASS && element_bytes == 2 { 2 * HELD } else { HELD }
         }
 
-        /// The same, of a row of which a block keeps others in shared memory, by the bytes of an element.
+        /// The same, of a row of which a block keeps others in shared memory, by the bytes of an
+        /// element.
         pub const fn held_beside(element_bytes: usize) -> usize {
             if element_bytes == 2 { HELD } else { HELD.div_ceil(2) }
         }
@@ -97,12 +106,13 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Blocks on a multiprocessor: of float64, which takes two registers for one, half as many.
+/// Blocks on a multiprocessor: half as many for f64, whose elements take two registers each.
 pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
-    if size_of::<E>() == 8 && blocks > 1 { blocks / 2 } else { blocks }
+    if size_of::<E>() == 8 { blocks.div_ceil(2) } else { blocks }
 }
 
-/// Blocks of the kernels of packed rows on a multiprocessor: for as many there are registers without spills.
+/// Blocks of the kernels of packed rows on a multiprocessor: for as many there are registers
+/// without spills.
 pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
     match mode {
         mode::CLASS if size_of::<E>() < 8 => 5,
@@ -124,29 +134,31 @@ const fn are_many<E: Element>(blocks: u32) -> bool {
     blocks > 4 && size_of::<E>() < 8
 }
 
-/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight. Where there is room for many, one
-/// more: short rows are done the sooner, by a tenth.
+/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight.
+/// Where there is room for many, one more: short rows are done the sooner, by a tenth.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) };
     fewer + are_many::<E>(blocks) as u32
 }
 
-/// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as many; where there is room for
-/// many, one more.
+/// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as
+/// many; where there is room for many, one more.
 pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
     let of_exps = if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 };
     of_exps + are_many::<E>(blocks) as u32
 }
 
-/// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has four, one more.
+/// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has
+/// four, one more.
 pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
 /// [`resident`] of those that make gradients of rows that have edges.
 pub(crate) const fn resident_anyhow<E: Element>(blocks: u32) -> u32 {
-    resident::<E>(if blocks > 4 { 4 } else { blocks })
+    let blocks = resident::<E>(blocks);
+    if blocks > 4 { 4 } else { blocks }
 }
 
 /// The most threads of a block that holds a row: of float64 half as many.
@@ -162,8 +174,8 @@ pub(crate) const fn block_held<E: Element>(threads: u32, groups: usize, held: us
     block::<E>(threads) * groups as u32 / held as u32
 }
 
-/// The same of a block that takes one of few rows. Beyond, fewer threads are sooner done: with 1024 rows of 4096 f32 in half
-/// the time.
+/// The same of a block that takes one of few rows. Beyond, fewer threads are sooner done: with 1024
+/// rows of 4096 f32 in half the time.
 pub(crate) const fn few_block<E: Element>(threads: u32) -> u32 {
     const MOST: u32 = 512;
     let threads = block::<E>(threads);

@@ -1,5 +1,5 @@
-//! What all passes over rows share: the target's part in a row, what gradients are made of, and what becomes of a
-//! row's sums.
+//! What all passes over rows share: the target's part in a row, what gradients are made of, and
+//! what becomes of a row's sums.
 
 use super::label::{
     Label, ask_for_targets, class_weight, label, load_class, load_classes, totals_ahead,
@@ -25,7 +25,8 @@ cuda_std::shared_array! {
     fn block_terms() -> [f64; 4];
 }
 
-/// The sums over the rows that a block has finished before its last, each by one thread, of which a barrier stands between any two.
+/// The sums over the rows that a block has finished before its last, each by one thread, of which a
+/// barrier stands between any two.
 pub(crate) struct BlockTerms;
 
 impl BlockTerms {
@@ -50,7 +51,8 @@ impl BlockTerms {
 
 /// What the gradients of a row are made of.
 pub(crate) struct Factors<R> {
-    /// Whether the row counts. If it does not, all its gradients are 0, whatever the class weights are.
+    /// Whether the row counts. If it does not, all its gradients are 0, whatever the class weights
+    /// are.
     pub(crate) counts: bool,
     /// An element's probability is exp(x − center) · inverse.
     pub(crate) center: R,
@@ -60,7 +62,8 @@ pub(crate) struct Factors<R> {
     /// ... less this times the class's share of the target, [`Pass::share_of`]; the shares' sum.
     pub(crate) by_share: R,
     pub(crate) weight: R,
-    /// What the row's class adds, times its probability less 1, and what z-loss does, times the probability.
+    /// What the row's class adds, times its probability less 1, and what z-loss does, times the
+    /// probability.
     pub(crate) by_class: R,
     pub(crate) by_z: R,
     /// All other probabilities, where the row's class is the likeliest.
@@ -96,7 +99,8 @@ pub(crate) struct Saved<R> {
     weight: R,
 }
 
-/// What a mean is divided by: the sum of the class weights of the rows that count, for the z-loss their number.
+/// What a mean is divided by: the sum of the class weights of the rows that count, for the z-loss
+/// their number.
 #[derive(Clone, Copy)]
 pub(crate) enum Total {
     Weights,
@@ -156,8 +160,8 @@ impl Totals for SavedTotals {
 }
 
 cuda_std::shared_array! {
-    /// The scale of the gradients of a block's row, that of those of its z-loss, and the weight of its class: the first thread
-    /// writes them before the barrier that stands in each row.
+    /// The scale of the gradients of a block's row, that of those of its z-loss, and the weight of
+    /// its class: the first thread writes them before the barrier that stands in each row.
     pub(crate) fn scales_of_row() -> [u64; 3];
 }
 
@@ -185,7 +189,8 @@ impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
         Pass { args, late: false, element: PhantomData }
     }
 
-    /// One of which the rows begin with what they need: what says how they are finished is asked for only then.
+    /// One of which the rows begin with what they need: what says how they are finished is asked
+    /// for only then.
     #[inline(always)]
     pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
         Pass { args, late: true, element: PhantomData }
@@ -196,7 +201,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether the target has a share for every class.
     pub(crate) const DENSE: bool = MODE != mode::CLASS;
 
-    /// A class's share of the target: its weight by the [`unit`](Self::unit) of weights, or q, of which `t` is the probability.
+    /// A class's share of the target: its weight by the [`unit`](Self::unit) of weights, or q, of
+    /// which `t` is the probability.
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is one.
@@ -217,8 +223,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         weight * self.keep().fma(t, share)
     }
 
-    /// What smoothing multiplies class weights by: the power of two next below 1/C. The sum over all classes of x − m by their
-    /// weights is then in the range of x − m, and multiplying by it rounds nothing.
+    /// What smoothing multiplies class weights by: the power of two next below 1/C. The sum over
+    /// all classes of x − m by their weights is then in the range of x − m, and multiplying by it
+    /// rounds nothing.
     #[inline(always)]
     pub(super) fn unit(&self) -> E::Real {
         let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
@@ -227,7 +234,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         E::Real::from_bits64(bits)
     }
 
-    /// ε/C by which smoothing multiplies what is [in units](Self::unit), or 1 for probabilities, whose shares have it already.
+    /// ε/C by which smoothing multiplies what is [in units](Self::unit), or 1 for probabilities,
+    /// whose shares have it already.
     #[inline(always)]
     fn by_unit(&self) -> E::Real {
         if MODE == mode::PROBABILITIES {
@@ -248,8 +256,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         self.of_end(self.args.z_loss.to_bits()) << 1 != 0
     }
 
-    /// Whether of the sums over rows only those of the losses and of the class weights are needed: of a small call, the sums are
-    /// the most.
+    /// Whether of the sums over rows only those of the losses and of the class weights are needed:
+    /// of a small call, the sums are the most.
     #[inline(always)]
     pub(crate) fn has_two_sums(&self) -> bool {
         !self.has_z_loss() && self.of_end(self.args.totals) == 0
@@ -279,7 +287,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's condition.
         unsafe {
             if self.late {
-                // As one of several rows, of which there may be none: the compiler keeps less in registers.
+                // As one of several rows, of which there may be none: the compiler keeps less in
+                // registers.
                 let [class] = load_classes(self.args, row, 0);
                 class
             } else {
@@ -327,8 +336,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         self.of_end(self.args.plain.into()) != 0
     }
 
-    /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have registers for is too little
-    /// under way.
+    /// Asks for the row that is `ahead` of this one: where blocks compute and write, what they have
+    /// registers for is too little under way.
     ///
     /// # Safety
     /// The kernels' condition 1; all threads of the team call it.
@@ -378,9 +387,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
     }
 
-    /// Waits for the launches before this one; the first blocks ask for their rows before. While a launch ends, memory has little to
-    /// do; and what it still writes of them is in the second-level cache as anywhere. Where gradients are written, memory has enough to
-    /// do until the end.
+    /// Waits for the launches before this one; the first blocks ask for their rows before. While a
+    /// launch ends, memory has little to do; and what it still writes of them is in the
+    /// second-level cache as anywhere. Where gradients are written, memory has enough to do until
+    /// the end.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch), of `row`, if it is one of `rows`.
@@ -454,7 +464,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if total == 0.0 { E::Real::NAN } else { upstream / E::Real::from_f64(total) }
     }
 
-    /// The factors of a row from its stats and its [`scale`](Self::scale), and that of its z-loss if there is one.
+    /// The factors of a row from its stats and its [`scale`](Self::scale), and that of its z-loss
+    /// if there is one.
     #[inline(always)]
     pub(crate) fn factors(
         &self,
@@ -509,7 +520,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Writes the gradient of the class's logit over what was written of it as of any other.
     ///
     /// # Safety
-    /// The label has a class, `to` is where the gradients of its row go, and nobody else accesses that of the class.
+    /// The label has a class, `to` is where the gradients of its row go, and nobody else accesses
+    /// that of the class.
     #[inline(always)]
     pub(crate) unsafe fn store_at_class(
         &self,
@@ -602,7 +614,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors.factor = all * factors.inverse;
     }
 
-    /// Writes of a row's results what [`WRITES`](writes) says, and returns what it adds to the sums.
+    /// Writes of a row's results what [`WRITES`](writes) says, and returns what it adds to the
+    /// sums.
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is one of `rows`, and this is its team's first thread.
@@ -656,8 +669,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         [term.to_f64(), label.weight.to_f64(), square.to_f64(), count]
     }
 
-    /// Writes that no target is faulty, in the block that [finishes](Self::finish), and says whether the pass [is
-    /// plain](Self::is_plain): before the sums, not behind them, where each instruction lengthens the grid.
+    /// Writes that no target is faulty, in the block that [finishes](Self::finish), and says
+    /// whether the pass [is plain](Self::is_plain): before the sums, not behind them, where each
+    /// instruction lengthens the grid.
     ///
     /// # Safety
     /// The kernels' condition 1; one thread of the grid `finishes`.
@@ -670,11 +684,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         self.is_plain()
     }
 
-    /// Writes the results of all rows from their sums; `plain` is what [`begin_finish`](Self::begin_finish) has said.
+    /// Writes the results of all rows from their sums; `plain` is what
+    /// [`begin_finish`](Self::begin_finish) has said.
     ///
     /// # Safety
-    /// The kernels' conditions; this is the thread that has [begun](Self::begin_finish) it, and its block has taken what all blocks
-    /// have left.
+    /// The kernels' conditions; this is the thread that has [begun](Self::begin_finish) it, and its
+    /// block has taken what all blocks have left.
     #[inline(always)]
     pub(crate) unsafe fn finish(
         &self,
@@ -724,8 +739,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if adds_up && self.args.divisor == 0.0 { ahead.ask_for_both() } else { [0; 2] }
     }
 
-    /// As [`finish`](Self::finish), where the totals were known before, and [asked](Self::ask_for_totals) for: from the sums
-    /// of losses and of squared log-sum-exps.
+    /// As [`finish`](Self::finish), where the totals were known before, and
+    /// [asked](Self::ask_for_totals) for: from the sums of losses and of squared log-sum-exps.
     ///
     /// # Safety
     /// As `finish`.

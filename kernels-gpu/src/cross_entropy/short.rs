@@ -22,8 +22,8 @@ cuda_std::shared_array! {
     fn rows_of_block() -> [u64; 768];
 }
 
-/// What the first warp of a block finishes the rows of its teams from: all at once, where each warp would take as long for its
-/// few.
+/// What the first warp of a block finishes the rows of its teams from: all at once, where each warp
+/// would take as long for its few.
 struct RowsOfBlock;
 
 impl RowsOfBlock {
@@ -38,7 +38,8 @@ impl RowsOfBlock {
     /// Keeps what row `row` of the block's comes to; see [`Stats::used`].
     ///
     /// # Safety
-    /// One thread keeps each row, and a barrier stands before anybody asks for it and between that and the next.
+    /// One thread keeps each row, and a barrier stands before anybody asks for it and between that
+    /// and the next.
     #[inline(always)]
     unsafe fn keep<R: Real>(row: u32, stats: Stats<R>, dense: bool) {
         let parts = stats.parts();
@@ -106,7 +107,8 @@ cuda_std::shared_array! {
     fn lane_terms() -> [f64; 128];
 }
 
-/// The sums over the rows that each lane of a block's first warp has finished, while the block reads others: in no registers.
+/// The sums over the rows that each lane of a block's first warp has finished, while the block
+/// reads others: in no registers.
 struct LaneTerms;
 
 impl LaneTerms {
@@ -137,14 +139,16 @@ impl LaneTerms {
 /// How early the block begins that adds up the grid.
 type Place = reduce::Place<2>;
 
-/// The loss, and with `GRADS` the gradients, of rows of at most `HELD` groups of 16 bytes a thread of a team.
+/// The loss, and with `GRADS` the gradients, of rows of at most `HELD` groups of 16 bytes a thread
+/// of a team.
 ///
 /// Each team takes a row, and then the first warp of the block finishes them all.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a row, in a block of at
-/// most 256; rows lie as `LIES` says, [`ALIKE`](super::lies::ALIKE) or [`SHORT`](super::lies::SHORT). The grid has
-/// `abi::blocks_of_pieces`, with gradients behind those that add up totals.
+/// The kernels' conditions ([`super`]). A team is a power of two of 2 to 32 threads that holds a
+/// row, in a block of at most 256; rows lie as `LIES` says, [`ALIKE`](super::lies::ALIKE) or
+/// [`SHORT`](super::lies::SHORT). The grid has `abi::blocks_of_pieces`, with gradients behind those
+/// that add up totals.
 #[inline(always)]
 pub(crate) unsafe fn short<
     E: Element,
@@ -249,13 +253,15 @@ unsafe fn turn<
     let team = Team::of_threads(args);
     let row = row_of::<MANY>(first, team.in_block);
     let is_row = |row| if MANY { row < args.rows } else { (row as u32) < args.rows as u32 };
-    // The class of which row of the block's this thread asks for and keeps: where the row's team needs it, each of its threads.
+    // The class of which row of the block's this thread asks for and keeps: where the row's team
+    // needs it, each of its threads.
     let index = if GRADS { team.in_block } else { thread_idx_x() };
     let has_class = MODE != mode::PROBABILITIES
         && index < team.of_block
         && is_row(row_of::<MANY>(first, index));
-    // SAFETY: the caller's conditions; in place of a row that is none, or of a whole one that does not count, the last is read, for
-    // nothing, and though its gradients may lie there by then: cheaper than to ask of each group whether it is to be read.
+    // SAFETY: the caller's conditions; in place of a row that is none, or of a whole one that does
+    // not count, the last is read, for nothing, and though its gradients may lie there by then:
+    // cheaper than to ask of each group whether it is to be read.
     unsafe {
         let mut class = 0;
         if GRADS && has_class {
@@ -304,8 +310,8 @@ unsafe fn turn<
             let factors =
                 pass.factors(&label, stats, scale_of(Total::Weights), || scale_of(Total::Rows));
             let to = lanes.to(pass, row);
-            // Written with its group: in so short a row, by itself it would be a store more in sixteen, of a part of
-            // what memory moves.
+            // Written with its group: in so short a row, by itself it would be a store more in
+            // sixteen, of a part of what memory moves.
             let at_class = logit.map(|logit| pass.at_class(&label, &factors, logit));
             if Pass::<E, MODE>::DENSE {
                 let class = at_class.map(|at_class| (label.class, at_class));
@@ -358,11 +364,12 @@ unsafe fn turn<
     }
 }
 
-/// What this lane's rows add to its `terms`, of `rows` rows from `first` that the block's teams have kept: one of so many as a warp
-/// has lanes. `PLAIN` says that the pass [is](Pass::is_plain).
+/// What this lane's rows add to its `terms`, of `rows` rows from `first` that the block's teams
+/// have kept: one of so many as a warp has lanes. `PLAIN` says that the pass [is](Pass::is_plain).
 ///
 /// # Safety
-/// The kernels' conditions; the first warp of the block calls this once for each row, and a barrier stands between.
+/// The kernels' conditions; the first warp of the block calls this once for each row, and a barrier
+/// stands between.
 #[inline(always)]
 unsafe fn finish_rows<
     E: Element,

@@ -1,11 +1,12 @@
 //! What the exponentials of a row's logits, or of a part of them, come to.
 //!
-//! Their sum is kept in two parts: how many are 1, those of the largest logits, and the sum of all others. Of a row
-//! that is nearly certain the sum is 1 and a little, and the loss and the gradient are that little.
+//! Their sum is kept in two parts: how many are 1, those of the largest logits, and the sum of all
+//! others. Of a row that is nearly certain the sum is 1 and a little, and the loss and the gradient
+//! are that little.
 
 use super::mode;
 use crate::abi::STATS_PARTS;
-use crate::element::{Real, unrolled};
+use crate::element::{Base, Real, unrolled};
 use crate::math::ln_1p;
 use crate::reduce::{Workspace, warp_max, warp_sums};
 use cuda_std::hint::opaque;
@@ -75,8 +76,8 @@ impl<R: Real> Stats<R> {
         }
     }
 
-    /// The sum over a team of a warp, in each of its lanes, of which each has a part relative to the same logit, the
-    /// team's largest. Not `DENSE`, there is no target for every class.
+    /// The sum over a team of a warp, in each of its lanes, of which each has a part relative to
+    /// the same logit, the team's largest. Not `DENSE`, there is no target for every class.
     #[inline(always)]
     pub(crate) fn of_team<const DENSE: bool>(mut self, team: u32) -> Self {
         if DENSE {
@@ -92,8 +93,8 @@ impl<R: Real> Stats<R> {
         self
     }
 
-    /// The same, of which the compiler does not know it: what is computed from it is computed anew, where it would
-    /// otherwise be kept, in more registers than there are.
+    /// The same, of which the compiler does not know it: what is computed from it is computed anew,
+    /// where it would otherwise be kept, in more registers than there are.
     #[inline(always)]
     pub(crate) fn anew(self) -> Self {
         let anew = |value: R| R::from_bits64(opaque(value.to_bits64()));
@@ -106,7 +107,8 @@ impl<R: Real> Stats<R> {
         if self.max == R::NEG_INFINITY { Stats { rest: R::NAN, ..self } } else { self }
     }
 
-    /// How many of the [`parts`](Self::parts) there are to a target: with a share for every class all.
+    /// How many of the [`parts`](Self::parts) there are to a target: with a share for every class
+    /// all.
     pub(crate) const fn used(dense: bool) -> usize {
         if dense { PARTS } else { SPARSE_PARTS }
     }
@@ -128,8 +130,8 @@ impl<R: Real> Stats<R> {
         self.over_block::<DENSE, ALL>().of_row()
     }
 
-    /// What the block has of a row, of which each warp has a part: one barrier, and before the next call another. Unless it is
-    /// for `ALL`, in the first warp only.
+    /// What the block has of a row, of which each warp has a part: one barrier, and before the next
+    /// call another. Unless it is for `ALL`, in the first warp only.
     #[inline(always)]
     pub(crate) fn over_block<const DENSE: bool, const ALL: bool>(self) -> Self {
         let used = Self::used(DENSE);
@@ -138,7 +140,8 @@ impl<R: Real> Stats<R> {
             let parts = self.parts();
             unrolled!(for part in 0..PARTS; {
                 if part < used {
-                    // SAFETY: at most 32 warps, each its own; who read what was there has met the others since.
+                    // SAFETY: at most 32 warps, each its own; who read what was there has met the
+                    // others since.
                     unsafe { stats_of_warps().set(at(part, warp_id()), parts[part].to_bits64()) };
                 }
             });
@@ -149,7 +152,8 @@ impl<R: Real> Stats<R> {
         }
         // Here, not before a loop over rows, through which it would take registers.
         let warps = opaque((block_dim_x() / WARP_SIZE).into()) as u32;
-        // Of few warps, teams of lanes all have what each of them has of the row: there are fewer to add up.
+        // Of few warps, teams of lanes all have what each of them has of the row: there are fewer
+        // to add up.
         let team = if warps > 8 { WARP_SIZE } else { 8 };
         let warp = lane_id() & (team - 1);
         let mut parts = Self::NONE.parts();
@@ -165,7 +169,8 @@ impl<R: Real> Stats<R> {
         Self::of_parts(parts).of_warps::<DENSE>(team)
     }
 
-    /// The sum over a team of lanes of the warp, of which each has what a warp has of a row, and all teams the same.
+    /// The sum over a team of lanes of the warp, of which each has what a warp has of a row, and
+    /// all teams the same.
     #[inline(always)]
     fn of_warps<const DENSE: bool>(self, team: u32) -> Self {
         let max = warp_max(self.max);
@@ -236,8 +241,9 @@ impl<R: Real> Stats<R> {
     }
 }
 
-/// What exponentials relative to a logit are made with, the center: [`exp`](Self::exp) by [`unit`](Self::unit) is
-/// e^(x − center). With a target for every class, which needs x − center itself, the unit is 1.
+/// What exponentials relative to a logit are made with, the center: [`exp`](Self::exp) by
+/// [`unit`](Self::unit) is e^(x − center). With a target for every class, which needs x − center
+/// itself, the unit is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Relative<R, const MODE: u32> {
     center: R,
@@ -267,7 +273,13 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
 
     #[inline(always)]
     pub(crate) fn exp(self, x: R) -> R {
-        if Self::SHIFTS { x.exp_shifted(self.shift) } else { (x - self.center).exp_below() }
+        self.base().exp(x)
+    }
+
+    /// The same, for the exponentials of vectors.
+    #[inline(always)]
+    pub(crate) fn base(self) -> Base<R> {
+        if Self::SHIFTS { Base::Shift(self.shift) } else { Base::Center(self.center) }
     }
 
     /// What comes of the center.
@@ -282,7 +294,8 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     }
 }
 
-/// Numbers that a [`Stats`] is kept as, and those that a target without a share for every class needs.
+/// Numbers that a [`Stats`] is kept as, and those that a target without a share for every class
+/// needs.
 const PARTS: usize = STATS_PARTS as usize;
 const SPARSE_PARTS: usize = 2;
 

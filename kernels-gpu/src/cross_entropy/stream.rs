@@ -1,4 +1,5 @@
-//! The forward pass over long rows, as a loss of the engine for rows ([`crate::row`]), by the online softmax.
+//! The forward pass over long rows, as a loss of the engine for rows ([`crate::row`]), by the
+//! online softmax.
 
 use super::finish::{finish, has_sums};
 use super::label::Label;
@@ -6,15 +7,15 @@ use super::mode;
 use super::pass::{Pass, writes};
 use super::stats::Stats;
 use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs, VECTOR_BYTES};
-use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{Workspace, warp_max, warp_sums};
 use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
 use cuda_std::memory::{Vec16, load};
 use cuda_std::warp::{WARP_SIZE, ballot};
 
 /// # Safety
-/// The kernels' conditions ([`super`]). `args.stream` is as [`StreamArgs`] says, and a block has dynamic shared
-/// memory for the rings of its warps.
+/// The kernels' conditions ([`super`]). `args.stream` is as [`StreamArgs`] says, and a block has
+/// dynamic shared memory for the rings of its warps.
 #[inline(always)]
 pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     // SAFETY: the caller's conditions.
@@ -26,8 +27,8 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
 
 /// What a part of a row of logits comes to.
 ///
-/// The sum of the exponentials is kept less the 1 of the largest logit: where a class is nearly certain,
-/// the loss is what is left, and added to 1 it would lose its digits.
+/// The sum of the exponentials is kept less the 1 of the largest logit: where a class is nearly
+/// certain, the loss is what is left, and added to 1 it would lose its digits.
 #[derive(Clone, Copy)]
 pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
     /// The largest logit, m.
@@ -122,22 +123,21 @@ fn sum_of_exps<E: Element, const N: usize, const EXACT: bool>(
     let (zero, one) = (E::Real::ZERO, E::Real::ONE);
     // In two parts: an addition waits for fewer others.
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
-    unrolled!(for k in 0..N; {
-        unrolled!(for lane in 0..MAX_LANES; {
-            if (lane as u32) < E::LANES {
-                let exp = (E::extract(x[k], lane as u32).widen() - center).exp_below();
-                sums[lane % 2] = sums[lane % 2] + exp;
-                if EXACT {
-                    let rest = if exp == one { zero } else { exp };
-                    rests[lane % 2] = rests[lane % 2] + rest;
-                }
+    E::exps(x, Base::Center(center), |_, exps| {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let exp = exps[lane];
+            sums[lane % 2] = sums[lane % 2] + exp;
+            if EXACT {
+                let rest = if exp == one { zero } else { exp };
+                rests[lane % 2] = rests[lane % 2] + rest;
             }
         });
     });
     (sums[0] + sums[1], rests[0] + rests[1])
 }
 
-/// Below this, Σ exp(x − m) − 1 has lost digits that a loss needs: it was computed from a sum that is near 1.
+/// Below this, Σ exp(x − m) − 1 has lost digits that a loss needs: it was computed from a sum that
+/// is near 1.
 const CERTAIN: f64 = 0.125;
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
@@ -155,8 +155,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's conditions: the classes are the row's.
         unsafe {
             if count == E::LANES && at.is_multiple_of(VECTOR_BYTES.into()) {
-                // In halves, which the first-level cache keeps for the next row. Past it, as rows are read, f32
-                // takes half as long again (H200, 32768×4096 with weights and smoothing: 141 and 216 µs).
+                // In halves, which the first-level cache keeps for the next row. Past it, as rows
+                // are read, f32 takes half as long again (H200, 32768×4096 with weights and
+                // smoothing: 141 and 216 µs).
                 let halves = [0, 1].map(|half| load((at as *const u64).wrapping_add(half)));
                 return Vec16([
                     halves[0] as u32,

@@ -6,8 +6,8 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 use cuda_std::warp::WARP_SIZE;
 
-/// The rows that a block takes of a grid of `abi::blocks_of_pieces`: those next to each other, for blocks that begin in the order of
-/// memory are what it wants.
+/// The rows that a block takes of a grid of `abi::blocks_of_pieces`: those next to each other, for
+/// blocks that begin in the order of memory are what it wants.
 pub(crate) struct Rows {
     /// The first of those that are left.
     pub(crate) next: u64,
@@ -16,7 +16,8 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Those of the block at `place`, if it takes any. Unless it may have `MANY`, they are one a team, of fewer than 2³².
+    /// Those of the block at `place`, if it takes any. Unless it may have `MANY`, they are one a
+    /// team, of fewer than 2³².
     #[inline(always)]
     pub(crate) fn of_block<const MANY: bool, const EARLY: u32>(
         args: &CrossEntropyArgs,
@@ -47,8 +48,8 @@ impl Rows {
     }
 }
 
-/// This thread's place in a team, which takes a row or a part of one at a time, and the team's in its block. The teams of a block go
-/// on together.
+/// This thread's place in a team, which takes a row or a part of one at a time, and the team's in
+/// its block. The teams of a block go on together.
 #[derive(Clone, Copy)]
 pub(crate) struct Team {
     /// Threads of a team.
@@ -94,8 +95,8 @@ impl Team {
         self.lane / WARP_SIZE
     }
 
-    /// The same, of which the compiler does not know it: what comes of it is computed for each row, where it would be kept from one
-    /// to the next, in registers that are not there.
+    /// The same, of which the compiler does not know it: what comes of it is computed for each row,
+    /// where it would be kept from one to the next, in registers that are not there.
     #[inline(always)]
     pub(crate) fn anew(self) -> Self {
         Team { lane: opaque(self.lane.into()) as u32, ..self }

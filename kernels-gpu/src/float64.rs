@@ -1,0 +1,186 @@
+//! Arithmetic in f64 whose cost counts: a multiprocessor of an H100 executes 25 operations in f64
+//! in the time in which the memory brings an element, and a loss needs two or three besides the
+//! exponential.
+
+use crate::element::{Real, horner, ln_of_parts, unrolled, upper};
+use cuda_std::math;
+
+/// The sign bit of an upper half.
+const SIGN: u32 = 1 << 31;
+
+#[inline(always)]
+fn from_halves(upper: u32, lower: u32) -> f64 {
+    math::f64_from_halves(upper, lower)
+}
+
+#[inline(always)]
+fn lower(x: f64) -> u32 {
+    x.to_bits() as u32
+}
+
+/// Without a conversion, which takes as long as four additions and more: the digits of a number
+/// from 2⁵² to 2⁵³ are an integer.
+#[inline(always)]
+pub(crate) fn from_i32(value: i32) -> f64 {
+    const DIGITS: u64 = 4_503_599_627_370_496.0_f64.to_bits();
+    const BIAS: f64 = 4_503_599_627_370_496.0 + 2_147_483_648.0;
+    let biased = value.cast_unsigned() ^ SIGN;
+    f64::from_bits(DIGITS | u64::from(biased)) - BIAS
+}
+
+/// The reciprocal r is off by e = 1 − br, at most 2⁻¹⁹: a/b is ar/(1 − e) = ar (1 + e + e²), and e³
+/// is too little to count. To what is added belongs what the product ar is rounded by.
+#[inline(always)]
+pub(crate) fn quickly_divide(a: f64, b: f64) -> f64 {
+    let reciprocal = math::reciprocal_approx_f64(b);
+    let off = (-b).fma(reciprocal, 1.0);
+    let quotient = a * reciprocal;
+    let rounded_by = a.fma(reciprocal, -quotient);
+    quotient + quotient.fma(off.fma(off, off), rounded_by)
+}
+
+/// By Remez' exchange in 50 digits, then rounded: the logarithm of which this is the tail is off by
+/// 1.5e-17 of it.
+#[inline(always)]
+pub(crate) fn artanh_tail(z: f64) -> f64 {
+    z * horner!(z;
+        0.666_666_666_666_726_8, 0.399_999_999_961_763_55, 0.285_714_293_929_298_26,
+        0.222_221_386_761_166_48, 0.181_863_495_402_880_22, 0.152_503_087_327_220_7,
+        0.153_673_261_999_609_12
+    )
+}
+
+#[inline(always)]
+pub(crate) fn quick_ln(scale: f64, d: f64, a: f64) -> f64 {
+    ln_of_parts(f64::from_i32(scale.exponent()), d, a)
+}
+
+#[inline(always)]
+pub(crate) fn less_ln(x: f64, scale: f64, d: f64, a: f64) -> f64 {
+    x - quick_ln(scale, d, a)
+}
+
+/// By Remez' exchange in 50 digits, then rounded: eʳ − 1 is off by 2.3e-17 of it, and eʳ by 9e-18
+/// of it.
+#[inline(always)]
+pub(crate) fn exp_tail(r: f64) -> f64 {
+    horner!(r;
+        0.500_000_000_000_000_6, 0.166_666_666_666_666_85, 0.041_666_666_666_573_7,
+        0.008_333_333_333_314_567, 0.001_388_888_893_235_446_8, 1.984_126_990_305_328_4e-4,
+        2.480_150_447_676_909_3e-5, 2.755_722_795_398_833_4e-6, 2.762_631_366_684_111e-7,
+        2.511_446_831_191_571_7e-8
+    )
+}
+
+cuda_std::lookup_table! {
+    /// The bits of (1 + δ) 2^(j/16), of whose upper half 2¹⁶ j is taken away: with 2¹⁶ n added for
+    /// n = 16 k + j, they are those of (1 + δ) 2^(n/16). δ is the multiple of 2⁻⁵² for which
+    /// rounding changes the least: no word is off by more than 0.18 units in the last place.
+    fn power_of_root() -> [u64; 16] = [
+        0x3ff0_0000_00a4_5e3f, 0x3fef_b558_6da5_2e45, 0x3fef_72b8_3d30_9022, 0x3fef_387a_6f30_9073,
+        0x3fef_06fe_0af5_2ed5, 0x3fee_dea6_4cde_5355, 0x3fee_bfda_d60b_52e3, 0x3fee_ab07_de26_ecdc,
+        0x3fee_a09e_6767_af6d, 0x3fee_a114_74dd_bfc8, 0x3fee_ace5_4328_1e62, 0x3fee_c491_83ac_a72c,
+        0x3fee_e89f_9a6f_4292, 0x3fef_199b_dea5_fe9f, 0x3fef_5818_de29_185f, 0x3fef_a4af_a3df_5d62,
+    ];
+}
+
+/// n and eʳ/(1 + δ) − 1 of each x, so that eˣ is 2^(n/16) eʳ with |r| at most ln 2/32, as in
+/// "Table-driven implementation of the exponential function in IEEE floating-point arithmetic"
+/// (Tang, 1989). The polynomial, a Remez fit, is off by 1.4e-17.
+///
+/// Step by step for all x: each step of one waits for the one before, so others fill the time, and
+/// all of them share a coefficient's registers.
+#[inline(always)]
+fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
+    const ROOT_HIGH: f64 = 0.043_321_698_773_070_24;
+    const ROOT_LOW: f64 = 1.192_634_330_794_117_1e-11;
+    const COEFFICIENTS: [f64; 7] = [
+        0.001_388_950_320_205_260_9,
+        0.008_333_497_147_443_041,
+        0.041_666_666_542_850_53,
+        0.166_666_666_229_369_2,
+        0.499_999_998_804_066_3,
+        0.999_999_997_608_131,
+        -2.391_871_361_914_141_2e-9,
+    ];
+    let (mut n, mut r, mut part) = ([0; N], [0.0; N], [COEFFICIENTS[0]; N]);
+    // The lowest digits of a sum with a number whose unit is 1 are n: this saves a conversion.
+    unrolled!(for i in 0..N; { r[i] = x[i].fma(16.0 * core::f64::consts::LOG2_E, f64::WHOLE); });
+    unrolled!(for i in 0..N; { n[i] = lower(r[i]); });
+    unrolled!(for i in 0..N; { r[i] = f64::WHOLE - r[i]; });
+    let minus_n = r;
+    unrolled!(for i in 0..N; { r[i] = minus_n[i].fma(ROOT_HIGH, x[i]); });
+    unrolled!(for i in 0..N; { r[i] = minus_n[i].fma(ROOT_LOW, r[i]); });
+    unrolled!(for k in 0..6; {
+        unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], COEFFICIENTS[k + 1]); });
+    });
+    (n, part)
+}
+
+/// (1 + δ) 2^(n/16), where it is a normal number.
+#[inline(always)]
+fn power(n: u32) -> f64 {
+    let bits = power_of_root(n);
+    from_halves(((bits >> 32) as u32).wrapping_add(n << 16), bits as u32)
+}
+
+/// Branch-free, because callers use an exponential in more than one place, and LLVM would duplicate
+/// what branches.
+#[inline(always)]
+pub(crate) fn exp(x: f64) -> f64 {
+    // Beyond 1000 all exponentials are infinite or 0.
+    let near = (upper!(f64, x) & !SIGN).min(upper!(f64, 1000.0)) | upper!(f64, x) & SIGN;
+    let ([n], [part]) = exp_parts([from_halves(near, lower(x))]);
+    let root = power(n % 16);
+    let value = root.fma(part, root);
+    // In two steps: 2ᵏ alone may be beyond the type. The second one rounds what is subnormal.
+    let k = n.cast_signed() >> 4;
+    let value = value * f64::power_of_two(k >> 1) * f64::power_of_two(k - (k >> 1));
+    if x.is_nan() { x } else { value }
+}
+
+/// [`Real::exp_below`] of each x.
+///
+/// An integer tells what vanishes, because the f64 units are the bottleneck; and selections, not a
+/// branch, because rows are padded with −∞. The upper halves of NaNs lie outside of what vanishes.
+#[inline(always)]
+pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
+    const FIRST: u32 = upper!(f64, -708.0);
+    const LAST: u32 = upper!(f64, f64::NEG_INFINITY);
+    let (n, part) = exp_parts(x);
+    let mut exps = [0.0; N];
+    unrolled!(for i in 0..N; {
+        let power = power(n[i]);
+        let value = power.fma(part[i], power);
+        let vanishes = upper!(f64, x[i]).wrapping_sub(FIRST) <= LAST - FIRST;
+        let [upper, lower] =
+            [upper!(f64, value), lower(value)].map(|half| if vanishes { 0 } else { half });
+        exps[i] = from_halves(upper, lower);
+    });
+    exps
+}
+
+#[inline(always)]
+pub(crate) fn exp_below(x: f64) -> f64 {
+    let [exp] = exps_below([x]);
+    exp
+}
+
+/// In f64 the shift is the center itself, negated and not rounded.
+#[inline(always)]
+pub(crate) fn exp_shifted(x: f64, shift: f64) -> f64 {
+    exp_below(x + shift)
+}
+
+/// 1, because the shift was not rounded.
+#[inline(always)]
+pub(crate) fn unshift(_: f64, _: f64) -> f64 {
+    1.0
+}
+
+/// The larger one; `b` where `a` is NaN. The instruction for the maximum is followed by four that
+/// mend NaNs.
+#[inline(always)]
+pub(crate) fn larger(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
+}

@@ -31,8 +31,9 @@ impl Dtype {
     }
 }
 
-/// The line of PTX where a kernel waits for the launches before it: `cuda_std::thread::wait_for_launches_before`. The host makes it
-/// an instruction where launches overlap.
+/// The line of PTX where a kernel waits for the launches before it:
+/// `cuda_std::thread::wait_for_launches_before`. The host makes it an instruction where launches
+/// overlap.
 pub const WAITS: &str = "// waits for the launches before";
 
 /// The most threads of a block.
@@ -65,7 +66,8 @@ pub const CACHE_LINE: u32 = 128;
 /// Groups of 16 bytes of a line.
 pub const LINE_GROUPS: u32 = CACHE_LINE / 16;
 
-/// Of the `held` groups that each thread of a team holds of a row of whole groups, how many are within it; the others may be beyond.
+/// Of the `held` groups that each thread of a team holds of a row of whole groups, how many are
+/// within it; the others may be beyond.
 pub const fn held_within(held: usize) -> usize {
     if held <= 4 { held - 1 } else { held / 2 }
 }
@@ -79,12 +81,14 @@ pub const STATS_PARTS: u32 = 4;
 /// Blocks whose sums are added up before those of the grid.
 pub const GROUP: u32 = 64;
 
-/// How many groups ahead of the group whose sums it adds up a block is: about as far as blocks run at the same time, so
-/// that it hardly waits for them. What the last `2 * LAG` groups leave, and blocks behind them, is added up at the end of the grid:
-/// the grid ends with its last rows, and to add up others then would take as long again.
+/// How many groups ahead of the group whose sums it adds up a block is: about as far as blocks run
+/// at the same time, so that it hardly waits for them. What the last `2 * LAG` groups leave, and
+/// blocks behind them, is added up at the end of the grid: the grid ends with its last rows, and to
+/// add up others then would take as long again.
 pub const LAG: u32 = 8;
 
-/// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others leave.
+/// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others
+/// leave.
 pub const STRETCH: u32 = 1024;
 
 /// The blocks of such a grid.
@@ -93,12 +97,14 @@ pub const fn blocks_of_pieces(pieces: u32) -> u32 {
     if pieces < STRETCH { pieces + 1 } else { pieces + (pieces - 1) / (STRETCH - 1) }
 }
 
-/// Words that a block of such a grid leaves for so many sums, of `term_bytes` each: two of 32 bits are one word.
+/// Words that a block of such a grid leaves for so many sums, of `term_bytes` each: two of 32 bits
+/// are one word.
 pub const fn words_of_piece(sums: u32, term_bytes: usize) -> u32 {
     if term_bytes == 8 { sums } else { sums / 2 }
 }
 
-/// The most pieces of such a grid, for each of which so many words are left, and for each stretch at most two sums for each of them.
+/// The most pieces of such a grid, for each of which so many words are left, and for each stretch
+/// at most two sums for each of them.
 pub const fn max_pieces(words: u32) -> u32 {
     MAX_PARTIALS / words / (STRETCH + 1) * (STRETCH - 1)
 }
@@ -108,7 +114,8 @@ pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
 }
 
-/// Targets that a thread has in flight when it adds up totals: everybody waits for them, and few come soonest.
+/// Targets that a thread has in flight when it adds up totals: everybody waits for them, and few
+/// come soonest.
 pub const TOTALS_FLIGHT: usize = 2;
 
 /// The most [`CrossEntropyArgs::totals_blocks`].
@@ -123,11 +130,13 @@ pub const fn max_blocks(sums: u32) -> u32 {
 pub mod workspace {
     /// The complement of the lowest row that is not as it should be, or 0; zero between launches.
     pub const FAULT: u64 = 0;
-    /// The sums of class weights and of rows that a launch leaves for the next, where rows are split.
+    /// The sums of class weights and of rows that a launch leaves for the next, where rows are
+    /// split.
     pub const TOTALS: u64 = 16;
     /// The partial sums, and behind them those of the totals and the totals; zero between launches.
     pub const PARTIALS: u64 = 32;
-    /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows are split.
+    /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows
+    /// are split.
     pub const SAVED: u64 =
         PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_TOTALS_BLOCKS + 2) as u64 * 8;
     /// The most rows that are.
@@ -178,8 +187,8 @@ pub mod weights {
     pub const POS_WEIGHT: usize = 1;
 }
 
-/// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows` rows of
-/// `cols` elements; a dense tensor may come as one row.
+/// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows`
+/// rows of `cols` elements; a dense tensor may come as one row.
 ///
 /// The threads of the grid work in teams, each on one piece of a row at a time: piece `p` is part
 /// `p % splits` of row `p / splits`, taken as every `splits`-th tile of it.
@@ -194,7 +203,8 @@ pub struct PairwiseArgs {
     pub rows: u64,
     /// Elements of a row.
     pub cols: u64,
-    /// What a sum, or an element's gradient, is divided by: 1 for a sum, the number of terms for a mean.
+    /// What a sum, or an element's gradient, is divided by: 1 for a sum, the number of terms for a
+    /// mean.
     pub divisor: f64,
     /// The loss's own parameter: Huber's δ, smooth L1's β.
     pub parameter: f64,
@@ -207,20 +217,32 @@ pub struct PairwiseArgs {
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves all.
     pub upstream_col_stride: u32,
+    /// Rows of a chunk, which is a block's, or 0. Otherwise the reduction is [`reduction::ROWS`];
+    /// tensors have no gaps between rows, gradients are aligned alike to 16 bytes; weights have no
+    /// strides; and a block has dynamic shared memory for [`chunk_shared_bytes`].
+    pub chunk_rows: u32,
     /// Where the forward kernels write: one value, one a row, or one an element.
     pub loss: Matrix,
     /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
     pub workspace: u64,
-    /// The gradient that arrives: one value, one a row, or one an element, as `reduction` says; null
-    /// stands for ones.
+    /// The gradient that arrives: one value, one a row, or one an element, as `reduction` says;
+    /// null stands for ones.
     pub upstream: Matrix,
     /// Gradient of the input, or null where it is not wanted.
     pub grad_input: Matrix,
     /// Gradient of the target, or null where it is not wanted.
     pub grad_target: Matrix,
-    /// Factors of the element type, as [`weights`] has them, of losses that know of them; null for ones.
-    /// Without a stride, where the tensors come as one row but were more.
+    /// Factors of the element type, as [`weights`] has them, of losses that know of them; null for
+    /// ones. Without a stride, where the tensors come as one row but were more.
     pub weights: [Broadcast; 2],
+}
+
+/// Bytes of shared memory that a chunk of `rows` rows takes, of elements of `element_bytes`: a term
+/// for each, from a vector's boundary on, and a scale for each row.
+pub const fn chunk_shared_bytes(rows: usize, cols: usize, element_bytes: usize) -> usize {
+    let lanes = VECTOR_BYTES as usize / element_bytes;
+    let term_bytes = if element_bytes == 8 { 8 } else { 4 };
+    (rows * cols + 2 * lanes + rows) * term_bytes
 }
 
 /// Arguments of the kernels that only read and write.
@@ -239,27 +261,28 @@ pub struct CeilingArgs {
     pub of_rows_share: u64,
     /// Where what was read could be written; hardly ever is.
     pub sink: u64,
-    /// How many bytes from the beginning of the array blocks ask for before the launches before this one are done, where any
-    /// [do](Self::asks_early).
+    /// How many bytes from the beginning of the array blocks ask for before the launches before
+    /// this one are done, where any [do](Self::asks_early).
     pub early_bytes: u64,
 }
 
 impl CeilingArgs {
-    /// Whether kernels that read and write so many arrays ask for their first bytes early: as the losses do, those of one read.
+    /// Whether kernels that read and write so many arrays ask for their first bytes early: as the
+    /// losses do, those of one read.
     pub const fn asks_early(reads: usize, writes: usize) -> bool {
         reads == 1 && writes == 0
     }
 }
 
-/// The per-row results that a forward pass can leave for the backward: four arrays of a value a row, of the
-/// arithmetic's type.
+/// The per-row results that a forward pass can leave for the backward: four arrays of a value a
+/// row, of the arithmetic's type.
 pub mod saved {
     /// The row's largest logit, m.
     pub const MAX: u64 = 0;
     /// log Σ exp(x − m).
     pub const LOG_SUM: u64 = 1;
-    /// What the shares of all classes in the target add up to: the class weights, times a power of two near 1/C, or, for
-    /// probabilities, the target.
+    /// What the shares of all classes in the target add up to: the class weights, times a power of
+    /// two near 1/C, or, for probabilities, the target.
     pub const WEIGHT: u64 = 2;
     /// m + log Σ exp(x − m).
     pub const LOG_SUM_EXP: u64 = 3;
@@ -267,9 +290,9 @@ pub mod saved {
     pub const COUNT: usize = 4;
 }
 
-/// How a warp stages rows in shared memory, as a tile, and shares them among its lanes: lane `l` has row `l`
-/// modulo `1 << warp_rows_shift` of the tile, and then every so manyth row; lanes of one row take its 16-byte
-/// vectors in turns.
+/// How a warp stages rows in shared memory, as a tile, and shares them among its lanes: lane `l`
+/// has row `l` modulo `1 << warp_rows_shift` of the tile, and then every so manyth row; lanes of
+/// one row take its 16-byte vectors in turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TileArgs {
@@ -277,29 +300,31 @@ pub struct TileArgs {
     pub rows: u32,
     /// log2 of the rows that a warp works on at the same time.
     pub warp_rows_shift: u32,
-    /// Bytes of one access of a lane to shared memory: 16, 8, 4 or the element's. Rows begin and end at
-    /// multiples of it.
+    /// Bytes of one access of a lane to shared memory: 16, 8, 4 or the element's. Rows begin and
+    /// end at multiples of it.
     pub access: u32,
-    /// Bytes from row to row in shared memory, a multiple of 16; 0 where a tile is one contiguous span
-    /// of every tensor.
+    /// Bytes from row to row in shared memory, a multiple of 16; 0 where a tile is one contiguous
+    /// span of every tensor.
     pub pitch: u32,
     /// Whether gradients are aligned as what they are the gradient of; 1 or 0.
     pub alike: u32,
-    /// A lane takes the vectors of row `r` in an order of their own, so that lanes of other rows read other banks:
-    /// vector `v` in place of `v ^ ((r >> order_right & order_mask) << order_left)`.
+    /// A lane takes the vectors of row `r` in an order of their own, so that lanes of other rows
+    /// read other banks: vector `v` in place of `v ^ ((r >> order_right & order_mask) <<
+    /// order_left)`.
     pub order_right: u32,
     /// See `order_right`.
     pub order_mask: u32,
     /// See `order_right`.
     pub order_left: u32,
-    /// Bytes of one tile. That of the target's probabilities is behind that of the input, or the rows' classes are.
+    /// Bytes of one tile. That of the target's probabilities is behind that of the input, or the
+    /// rows' classes are.
     pub bytes: u32,
     /// Bytes of a stage: of what is in shared memory of rows that are loaded together.
     pub stage_bytes: u32,
 }
 
-/// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a tile is
-/// [`WARP_TILE_BYTES`] of each tensor for each of its warps.
+/// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a
+/// tile is [`WARP_TILE_BYTES`] of each tensor for each of its warps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StreamArgs {
@@ -309,13 +334,13 @@ pub struct StreamArgs {
     pub row_tiles: u32,
     /// Row groups of the grid.
     pub groups: u32,
-    /// Whether row groups have equal shares of all tiles, or take rows in turns; 1 or 0. With 1 they are
-    /// blocks, at most [`MAX_SPLIT_GROUPS`].
+    /// Whether row groups have equal shares of all tiles, or take rows in turns; 1 or 0. With 1
+    /// they are blocks, at most [`MAX_SPLIT_GROUPS`].
     pub split: u32,
 }
 
-/// Which target is no class, as the kernels of cross-entropy write it beside a loss. All zeros say that
-/// every target is one.
+/// Which target is no class, as the kernels of cross-entropy write it beside a loss. All zeros say
+/// that every target is one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TargetFault {
@@ -329,8 +354,9 @@ pub struct TargetFault {
 
 /// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
 ///
-/// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is waited for when it is first
-/// asked for. What says where a row and its target are is in the first, what its loss needs in the second.
+/// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is
+/// waited for when it is first asked for. What says where a row and its target are is in the first,
+/// what its loss needs in the second.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CrossEntropyArgs {
@@ -345,10 +371,11 @@ pub struct CrossEntropyArgs {
     /// Bytes of a class: 1 (`u8`), 4 (`i32` or `u32`) or 8 (`i64`); 0 for probabilities. A `u32` is
     /// loaded as an `i32`: from 2³¹ on it is negative then, and no class either way.
     pub class_bytes: u32,
-    /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0 unless `divisor` is 0,
-    /// and where a launch of their own has done it.
+    /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0
+    /// unless `divisor` is 0, and where a launch of their own has done it.
     pub totals_blocks: u32,
-    /// Rows that a block of a grid of [`blocks_of_pieces`] takes, one after the other or as many at once as it has teams.
+    /// Rows that a block of a grid of [`blocks_of_pieces`] takes, one after the other or as many at
+    /// once as it has teams.
     pub rows_of_block: NonZeroU32,
     /// The class of rows that do not count, as it is loaded.
     pub ignore_index: i64,
@@ -356,8 +383,8 @@ pub struct CrossEntropyArgs {
     pub weight: u64,
     /// [`saved`]: written by the forward kernels unless null, read by the backward kernels.
     pub saved: u64,
-    /// The sums of class weights and of rows that count, two `f64`: written by the forward kernels unless null,
-    /// read by the backward kernel where `divisor` is 0.
+    /// The sums of class weights and of rows that count, two `f64`: written by the forward kernels
+    /// unless null, read by the backward kernel where `divisor` is 0.
     pub totals: u64,
     /// λ; 0 for none.
     pub z_loss: f64,
@@ -373,8 +400,9 @@ pub struct CrossEntropyArgs {
     pub team: NonZeroU32,
     /// What a sum is divided by; 0 for the totals.
     pub divisor: f64,
-    /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`, times the warps of a
-    /// block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`]; of a backward pass each holds its part.
+    /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`,
+    /// times the warps of a block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`]; of a backward
+    /// pass each holds its part.
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,
@@ -390,24 +418,26 @@ pub struct CrossEntropyArgs {
     pub keep: f64,
     /// See `keep`.
     pub share: f64,
-    /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from the sums to the
-    /// gradients, behind those that it holds in registers. The others it reads twice. The results do not depend on it.
+    /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from
+    /// the sums to the gradients, behind those that it holds in registers. The others it reads
+    /// twice. The results do not depend on it.
     pub kept_groups: u32,
-    /// How many rows ahead of its own a block asks for a row, for whoever reads it to find it in the second-level cache; 0 for
-    /// none. The results do not depend on it.
+    /// How many rows ahead of its own a block asks for a row, for whoever reads it to find it in
+    /// the second-level cache; 0 for none. The results do not depend on it.
     pub ahead: u32,
     /// How many bytes from the beginning of that row, no more than it has.
     pub ahead_bytes: u32,
-    /// How many of the first blocks ask for their rows before the launches before this one are done; 0 for none. The results do not
-    /// depend on it.
+    /// How many of the first blocks ask for their rows before the launches before this one are
+    /// done; 0 for none. The results do not depend on it.
     pub early_blocks: u32,
     /// How many bytes from the beginning of a row, no more than it has.
     pub early_bytes: u32,
-    /// Whether the call [is plain](Self::is_plain), 1 or 0: who asks for all that says so waits for each.
+    /// Whether the call [is plain](Self::is_plain), 1 or 0: who asks for all that says so waits for
+    /// each.
     pub plain: u32,
-    /// How many of the last rows of `cross_entropy_forward_long` are shared by `splits` blocks, one after the other, each of which is
-    /// a piece; 0 for none. There is room for what their warps leave, [`STATS_PARTS`] words each, from word `tail_at` on, a multiple of
-    /// as many.
+    /// How many of the last rows of `cross_entropy_forward_long` are shared by `splits` blocks, one
+    /// after the other, each of which is a piece; 0 for none. There is room for what their warps
+    /// leave, [`STATS_PARTS`] words each, from word `tail_at` on, a multiple of as many.
     pub tail_rows: u32,
     /// See `tail_rows`.
     pub tail_at: u32,
@@ -422,7 +452,8 @@ pub struct CrossEntropyArgs {
 }
 
 impl CrossEntropyArgs {
-    /// Whether all classes weigh the same, and nothing is asked for but the sum of the losses or their mean.
+    /// Whether all classes weigh the same, and nothing is asked for but the sum of the losses or
+    /// their mean.
     pub fn is_plain(&self) -> bool {
         let others = self.weight | self.saved | self.totals;
         others == 0 && self.reduction == reduction::SCALAR && self.z_loss == 0.0

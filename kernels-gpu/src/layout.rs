@@ -43,6 +43,7 @@ const STRUCTURES: &[Structure] = &[
         team,
         splits,
         upstream_col_stride,
+        chunk_rows,
         loss,
         workspace,
         upstream,

@@ -12,6 +12,7 @@ mod ceiling;
 mod cross_entropy;
 mod cut;
 pub mod element;
+mod float64;
 mod grid;
 mod huber;
 mod kl_div;
@@ -32,21 +33,22 @@ mod tile;
 pub use layout::LAYOUTS;
 pub use table::{Entry, Family, all, find};
 
-// The table: a loss a line, with the kind of kernels it has, its type in them, the most threads of their blocks
-// (more threads have fewer registers), and how many groups of 16 bytes a thread has in flight in the pass that
-// does all.
+// The table: a loss a line, with the kind of kernels it has, its type in them, the most threads of
+// their blocks (more threads have fewer registers), and how many groups of 16 bytes a thread has in
+// flight in the pass that does all.
 table::losses! {
-    mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4);
-    huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4);
-    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4);
-    bce: pairwise(crate::bce::Bce<E>, 1024, 768 threads by 2);
+    mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4, rows by 3 3 2);
+    huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4, rows by 3 3 2);
+    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4, rows by 3 3 2);
+    bce: pairwise(crate::bce::Bce<E>, 768, 640 threads by 2, rows by 2 2 1);
     // From log-probabilities and from probabilities, to probabilities and to their logarithms.
-    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024, 1024 threads by 2);
-    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2);
-    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024, 768 threads by 2);
-    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2);
-    // By what targets are; with the groups of a row that a thread holds, the most threads of such a block, and blocks of
-    // 256 threads of the forward pass for which a multiprocessor has registers.
+    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024, 1024 threads by 2, rows by 3 3 2);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2, rows by 3 2 2);
+    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024, 768 threads by 2, rows by 3 2 2);
+    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2, rows by 2 2 2);
+    // By what targets are; with the groups of a row that a thread holds, the most threads of such a
+    // block, and blocks of 256 threads of the forward pass for which a multiprocessor has
+    // registers.
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64]);
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16]);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16]);

@@ -1,42 +1,50 @@
 //! Losses that compare an input and a target element by element, x and t: forward, backward, both.
 //! What the loss is comes from [`Pairwise`].
 //!
-//! Each kernel has two forms. With `DENSE` the tensors have no gaps between rows and the reduction is to
-//! a scalar, so that all of it is one row, which the whole grid shares; without, it does the rest: rows
-//! with strides, a loss for each row or element, an upstream gradient for each.
+//! Each kernel has two forms. With `DENSE` the tensors have no gaps between rows and the reduction
+//! is to a scalar, so that all of it is one row, which the whole grid shares; without, it does the
+//! rest: rows with strides, a loss for each row or element, an upstream gradient for each.
+
+mod chunk;
 
 use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::math::quotient;
 use crate::reduce::{AsTheyAre, Workspace, grid_sums, is_last_block, team_sums};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::hint::opaque;
-use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming};
+use cuda_std::memory::{Vec16, load, load_streaming, load_vector, store, store_streaming};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
-/// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors and, with
-/// `_rows`, the other. `$block` is the most threads of a dense block, `$both` of the pass that does all, in which
-/// `$flight` groups of each tensor are in flight in a thread.
+/// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors
+/// and, with `_rows`, the other. `$block` is the most threads of a dense block, `$both` of the pass
+/// that does all, in which `$flight` groups of each tensor are in flight in a thread. For so many
+/// blocks of the kernels for rows, by pass, a multiprocessor has registers without spills.
 macro_rules! kernels {
-    ($loss:ident, $type:ty, $block:literal, $both:literal threads by $flight:literal) => {
+    (
+        $loss:ident, $type:ty, $block:literal, $both:literal threads by $flight:literal,
+        rows by $rows:literal $rows_backward:literal $rows_both:literal
+    ) => {
         use crate::abi::{PairwiseArgs, ROWS_BLOCK};
         use crate::pairwise::{backward, dense_block, forward, forward_backward};
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
             FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by 1, 5 barriers;
+            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows, 8 barriers;
             BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 0 barriers;
-            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by 1, 0 barriers;
+            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_backward, 1 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), (dense_block::<E>($both)) by 1, 3 barriers;
-            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by 1, 5 barriers;
+            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_both, 9 barriers;
         }
     };
 }
 pub(crate) use kernels;
 
-/// The most threads of a dense block: a block's threads share 65536 registers, and float64 takes two for one.
+/// The most threads of a dense block: a block's threads share 65536 registers, and float64 takes
+/// two for one.
 pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
     if size_of::<E>() == 8 && threads > 512 { 512 } else { threads }
 }
@@ -63,13 +71,14 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     }
     /// What the terms of plain pairs are counted in: a factor that is left for the end.
     const UNIT: R = R::ONE;
-    /// A pair whose ranks are below [`Real::PLAIN_RANKS`] is plain: the methods below have a shorter way for it,
-    /// `PLAIN`.
+    /// A pair whose ranks are below [`Real::PLAIN_RANKS`] is plain: the methods below have a
+    /// shorter way for it, `PLAIN`.
     #[inline(always)]
     fn ranks(self, _: R, _: R) -> [u32; 2] {
         [0; 2]
     }
-    /// Two numbers whose product one pair adds to the sum; if it is plain, in [`UNIT`](Self::UNIT)s.
+    /// Two numbers whose product one pair adds to the sum; if it is plain, in
+    /// [`UNIT`](Self::UNIT)s.
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2];
     /// The gradient of the term by x, times `scale`.
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R;
@@ -81,12 +90,12 @@ pub(crate) trait Pairwise<R: Real>: Copy {
 ///
 /// # Safety
 /// 1. `args` is as [`PairwiseArgs`] says: tensors that are not null have `rows` rows of `cols`
-///    elements in global memory, aligned for their type; `loss` and `upstream` are of `E::Real` where
-///    they are reduced, of `E` where they are not.
-/// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and there are no more partial sums than it
-///    has room for.
-/// 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over the
-///    tensor that it is the gradient of.
+///    elements in global memory, aligned for their type; `loss` and `upstream` are of `E::Real`
+///    where they are reduced, of `E` where they are not.
+/// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and there are no more partial sums
+///    than it has room for.
+/// 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over
+///    the tensor that it is the gradient of.
 #[inline(always)]
 pub(crate) unsafe fn forward<
     E: Element,
@@ -134,8 +143,9 @@ pub(crate) unsafe fn forward_backward<
     unsafe { run::<E, L, true, true, DENSE, UNROLL>(args) }
 }
 
-/// The pieces of all rows, each by one team; then what is left of the sums. With `DENSE` there is one row,
-/// and block b takes part b of it: `rows`, `team`, `splits` and the strides are not looked at.
+/// The pieces of all rows, each by one team; then what is left of the sums. With `DENSE` there is
+/// one row, and block b takes part b of it: `rows`, `team`, `splits` and the strides are not looked
+/// at.
 ///
 /// # Safety
 /// As [`forward`].
@@ -164,6 +174,12 @@ unsafe fn run<
         return;
     }
 
+    if args.chunk_rows != 0 {
+        let pass = Pass::<E, L, false> { args, loss: pass.loss, element: PhantomData };
+        // SAFETY: conditions 1 and 3.
+        unsafe { pass.chunk::<TERMS, GRADS>() };
+        return;
+    }
     let by_row = TERMS && args.reduction == reduction::ROWS;
     let team = args.team.get();
     let lane = if team > WARP_SIZE { thread_idx_x() } else { thread_idx_x() & (team - 1) };
@@ -173,7 +189,8 @@ unsafe fn run<
     let splits = NonZeroU64::from(args.splits);
     let pieces = args.rows * splits.get();
 
-    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has work.
+    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has
+    // work.
     let mut of_warp = first + u64::from((thread_idx_x() - lane_id()) / args.team);
     let mut piece = first + u64::from(thread_idx_x() / args.team);
     let mut total = E::Real::ZERO;
@@ -251,7 +268,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     unsafe fn finish(&self, index: u64, sum: f64) {
         let at = (self.args.loss.start as *mut E::Real).wrapping_add(index as usize);
         // SAFETY: the caller's condition.
-        unsafe { store(at, E::Real::from_f64(sum / self.args.divisor)) };
+        unsafe { store(at, E::Real::from_f64(quotient::<E::Real>(sum, self.args.divisor))) };
     }
 
     /// The factor of the gradients of a row, but for an upstream of its own for each element.
@@ -310,23 +327,31 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             scale: if GRADS && !by_element { unsafe { self.scale(row) } } else { E::Real::ZERO },
             head: args.cols,
             groups: 0,
+            is_shifted: false,
         };
-        let unlike = |other: u64| if other == 0 { 0 } else { input ^ other };
-        let unlike = unlike(this.target)
-            | unlike(this.terms)
-            | unlike(this.upstream)
-            | unlike(this.grad_input)
-            | unlike(this.grad_target);
-        let to_boundary = input.wrapping_neg() % 16 / size;
-        if unlike.is_multiple_of(16) && to_boundary < args.cols {
+        // Groups lie where those of what is written do; what is only read may lie otherwise.
+        let written = [this.terms, this.grad_input, this.grad_target];
+        let base = written.into_iter().find(|&start| start != 0).unwrap_or(input);
+        let is_off = |start: u64| start != 0 && !(start ^ base).is_multiple_of(16);
+        let to_boundary = base.wrapping_neg() % 16 / size;
+        if !written.into_iter().any(is_off) && to_boundary < args.cols {
             this.head = to_boundary;
             this.groups = (args.cols - to_boundary) / u64::from(E::LANES);
+            this.is_shifted = [input, this.target, this.upstream].into_iter().any(is_off);
+            if this.is_shifted {
+                // A group that is read as two reaches beyond its ends: the row's first and last are
+                // left out.
+                let inner = this.groups.saturating_sub(2);
+                this.head = if inner == 0 { args.cols } else { this.head + u64::from(E::LANES) };
+                this.groups = inner;
+            }
         }
         this
     }
 
-    /// One piece of a row by one team, of which this thread is `lane`. Returns the sum of this thread's
-    /// terms (with `TERMS`, unless they are written as they are) and writes the gradients (with `GRADS`).
+    /// One piece of a row by one team, of which this thread is `lane`. Returns the sum of this
+    /// thread's terms (with `TERMS`, unless they are written as they are) and writes the gradients
+    /// (with `GRADS`).
     ///
     /// # Safety
     /// [`forward`]'s conditions 1 and 3; `row` is one of `rows`.
@@ -342,8 +367,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let row = unsafe { self.row::<TERMS, GRADS>(row) };
         let mut sums = Sums { plain: [E::Real::ZERO; SUMS], other: E::Real::ZERO };
 
-        // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a tile a
-        // warp's groups lie together, so that a thread's are a constant apart.
+        // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a
+        // tile a warp's groups lie together, so that a thread's are a constant apart.
         let (team, splits) = if DENSE {
             (u64::from(block_dim_x()), u64::from(grid_dim_x()))
         } else {
@@ -351,7 +376,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         };
         let mine = split * team + u64::from(lane);
         let (mut group, mut step) = (mine, splits * team);
-        if UNROLL > 1 && row.groups > team * splits {
+        if UNROLL > 1 && !row.is_shifted && row.groups > team * splits {
             let width = team * UNROLL as u64;
             let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
             let mut tile = split * width;
@@ -382,8 +407,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         while group < row.groups {
             // SAFETY: as above.
             unsafe {
-                let x = load_streaming(row.group_of(row.input, group));
-                let t = load_streaming(row.group_of(row.target, group));
+                let x = row.load(row.input, group);
+                let t = row.load(row.target, group);
                 row.pairs::<TERMS, GRADS>(group, x, t, &mut sums);
             }
             group += step;
@@ -395,7 +420,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         while single < args.cols - grouped {
             let index = if single < row.head { single } else { single + grouped };
             // SAFETY: conditions 1 and 3; `index` is below `cols`.
-            unsafe { row.pair::<TERMS, GRADS>(index, &mut sums) };
+            unsafe { row.single::<TERMS, GRADS>(index, &mut sums) };
             single += splits * team;
         }
 
@@ -420,8 +445,9 @@ struct Sums<R> {
 
 /// A row of every tensor: addresses, 0 for a tensor that is not used.
 ///
-/// Where all tensors lie alike to 16 bytes, everything but the ends of the row moves in groups of 16
-/// bytes; the ends, and rows that lie unlike, element by element.
+/// Everything but the ends of the row moves in groups of 16 bytes, which lie on 16-byte boundaries
+/// of what is written, or of the input where nothing is; the ends move element by element, and all
+/// of a row that is to be written to tensors that lie unlike.
 struct Row<E: Element, L, const DENSE: bool> {
     loss: L,
     input: u64,
@@ -435,6 +461,37 @@ struct Row<E: Element, L, const DENSE: bool> {
     /// Elements before the first group.
     head: u64,
     groups: u64,
+    /// Whether groups of a tensor that is only read lie across 16-byte boundaries.
+    is_shifted: bool,
+}
+
+/// Loads 16 bytes; across a boundary, if they may be `shifted`, from the two vectors that they lie
+/// in.
+///
+/// # Safety
+/// [`forward`]'s condition 1, of all elements of these vectors.
+#[inline(always)]
+unsafe fn load_group<E: Element>(at: *const Vec16, shifted: bool) -> Vec16 {
+    let shift = at as u32 % 16;
+    if !shifted || shift == 0 {
+        // SAFETY: the caller's condition.
+        return unsafe { load_streaming(at) };
+    }
+    let first = at.wrapping_byte_sub(shift as usize);
+    // SAFETY: the caller's condition.
+    let (Vec16([a, b, c, d]), Vec16([e, f, g, h])) =
+        unsafe { (load_vector(first), load_vector(first.wrapping_add(1))) };
+    let words = match shift / 4 {
+        0 => [a, b, c, d, e],
+        1 => [b, c, d, e, f],
+        2 => [c, d, e, f, g],
+        _ => [d, e, f, g, h],
+    };
+    let mut group = [words[0], words[1], words[2], words[3]];
+    if size_of::<E>() == 2 && !shift.is_multiple_of(4) {
+        unrolled!(for word in 0..4; { group[word] = words[word] >> 16 | words[word + 1] << 16; });
+    }
+    Vec16(group)
 }
 
 /// An element of a group, widened.
@@ -459,6 +516,28 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
     }
 
+    /// Loads a group of a tensor, wherever it lies.
+    ///
+    /// # Safety
+    /// [`forward`]'s condition 1; the group is one of `groups`.
+    #[inline(always)]
+    unsafe fn load(&self, tensor: u64, group: u64) -> Vec16 {
+        // SAFETY: the caller's conditions; shifted groups are not the row's first or last.
+        unsafe { load_group::<E>(self.group_of(tensor, group), self.is_shifted) }
+    }
+
+    /// Whether all pairs of a group are plain.
+    #[inline(always)]
+    fn are_plain(&self, x: Vec16, t: Vec16) -> bool {
+        let mut ranks = [0; 2];
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+            let [of_x, of_t] = self.loss.ranks(x, t);
+            ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
+        });
+        ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
+    }
+
     /// The pairs of one group: the short way where all of them are plain.
     ///
     /// # Safety
@@ -471,15 +550,9 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         t: Vec16,
         sums: &mut Sums<E::Real>,
     ) {
-        let mut ranks = [0; 2];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-            let [of_x, of_t] = self.loss.ranks(x, t);
-            ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
-        });
         // SAFETY: the caller's conditions.
         unsafe {
-            if ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS {
+            if self.are_plain(x, t) {
                 self.pairs_as::<TERMS, GRADS, true>(group, x, t, sums);
             } else {
                 self.pairs_as::<TERMS, GRADS, false>(group, x, t, sums);
@@ -505,7 +578,6 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             true => (self.terms, self.upstream),
             false => (opaque(self.terms), opaque(self.upstream)),
         };
-        let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
         if TERMS {
             let mut terms = [E::Real::ZERO; MAX_LANES];
             unrolled!(for lane in 0..E::LANES as usize; {
@@ -531,11 +603,29 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         let mut scales = [self.scale; MAX_LANES];
         if from_upstream != 0 {
             // SAFETY: the caller's conditions.
-            let upstream = unsafe { load_streaming(self.group_of(from_upstream, group)) };
+            let upstream = unsafe { self.load(from_upstream, group) };
             unrolled!(for lane in 0..E::LANES as usize; {
                 scales[lane] = of_lane::<E>(upstream, lane);
             });
         }
+        // SAFETY: the caller's conditions.
+        unsafe { self.store_grads::<PLAIN>(group, x, t, scales) };
+    }
+
+    /// Writes the gradients of a group that are wanted, by the scale of each element.
+    ///
+    /// # Safety
+    /// As [`pairs`](Self::pairs).
+    #[inline(always)]
+    unsafe fn store_grads<const PLAIN: bool>(
+        &self,
+        group: u64,
+        x: Vec16,
+        t: Vec16,
+        scales: [E::Real; MAX_LANES],
+    ) {
+        let col = self.head + group * u64::from(E::LANES);
+        let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
         let mut grads = [E::Real::ZERO; MAX_LANES];
         if to_input != 0 {
             unrolled!(for lane in 0..E::LANES as usize; {
@@ -559,40 +649,50 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         }
     }
 
-    /// One pair.
+    /// One pair: writes its gradients, by `scale`, and returns the two numbers whose product is its
+    /// term.
     ///
     /// # Safety
     /// [`forward`]'s conditions 1 and 3; the index is below `cols`.
     #[inline(always)]
-    unsafe fn pair<const TERMS: bool, const GRADS: bool>(
+    unsafe fn pair<const GRADS: bool>(&self, index: u64, scale: E::Real) -> [E::Real; 2] {
+        let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let loss = self.loss_of(index);
+            let (x, t) = (load(at(self.input)).widen(), load(at(self.target)).widen());
+            if GRADS && self.grad_input != 0 {
+                store(at(self.grad_input), E::narrow(loss.grad_input::<false>(x, t, scale)));
+            }
+            if GRADS && self.grad_target != 0 {
+                store(at(self.grad_target), E::narrow(loss.grad_target::<false>(x, t, scale)));
+            }
+            loss.term::<false>(x, t)
+        }
+    }
+
+    /// One pair, of a row whose terms are summed or written.
+    ///
+    /// # Safety
+    /// As [`pair`](Self::pair).
+    #[inline(always)]
+    unsafe fn single<const TERMS: bool, const GRADS: bool>(
         &self,
         index: u64,
         sums: &mut Sums<E::Real>,
     ) {
-        // SAFETY: the caller's conditions.
-        let loss = unsafe { self.loss_of(index) };
         let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
         // SAFETY: the caller's conditions.
         unsafe {
-            let (x, t) = (load(at(self.input)).widen(), load(at(self.target)).widen());
-            let [a, b] = loss.term::<false>(x, t);
+            let mut scale = self.scale;
+            if GRADS && self.upstream != 0 {
+                scale = load(at(self.upstream)).widen();
+            }
+            let [a, b] = self.pair::<GRADS>(index, scale);
             if TERMS && self.terms != 0 {
                 store(at(self.terms), E::narrow(a * b));
             } else if TERMS {
                 sums.other = a.fma(b, sums.other);
-            }
-            if !GRADS {
-                return;
-            }
-            let mut scale = self.scale;
-            if self.upstream != 0 {
-                scale = load(at(self.upstream)).widen();
-            }
-            if self.grad_input != 0 {
-                store(at(self.grad_input), E::narrow(loss.grad_input::<false>(x, t, scale)));
-            }
-            if self.grad_target != 0 {
-                store(at(self.grad_target), E::narrow(loss.grad_target::<false>(x, t, scale)));
             }
         }
     }

@@ -131,6 +131,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
         team: NonZeroU32::MIN,
         splits: NonZeroU32::MIN,
         upstream_col_stride: 0,
+        chunk_rows: 0,
         loss: Matrix::default(),
         workspace: 0,
         upstream: Matrix::default(),

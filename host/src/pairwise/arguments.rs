@@ -9,7 +9,7 @@ use crate::memory::Memory;
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
-use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, reduction};
+use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, VECTOR_BYTES, reduction};
 use std::num::NonZeroU32;
 
 /// What a launch needs, but for the plan's part of it.
@@ -19,6 +19,8 @@ pub(super) struct Arguments<'a> {
     pub(super) writes: Vec<Argument<'a>>,
     /// Whether all elements may be taken for one row.
     pub(super) dense: bool,
+    /// Whether no tensor has gaps between its rows, and weights are the same for all elements.
+    pub(super) contiguous: bool,
 }
 
 impl<R: Reduction> Pairwise<'_, R> {
@@ -82,6 +84,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             team: NonZeroU32::MIN,
             splits: NonZeroU32::MIN,
             upstream_col_stride: 0,
+            chunk_rows: 0,
             loss: Matrix::default(),
             workspace: workspace.memory().address,
             upstream: Matrix::default(),
@@ -90,11 +93,9 @@ impl<R: Reduction> Pairwise<'_, R> {
             weights,
         };
         let is_one = |weight: &Broadcast| weight.row_stride == 0 && weight.col_stride == 0;
-        let dense = R::KIND != reduction::ROWS
-            && input.is_dense()
-            && target.is_dense()
-            && weights.iter().all(is_one);
-        Ok(Arguments { args, reads, writes: Vec::new(), dense })
+        let contiguous = input.is_dense() && target.is_dense() && weights.iter().all(is_one);
+        let dense = R::KIND != reduction::ROWS && contiguous;
+        Ok(Arguments { args, reads, writes: Vec::new(), dense, contiguous })
     }
 
     /// The weights, of an input of `shape`, as the kernels take them.
@@ -157,8 +158,20 @@ impl<'a> Arguments<'a> {
         check_shape(argument, expected, memory.shape)?;
         memory.check::<T>(argument)?;
         self.dense &= memory.is_dense();
+        self.contiguous &= memory.is_dense();
         self.writes.push((argument, memory));
         Ok(memory.matrix())
+    }
+}
+
+impl Arguments<'_> {
+    /// Whether rows can be taken in chunks, as `PairwiseArgs::chunk_rows` has them.
+    pub(super) fn fits_chunks(&self) -> bool {
+        let PairwiseArgs { grad_input, grad_target, reduction, .. } = &self.args;
+        let are_alike = grad_input.start == 0
+            || grad_target.start == 0
+            || (grad_input.start ^ grad_target.start).is_multiple_of(VECTOR_BYTES.into());
+        *reduction == reduction::ROWS && self.contiguous && are_alike
     }
 }
 

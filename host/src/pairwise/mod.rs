@@ -133,7 +133,9 @@ impl<R: Reduction> Pairwise<'_, R> {
             (None, _) => (&self.kernels.backward, Pass::Backward),
         };
         let fault = call.loss.as_ref().and_then(|loss| loss.fault);
-        let Arguments { mut args, reads, writes, dense } = self.arguments(call, workspace)?;
+        let arguments = self.arguments(call, workspace)?;
+        let fits_chunks = arguments.fits_chunks();
+        let Arguments { mut args, reads, writes, dense, .. } = arguments;
         check_memory(stream, &reads, &writes)?;
 
         let mut plan = plan::rows(R::KIND, shape.rows(), shape.cols(), size_of::<T>());
@@ -141,6 +143,12 @@ impl<R: Reduction> Pairwise<'_, R> {
             // Elements without gaps are one row.
             (args.rows, args.cols) = (1, shape.len() as u64);
             plan = plan::rows(R::KIND, 1, shape.len(), size_of::<T>());
+        }
+        if fits_chunks
+            && let Some((chunk_rows, chunks)) =
+                plan::chunks(shape.rows(), shape.cols(), size_of::<T>())
+        {
+            (args.chunk_rows, plan) = (chunk_rows, chunks);
         }
         (args.team, args.splits) = (plan.team, plan.splits);
         let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {

@@ -1,13 +1,14 @@
-//! How work is cut into blocks. Pure functions of sizes and of what a device has room for: the same inputs are
-//! summed in the same order on every device of one model, and where rows are not packed on every device.
+//! How work is cut into blocks. Pure functions of sizes and of what a device has room for: the same
+//! inputs are summed in the same order on every device of one model, and where rows are not packed
+//! on every device.
 
 pub(crate) mod packed;
 mod stream;
 
 use kernels_gpu::abi::{
     CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
-    StreamArgs, TOTALS_FLIGHT, TileArgs, blocks_of_pieces, held_within, max_blocks, max_pieces,
-    reduction, words_of_piece,
+    StreamArgs, TOTALS_FLIGHT, TileArgs, blocks_of_pieces, chunk_shared_bytes, held_within,
+    max_blocks, max_pieces, reduction, words_of_piece,
 };
 use packed::{Device, Packed};
 use std::num::NonZeroU32;
@@ -43,8 +44,8 @@ pub(crate) enum Pass {
     ForwardBackward,
 }
 
-/// Groups of 16 bytes up to which an input is small: a block for each multiprocessor comes before a long one
-/// for any.
+/// Groups of 16 bytes up to which an input is small: a block for each multiprocessor comes before a
+/// long one for any.
 const SMALL: usize = 256 << 10;
 
 /// The dense kernels of a loss.
@@ -52,23 +53,27 @@ const SMALL: usize = 256 << 10;
 pub(crate) struct Dense {
     /// Threads of a block where there is much to do.
     pub(crate) threads: u32,
-    /// Whether the arithmetic takes about as long as the memory: what a thread begins with shows then.
+    /// Whether the arithmetic takes about as long as the memory: what a thread begins with shows
+    /// then.
     pub(crate) heavy: bool,
 }
 
-/// The most threads of all blocks, by pass: where memory takes longest; where arithmetic takes about as long, of elements of 32 bits
-/// and more; the same of 16. Measured on an H200 (`cargo xtask bench`), but not for float64.
+/// The most threads of all blocks, by pass: where memory takes longest; where arithmetic takes
+/// about as long, of elements of 32 bits and more; the same of 16. Measured on an H200 (`cargo
+/// xtask bench`), but not for float64.
 #[rustfmt::skip]
 const MOST: [(Pass, [usize; 3]); 3] = [
     // A sum wants blocks that live long enough to pay for their end, ...
     (Pass::Forward,         [132 * 64 * 512,  132 * 64 * 512, 132 * 64 * 512]),
-    // ... writes want blocks that begin in the order of memory, as the hardware starts them.
-    // With much arithmetic, f32 is within half a point of the best from 80 to 112; bf16 is the slower the more.
+    // ... writes want blocks that begin in the order of memory, as the hardware starts them. With
+    // much arithmetic, f32 is within half a point of the best from 80 to 112; bf16 is the slower
+    // the more.
     (Pass::ForwardBackward, [132 * 256 * 512, 132 * 96 * 512, 132 * 64 * 512]),
     (Pass::Backward,        [usize::MAX,      usize::MAX,     usize::MAX]),
 ];
 
-/// The launch of a dense kernel over `len` elements of `element_bytes` each. At least one block, even for nothing: it writes the loss.
+/// The launch of a dense kernel over `len` elements of `element_bytes` each. At least one block,
+/// even for nothing: it writes the loss.
 pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: Dense) -> Launch {
     let Dense { threads, heavy } = dense;
     let groups = (len / (16 / element_bytes)).max(1);
@@ -77,10 +82,12 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
         let blocks = groups.div_ceil(threads as usize) as u32;
         return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
     }
-    // What sums and writes elements of 16 bits needs so many registers that only short blocks overlap.
+    // What sums and writes elements of 16 bits needs so many registers that only short blocks
+    // overlap.
     let short = pass == Pass::ForwardBackward && element_bytes == 2;
     let threads = if short { threads.min(256) } else { threads };
-    // Groups that a thread of the kernels has in flight, at most: more would leave blocks without a tile.
+    // Groups that a thread of the kernels has in flight, at most: more would leave blocks without a
+    // tile.
     let flight = if pass == Pass::ForwardBackward { 4 } else { 2 };
     let tiles = groups.div_ceil(threads as usize * flight);
     let &(_, most) =
@@ -99,8 +106,9 @@ const BUSY: usize = 132 * 8;
 /// Groups of 16 bytes that a part of a row has at least.
 const LEAST_PART: usize = 4 * ROWS_BLOCK as usize;
 
-/// The launch of a kernel for `rows` rows of `cols` elements of `element_bytes` each. Short rows get a few
-/// threads each, longer ones a warp, long ones a block, and long ones that are few several blocks.
+/// The launch of a kernel for `rows` rows of `cols` elements of `element_bytes` each. Short rows
+/// get a few threads each, longer ones a warp, long ones a block, and long ones that are few
+/// several blocks.
 pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) -> RowsLaunch {
     let groups = cols.div_ceil(16 / element_bytes).max(1);
     let threads = ROWS_BLOCK as usize;
@@ -131,6 +139,42 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
     }
 }
 
+/// Bytes of the terms of a chunk, at most: a thread begins and ends with as much as it does for
+/// some vectors.
+const CHUNK_BYTES: usize = 32 << 10;
+
+/// Bytes of shared memory that a block has without being asked for more.
+const SHARED_BYTES: usize = 48 << 10;
+
+/// Rows of a chunk, and the launch of a block for each, of `rows` rows of `cols` elements without
+/// gaps; none of rows that are longer than a chunk.
+pub(crate) fn chunks(rows: usize, cols: usize, element_bytes: usize) -> Option<(u32, RowsLaunch)> {
+    let elements = CHUNK_BYTES / if element_bytes == 8 { 8 } else { 4 };
+    if rows == 0 || cols == 0 || cols > elements {
+        return None;
+    }
+    // Fewer where rows are so short that their scales take as much, and where a block for each
+    // multiprocessor's share is worth more than a long one for any.
+    let one_row =
+        chunk_shared_bytes(1, cols, element_bytes) - chunk_shared_bytes(0, cols, element_bytes);
+    let room = SHARED_BYTES - chunk_shared_bytes(0, cols, element_bytes);
+    let chunk_rows = (elements / cols).min(room / one_row).min(rows.div_ceil(BUSY));
+    let blocks = i32::try_from(rows.div_ceil(chunk_rows)).ok()? as u32;
+    // So many threads of a team that each sums a few terms; the whole block of what is nearly a
+    // chunk.
+    let team = match cols {
+        0..=1024 => (cols / CHUNK_TERMS).next_power_of_two().min(32) as u32,
+        _ => ROWS_BLOCK,
+    };
+    let shared_bytes = chunk_shared_bytes(chunk_rows, cols, element_bytes) as u32;
+    let launch = Launch { blocks, threads: ROWS_BLOCK, shared_bytes, cooperative: false };
+    let team = NonZeroU32::new(team).expect("at least one");
+    Some((chunk_rows as u32, RowsLaunch { launch, team, splits: NonZeroU32::MIN }))
+}
+
+/// Terms of a row that a thread sums, about, where there are threads for it.
+const CHUNK_TERMS: usize = 8;
+
 /// A launch of a kernel of cross-entropy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesLaunch {
@@ -146,7 +190,8 @@ pub(crate) struct SamplesLaunch {
     pub(crate) stream: StreamArgs,
 }
 
-/// The last rows of a pass, which blocks share; see [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
+/// The last rows of a pass, which blocks share; see
+/// [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tail {
     pub(crate) rows: u32,
@@ -158,7 +203,8 @@ pub(crate) struct Tail {
 impl Tail {
     const NONE: Self = Tail { rows: 0, parts: NonZeroU32::MIN, at: 0 };
 
-    /// Of `rows` rows of so many `groups`, of which each block of `threads` leaves `words` for `sums` sums.
+    /// Of `rows` rows of so many `groups`, of which each block of `threads` leaves `words` for
+    /// `sums` sums.
     fn new(rows: usize, groups: usize, threads: usize, words: u32, sums: u32) -> Self {
         let parts = (groups / (FLIGHT * threads)).min(TAIL_PARTS);
         if rows < 2 * TAIL_ROWS || parts < 2 {
@@ -178,10 +224,12 @@ impl Tail {
 }
 
 impl Tail {
-    /// Of few rows, which are all shared, in parts that a block is worth; or of none, if they are too short for two.
+    /// Of few rows, which are all shared, in parts that a block is worth; or of none, if they are
+    /// too short for two.
     fn of_all(rows: usize, groups: usize, words: u32, sums: u32) -> Self {
         let worth = groups / PART_GROUPS;
-        // For each part what a piece leaves, with the sums of stretches, and what it has of its row.
+        // For each part what a piece leaves, with the sums of stretches, and what it has of its
+        // row.
         let room = MAX_PARTIALS as usize / (words + sums + STATS_PARTS) as usize;
         let parts = worth.min(room / rows.max(1));
         if rows == 0 || parts < 2 {
@@ -194,12 +242,14 @@ impl Tail {
     }
 }
 
-/// Groups of 16 bytes of a part of a row that is shared by many blocks: 32 KiB, two times what a block has in flight. Chosen, not
-/// searched for: with it 523 rows of 128256 f32 are at 0.94 of the ceiling, and 64 of 262144 at 0.79 (H200, 2026-11-24).
+/// Groups of 16 bytes of a part of a row that is shared by many blocks: 32 KiB, two times what a
+/// block has in flight. Chosen, not searched for: with it 523 rows of 128256 f32 are at 0.94 of the
+/// ceiling, and 64 of 262144 at 0.79 (H200, 2026-11-24).
 const PART_GROUPS: usize = 2048;
 
-/// How many rows are shared at the end of a pass, and by how many blocks at most: where each is a block's, those that end last leave
-/// memory with too little to do. On an H200, twice as many rows are no better.
+/// How many rows are shared at the end of a pass, and by how many blocks at most: where each is a
+/// block's, those that end last leave memory with too little to do. On an H200, twice as many rows
+/// are no better.
 const TAIL_ROWS: usize = 132 * 2;
 const TAIL_PARTS: usize = 4;
 
@@ -212,7 +262,8 @@ pub(crate) enum Form {
     ShortWhole,
     /// A block, which holds it in registers.
     Held,
-    /// The same of few rows, of which the loss alone is wanted: of as many threads as are soonest done.
+    /// The same of few rows, of which the loss alone is wanted: of as many threads as are soonest
+    /// done.
     Few,
     /// Warps, a block or several, which do not.
     Long,
@@ -248,8 +299,9 @@ const ROOM: usize = 132 * 2048;
 /// Groups of 16 bytes that a thread of a kernel that holds no row has in flight.
 const FLIGHT: usize = 4;
 
-/// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. Rows that are long are split over blocks
-/// where they are few, and in the backward pass, of which blocks hold what they compute; but not in the pass that does all.
+/// The launch of cross-entropy's `pass` over rows of `cols` logits of `element_bytes` each. Rows
+/// that are long are split over blocks where they are few, and in the backward pass, of which
+/// blocks hold what they compute; but not in the pass that does all.
 pub(crate) fn samples(
     pass: Pass,
     rows: usize,
@@ -339,7 +391,8 @@ pub(crate) fn samples(
             (threads, threads)
         }
         Form::Long if backward => {
-            // Parts that a block holds, as even as warps can; what is missing in the row's first line takes room.
+            // Parts that a block holds, as even as warps can; what is missing in the row's first
+            // line takes room.
             let groups = groups + LINE_GROUPS as usize - 1;
             splits = groups.div_ceil(kernels.held * most);
             let threads = groups.div_ceil(splits * kernels.held).next_multiple_of(32);
@@ -356,7 +409,8 @@ pub(crate) fn samples(
     let (blocks, rows_of_block) = match form {
         _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
         Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
-        // As many rows as a block has teams, in the order of memory; more where there are too many blocks.
+        // As many rows as a block has teams, in the order of memory; more where there are too many
+        // blocks.
         Form::ShortWhole | Form::Packed | Form::Long | Form::Stream => {
             let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces).max(1) * teams;
             (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
@@ -387,12 +441,14 @@ pub(crate) fn samples(
     SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile, stream }
 }
 
-/// Of rows that a block has registers for, how many have to be there to be streamed instead: fewer are too few for a warp each. Chosen
-/// by the number of warps on a device, not measured on either side of it.
+/// Of rows that a block has registers for, how many have to be there to be streamed instead: fewer
+/// are too few for a warp each. Chosen by the number of warps on a device, not measured on either
+/// side of it.
 const STREAM_LEAST_ROWS: usize = 2048;
 
-/// From how many bytes on rows that are whole vectors are in a warp's registers. H200, ceiling ÷ ours, registers and packed:
-/// 262144×128 f32 forward 0.95 and 0.92, 65536×1000 bf16 forward 0.83 and 0.69; 4194304×32 f32 0.75 and 0.90.
+/// From how many bytes on rows that are whole vectors are in a warp's registers. H200, ceiling ÷
+/// ours, registers and packed: 262144×128 f32 forward 0.95 and 0.92, 65536×1000 bf16 forward 0.83
+/// and 0.69; 4194304×32 f32 0.75 and 0.90.
 const SHORT_WHOLE_BYTES: usize = 512;
 
 /// The launch of a pass over packed rows.
@@ -413,12 +469,14 @@ fn packed_samples(pass: Pass, rows: usize, (packed, device): (Packed, Device)) -
     }
 }
 
-/// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in shared memory: 1024
-/// threads have room for as many on an H200, and so have two blocks of half as many.
+/// Groups of 16 bytes of a row for each thread of a block that holds some and keeps the others in
+/// shared memory: 1024 threads have room for as many on an H200, and so have two blocks of half as
+/// many.
 const KEPT: usize = 12;
 
-/// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory, behind the first `held`.
-/// How much a device has does not change in what order a row is summed: whoever keeps a group reads it at the same turn.
+/// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory,
+/// behind the first `held`. How much a device has does not change in what order a row is summed:
+/// whoever keeps a group reads it at the same turn.
 pub(crate) fn kept_groups(cols: usize, element_bytes: usize, held: u32, shared_bytes: u32) -> u32 {
     // A row has no more groups, however it lies; the first may lie in a line that begins before it.
     let groups = cols / (16 / element_bytes) + LINE_GROUPS as usize - 1;
@@ -433,15 +491,17 @@ pub(crate) struct Cache {
     pub(crate) multiprocessors: usize,
 }
 
-/// What a block asks for into the second-level cache; see [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
+/// What a block asks for into the second-level cache; see
+/// [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ahead {
     pub(crate) rows: u32,
     pub(crate) bytes: u32,
 }
 
-/// What the blocks of a pass over rows of `row_bytes` ask for ahead of their rows. It does not change in what order anything is
-/// summed. A pass that only reads asks for nothing: what registers ask for is enough, and through the cache it is slower.
+/// What the blocks of a pass over rows of `row_bytes` ask for ahead of their rows. It does not
+/// change in what order anything is summed. A pass that only reads asks for nothing: what registers
+/// ask for is enough, and through the cache it is slower.
 pub(crate) fn ahead(
     pass: Pass,
     plan: &SamplesLaunch,
@@ -463,8 +523,9 @@ pub(crate) fn ahead(
         (_, Form::Packed) => none,
         // Of rows of which a block has several it asks for more at once: on an H200, 4 MB do best.
         (Pass::ForwardBackward, Form::ShortWhole) => part(12),
-        // A multiprocessor has one such row at a time, and this one is wanted when half of them have begun another. Nearer and
-        // farther is slower on an H200, and of elements of 16 bits whole rows are.
+        // A multiprocessor has one such row at a time, and this one is wanted when half of them
+        // have begun another. Nearer and farther is slower on an H200, and of elements of 16 bits
+        // whole rows are.
         (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => {
             let rows = (cache.multiprocessors / 2).max(1);
             let bytes = if element_bytes == 2 { row_bytes / 2 } else { row_bytes };
@@ -476,15 +537,17 @@ pub(crate) fn ahead(
     }
 }
 
-/// Whether a forward pass over short and whole rows of `row_bytes` wants shared memory for one block more than there are registers
-/// for, and a first-level cache that is smaller by as much: on an H200, rows of f32 of 512 bytes and more are faster so, by 1 to 3
-/// parts in a hundred, and most shorter ones slower. Of 16 bits, it is all the same.
+/// Whether a forward pass over short and whole rows of `row_bytes` wants shared memory for one
+/// block more than there are registers for, and a first-level cache that is smaller by as much: on
+/// an H200, rows of f32 of 512 bytes and more are faster so, by 1 to 3 parts in a hundred, and most
+/// shorter ones slower. Of 16 bits, it is all the same.
 pub(crate) fn wants_shared_of_one_more(row_bytes: usize) -> bool {
     row_bytes >= 512
 }
 
-/// What the first blocks of a launch over rows of `row_bytes` ask for into the second-level cache while the launch before it ends:
-/// the first rows, of which it then has begun. Not so much that what that launch has written, or still reads, has to leave.
+/// What the first blocks of a launch over rows of `row_bytes` ask for into the second-level cache
+/// while the launch before it ends: the first rows, of which it then has begun. Not so much that
+/// what that launch has written, or still reads, has to leave.
 pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
     let RowsLaunch { launch, team, .. } = plan.rows;
     let teams = (launch.threads / team) as usize;
@@ -508,7 +571,8 @@ pub(crate) struct Early {
     pub(crate) bytes: u32,
 }
 
-/// How many blocks of `threads` add up the class weights of `rows` targets, for those that compute gradients.
+/// How many blocks of `threads` add up the class weights of `rows` targets, for those that compute
+/// gradients.
 pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
     // Everybody waits for them: a few targets in each thread are fastest.
     rows.div_ceil(threads as usize * TOTALS_FLIGHT).clamp(1, MAX_TOTALS_BLOCKS as usize) as u32
@@ -517,6 +581,28 @@ pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Chunks are whole rows, take no more shared memory than a block has, and are enough for all rows.
+    #[test]
+    fn chunks_fit_into_shared_memory() {
+        let rows = [1, 2, 131, 1_056, 5_000, 1 << 20, usize::MAX >> 16];
+        for (rows, element_bytes) in rows.into_iter().flat_map(|rows| [2, 4, 8].map(|b| (rows, b)))
+        {
+            for cols in (1..300).chain([1_000, 1_024, 1_025, 4_096, 4_097, 8_192]) {
+                let Some((of_chunk, plan)) = chunks(rows, cols, element_bytes) else {
+                    let elements = CHUNK_BYTES / element_bytes.max(4);
+                    assert!(cols > elements || rows > i32::MAX as usize, "{rows}×{cols}");
+                    continue;
+                };
+                let bytes = chunk_shared_bytes(of_chunk as usize, cols, element_bytes);
+                assert_eq!(plan.launch.shared_bytes as usize, bytes);
+                assert!(of_chunk > 0 && bytes <= SHARED_BYTES, "{rows}×{cols}: {bytes} bytes");
+                assert_eq!(plan.launch.blocks as usize, rows.div_ceil(of_chunk as usize));
+                let team = plan.team.get();
+                assert!(team.is_power_of_two() && (team <= 32 || team == plan.launch.threads));
+            }
+        }
+    }
 
     const DENSE: Dense = Dense { threads: 512, heavy: false };
     const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];

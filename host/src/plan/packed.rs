@@ -1,23 +1,26 @@
-//! Short rows, packed into tiles: how many rows a warp stages in shared memory, and how its lanes share them.
+//! Short rows, packed into tiles: how many rows a warp stages in shared memory, and how its lanes
+//! share them.
 
 use super::{Launch, Pass};
 use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES};
 
-/// Rows of up to so many bytes are packed, by the bytes of an element. Longer ones of 16 bits are faster
-/// by a block each: H200, 2026-11-24, forward and backward in bf16, ceiling ÷ ours of 2000 columns packed is 0.73, of
-/// 2048 by blocks 0.88.
+/// Rows of up to so many bytes are packed, by the bytes of an element. Longer ones of 16 bits are
+/// faster by a block each: H200, 2026-11-24, forward and backward in bf16, ceiling ÷ ours of 2000
+/// columns packed is 0.73, of 2048 by blocks 0.88.
 pub(crate) const fn most_row_bytes(element_bytes: usize) -> usize {
     if element_bytes == 2 { 2048 } else { 4096 }
 }
 
-/// Bytes that a warp loads together, if its rows are short enough: they travel while others are computed.
+/// Bytes that a warp loads together, if its rows are short enough: they travel while others are
+/// computed.
 const TILE_BYTES: usize = 8 << 10;
 
-/// The same of rows of at most `SMALL_ROW_BYTES`: most of their work is done once a row, and more warps on a
-/// multiprocessor hide its latency better than more bytes under way. H200, 2026-11-25, ceiling ÷ ours with tiles
-/// of 8 and of 4 KiB: 6710886×10 f32 forward 0.48 and 0.58, with gradients 0.46 and 0.59; 13421772×10 bf16 0.28
-/// and 0.35, 0.24 and 0.32; 4194304×32 bf16 forward 0.64 and 0.70. The tile was not all that changed between the
-/// two, and the threshold was not searched for.
+/// The same of rows of at most `SMALL_ROW_BYTES`: most of their work is done once a row, and more
+/// warps on a multiprocessor hide its latency better than more bytes under way. H200, 2026-11-25,
+/// ceiling ÷ ours with tiles of 8 and of 4 KiB: 6710886×10 f32 forward 0.48 and 0.58, with
+/// gradients 0.46 and 0.59; 13421772×10 bf16 0.28 and 0.35, 0.24 and 0.32; 4194304×32 bf16 forward
+/// 0.64 and 0.70. The tile was not all that changed between the two, and the threshold was not
+/// searched for.
 const SMALL_TILE_BYTES: usize = 4 << 10;
 
 /// See [`SMALL_TILE_BYTES`].
@@ -39,7 +42,8 @@ const VECTOR: usize = VECTOR_BYTES as usize;
 pub(crate) struct Rows {
     pub(crate) cols: usize,
     pub(crate) element_bytes: usize,
-    /// The largest power of two up to 128 that all rows of the tensors that are read begin at multiples of.
+    /// The largest power of two up to 128 that all rows of the tensors that are read begin at
+    /// multiples of.
     pub(crate) alignment: usize,
     /// The same of those that are written.
     pub(crate) store_alignment: usize,
@@ -61,9 +65,10 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Blocks of a launch over `rows`: in a pass that only reads, as many as a device has room for, which stay until all rows
-    /// are done. Where gradients are written, some times as many: blocks that begin in the order of memory keep reads
-    /// and writes closer together. H200, 524288×256 f32: 0.92 in place of 0.88 of the memory's limit, and forward no more.
+    /// Blocks of a launch over `rows`: in a pass that only reads, as many as a device has room for,
+    /// which stay until all rows are done. Where gradients are written, some times as many: blocks
+    /// that begin in the order of memory keep reads and writes closer together. H200, 524288×256
+    /// f32: 0.92 in place of 0.88 of the memory's limit, and forward no more.
     pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
         let Device { multiprocessors, shared_bytes, registers_for } = device;
         let room = (shared_bytes / (self.shared_bytes + RESERVED)).clamp(1, registers_for);
@@ -139,9 +144,10 @@ pub(crate) fn packed(rows: Rows) -> Option<Packed> {
 
 /// In which order lanes take the vectors of their rows; see [`TileArgs::order_right`].
 ///
-/// Eight lanes at once read 16 bytes each, of eight rows or of fewer with some vectors each, and all banks serve them
-/// together where their vectors' numbers differ modulo eight. Rows that are 2ᵃ vectors long, or a multiple, differ in the
-/// bits from a on; what is left of a row's number is exchanged for bits below.
+/// Eight lanes at once read 16 bytes each, of eight rows or of fewer with some vectors each, and
+/// all banks serve them together where their vectors' numbers differ modulo eight. Rows that are 2ᵃ
+/// vectors long, or a multiple, differ in the bits from a on; what is left of a row's number is
+/// exchanged for bits below.
 fn order(access: usize, row_bytes: usize, pitch: usize, warp_rows: usize) -> [u32; 3] {
     let row = if pitch == 0 { row_bytes } else { pitch };
     if access < VECTOR {
@@ -176,7 +182,8 @@ mod tests {
         })
     }
 
-    /// Tiles fit into the shared memory that a block may have on the smallest device, of compute capability 8.6.
+    /// Tiles fit into the shared memory that a block may have on the smallest device, of compute
+    /// capability 8.6.
     #[test]
     fn tiles_fit_into_shared_memory() {
         for rows in shapes() {
@@ -196,7 +203,8 @@ mod tests {
             let args = packed(rows).expect("short enough").args;
             let row_vectors = (rows.cols * rows.element_bytes / VECTOR) as u32;
             let warp_rows = 1 << args.warp_rows_shift;
-            // Rows of fewer than eight that are an odd number of vectors long are read in two turns.
+            // Rows of fewer than eight that are an odd number of vectors long are read in two
+            // turns.
             if args.access < 16 || (warp_rows < 8 && !row_vectors.is_multiple_of(8 / warp_rows)) {
                 continue;
             }

@@ -13,8 +13,8 @@ const WARPS: usize = STREAM_BLOCK as usize / 32;
 /// Vectors of a warp's part of a tile.
 const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
 
-/// The launch over `count` rows, and how they are shared. Each warp takes rows, as many as the others. Where
-/// there are too few rows for that, they are cut into equal shares for all blocks.
+/// The launch over `count` rows, and how they are shared. Each warp takes rows, as many as the
+/// others. Where there are too few rows for that, they are cut into equal shares for all blocks.
 pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
     let Device { multiprocessors, shared_bytes, registers_for } = device;
     let ring = STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize;

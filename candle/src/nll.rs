@@ -8,8 +8,8 @@ use candle_core::{Result, Tensor, bail};
 ///
 /// It is made of candle's own operations, on any device: it reads `N` numbers, and there is nothing
 /// to fuse. A target that is no class makes the loss NaN, on CUDA too, where candle's reads
-/// whatever is there. Of logits, [`cross_entropy`](crate::cross_entropy()) is the loss without the pass that
-/// computes their log-probabilities.
+/// whatever is there. Of logits, [`cross_entropy`](crate::cross_entropy()) is the loss without the
+/// pass that computes their log-probabilities.
 ///
 /// # Errors
 /// Where shapes do not fit.

@@ -1,7 +1,7 @@
 //! Races in shared memory: who accessed it last, and what orders that before the next access.
 //!
-//! A block's barrier orders all accesses before it ahead of all accesses after it. `sync_warp` does so
-//! for the accesses of one warp. Shuffles and votes do not: CUDA gives them no memory ordering.
+//! A block's barrier orders all accesses before it ahead of all accesses after it. `sync_warp` does
+//! so for the accesses of one warp. Shuffles and votes do not: CUDA gives them no memory ordering.
 
 use cuda_std::host::{Access, Place};
 use cuda_std::warp::WARP_SIZE;
@@ -64,8 +64,9 @@ impl Stamp {
 #[derive(Clone, Copy)]
 struct Unit {
     write: Stamp,
-    /// The last read since then, and the last by another thread. Once threads of two warps have read since
-    /// a barrier, the two are of different warps: whoever writes then, one of the two conflicts.
+    /// The last read since then, and the last by another thread. Once threads of two warps have
+    /// read since a barrier, the two are of different warps: whoever writes then, one of the two
+    /// conflicts.
     reads: [Stamp; 2],
 }
 
@@ -123,8 +124,8 @@ impl History {
         History { bytes: 16, units: Vec::new() }
     }
 
-    /// Notes an access of `bytes` bytes from `offset` on, a multiple of it, unless it conflicts with
-    /// an earlier one.
+    /// Notes an access of `bytes` bytes from `offset` on, a multiple of it, unless it conflicts
+    /// with an earlier one.
     pub(crate) fn touch(
         &mut self,
         (offset, bytes): (usize, usize),

@@ -1,5 +1,5 @@
-//! The loss of memory that cudarc owns: both libraries work in the device's primary context, so an address
-//! of the one is valid in the other.
+//! The loss of memory that cudarc owns: both libraries work in the device's primary context, so an
+//! address of the one is valid in the other.
 //!
 //! `cargo run -p fused-loss --example 04_cudarc_slice`, on a machine with a GPU.
 

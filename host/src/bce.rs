@@ -8,12 +8,13 @@ use crate::view::View;
 
 static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
 
-/// Binary cross-entropy of logits x and targets y of one shape, with the sigmoid σ in the same pass:
-/// w (−p y log σ(x) − (1 − y) log(1 − σ(x))), reduced. As PyTorch's `torch.nn.BCEWithLogitsLoss`.
+/// Binary cross-entropy of logits x and targets y of one shape, with the sigmoid σ in the same
+/// pass: w (−p y log σ(x) − (1 − y) log(1 − σ(x))), reduced. As PyTorch's
+/// `torch.nn.BCEWithLogitsLoss`.
 ///
-/// A logit beyond the range of e^x costs no accuracy, and where y is 0 or 1 a loss or gradient is as
-/// accurate where it is small. At x = ∞ and x = −∞ the loss is what PyTorch's formula,
-/// (1 − y) x − (1 + (p − 1) y) log σ(x), makes of it: ∞, or NaN where it is 0 · ∞ or ∞ − ∞.
+/// A logit beyond the range of e^x costs no accuracy, and where y is 0 or 1 a loss or gradient is
+/// as accurate where it is small. At x = ∞ and x = −∞ the loss is what PyTorch's formula, (1 − y) x
+/// − (1 + (p − 1) y) log σ(x), makes of it: ∞, or NaN where it is 0 · ∞ or ∞ − ∞.
 ///
 /// Gradients, times what arrives from upstream, divided as the loss is:
 ///
@@ -22,10 +23,10 @@ static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
 /// | x | w ((1 + (p − 1) y) σ(x) − p y) |
 /// | y | w (log(1 − σ(x)) − p log σ(x)), which is −w x for p = 1 |
 ///
-/// A `weight` w and a `pos_weight` p are on the device, of the input's element type and one of these
-/// shapes, C being the input's last dimension: `[]`, one for all; `[C]`, one a column; the input's
-/// with a last dimension of 1, one a row; the input's, one an element. They have no gradients, and
-/// a mean is divided by the number of elements whatever they are.
+/// A `weight` w and a `pos_weight` p are on the device, of the input's element type and one of
+/// these shapes, C being the input's last dimension: `[]`, one for all; `[C]`, one a column; the
+/// input's with a last dimension of 1, one a row; the input's, one an element. They have no
+/// gradients, and a mean is divided by the number of elements whatever they are.
 ///
 /// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
 #[derive(Clone, Copy, Debug)]

@@ -36,8 +36,8 @@ impl<'a, T: Float, V: Float> Grads<'a, T, V> {
         Grads { input: None, target: None, upstream: None }
     }
 
-    /// The gradients times `upstream`, which has the loss's shape and is on the device: the factor comes
-    /// before the gradients are rounded to their type.
+    /// The gradients times `upstream`, which has the loss's shape and is on the device: the factor
+    /// comes before the gradients are rounded to their type.
     pub fn scaled_by(self, upstream: impl Into<View<'a, V>>) -> Self {
         Grads { upstream: Some(upstream.into()), ..self }
     }

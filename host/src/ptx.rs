@@ -46,7 +46,8 @@ impl Ptx {
         Ptx { module, capability, text }
     }
 
-    /// The text for the driver, ended by a zero byte; for kernels that wait for what is before them, if they are to overlap it.
+    /// The text for the driver, ended by a zero byte; for kernels that wait for what is before
+    /// them, if they are to overlap it.
     pub(crate) fn text(&self, overlaps: bool) -> Cow<'static, str> {
         if overlaps { overlapping(self.text).into() } else { self.text.into() }
     }

@@ -39,8 +39,8 @@ pub trait ElementwiseReduction: Reduction {}
 /// The reductions of [`KlDiv`](crate::KlDiv).
 pub trait DivergenceReduction: Reduction {}
 
-/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are of rows: with [`Unreduced`]
-/// its loss is one for each row.
+/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are of rows: with
+/// [`Unreduced`] its loss is one for each row.
 pub trait SampleReduction: Reduction {
     /// The shape of the loss, for inputs of `input`.
     fn shape_of_samples(self, input: Shape) -> Shape {

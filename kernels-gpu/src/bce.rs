@@ -17,7 +17,8 @@ pub(crate) struct Bce<E: Element> {
 }
 
 impl<E: Element> Bce<E> {
-    /// 1 + (p − 1) y: the factor of −log σ(x) that a logit above 0 leaves. Exactly 1 without pos_weight.
+    /// 1 + (p − 1) y: the factor of −log σ(x) that a logit above 0 leaves. Exactly 1 without
+    /// pos_weight.
     #[inline(always)]
     fn log_weight(self, y: E::Real) -> E::Real {
         let p = self.pos_weight.value;
@@ -107,7 +108,8 @@ impl<E: Element> Weight<E> {
     /// That of an element of the row.
     ///
     /// # Safety
-    /// As [`of_row`](Self::of_row), with an `E` for each column where the stride of columns is not 0.
+    /// As [`of_row`](Self::of_row), with an `E` for each column where the stride of columns is not
+    /// 0.
     #[inline(always)]
     unsafe fn of_col(mut self, col: u64) -> Self {
         if self.at.col_stride != 0 {

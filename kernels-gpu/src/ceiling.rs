@@ -30,8 +30,8 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` groups of 16 bytes of each in flight in a
-/// thread.
+/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` groups of
+/// 16 bytes of each in flight in a thread.
 ///
 /// # Safety
 /// 1. Each of `args.arrays` in use points to `groups` groups of 16 bytes in global memory, on their

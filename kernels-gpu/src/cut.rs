@@ -1,5 +1,5 @@
-//! Rows in memory, cut into groups of 16 bytes: what lies on 16-byte boundaries moves in one access, the ends of a
-//! row, its edges, element by element. Nothing outside the row is touched.
+//! Rows in memory, cut into groups of 16 bytes: what lies on 16-byte boundaries moves in one
+//! access, the ends of a row, its edges, element by element. Nothing outside the row is touched.
 
 use crate::abi::{LINE_GROUPS, Matrix};
 use crate::element::{Element, MAX_LANES, unrolled};
@@ -13,7 +13,8 @@ pub(crate) struct Cut<E> {
     head: u32,
     /// Elements behind the last group.
     tail: u32,
-    /// The index of the first group: 0 or, of a row that is cut at lines of the cache, the group's place in its line.
+    /// The index of the first group: 0 or, of a row that is cut at lines of the cache, the group's
+    /// place in its line.
     first: u32,
     /// The index behind the last group's.
     pub(crate) end: u32,
@@ -52,7 +53,8 @@ impl<E: Element> Cut<E> {
         Cut { head, tail, first: 0, end, element: PhantomData }
     }
 
-    /// The same, cut at lines of the cache: one of which two warps read or write a part costs the cache an access more.
+    /// The same, cut at lines of the cache: one of which two warps read or write a part costs the
+    /// cache an access more.
     #[inline(always)]
     pub(crate) fn at_lines(start: u64, cols: u32) -> Self {
         let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE_GROUPS);
@@ -124,8 +126,8 @@ pub(crate) struct Row<E> {
 }
 
 impl<E: Element> Row<E> {
-    /// Row `row` of `tensor`, which is cut as the row at `cut_at` is. Of a tensor that is null, nothing may be
-    /// asked but whether it is.
+    /// Row `row` of `tensor`, which is cut as the row at `cut_at` is. Of a tensor that is null,
+    /// nothing may be asked but whether it is.
     #[inline(always)]
     pub(crate) fn new(tensor: Matrix, row: u64, cut_at: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
@@ -138,7 +140,8 @@ impl<E: Element> Row<E> {
         Row { start, alike: true, element: PhantomData }
     }
 
-    /// Row `row` of `tensor`, which lies as the row that is cut does; null, of a tensor that is null.
+    /// Row `row` of `tensor`, which lies as the row that is cut does; null, of a tensor that is
+    /// null.
     #[inline(always)]
     pub(crate) fn alike(tensor: Matrix, row: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
@@ -227,8 +230,8 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores groups, each as far `ahead` of the first as is said, of those that this `has`. They are cut alike or not, all of
-    /// them: that is asked once.
+    /// Stores groups, each as far `ahead` of the first as is said, of those that this `has`. They
+    /// are cut alike or not, all of them: that is asked once.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the groups, and nobody else accesses them.
@@ -244,7 +247,8 @@ impl<E: Element> Row<E> {
         if self.alike {
             unrolled!(for k in 0..N; {
                 let at = self.group(first).wrapping_add(ahead(k) as usize).cast_mut();
-                // SAFETY: the caller's conditions; a group of the cut that lies alike is on its boundary.
+                // SAFETY: the caller's conditions; a group of the cut that lies alike is on its
+                // boundary.
                 unsafe { store_streaming_if(has(k), at, groups[k]) };
             });
         } else {

@@ -10,13 +10,14 @@ cuda_std::shared_array! {
     fn arrived_last() -> [u64; 1];
 }
 
-/// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the last block
-/// to arrive. A block's partial sums are in words `k * entries + block`. Words up to `entries` that belong
-/// to no block are set by the caller. The order of the additions does not depend on which block is last.
+/// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the
+/// last block to arrive. A block's partial sums are in words `k * entries + block`. Words up to
+/// `entries` that belong to no block are set by the caller. The order of the additions does not
+/// depend on which block is last.
 ///
 /// # Safety
-/// 1. All threads of the grid call this, once a launch, and nothing else has used [`block_sums`] since the
-///    block's last barrier.
+/// 1. All threads of the grid call this, once a launch, and nothing else has used [`block_sums`]
+///    since the block's last barrier.
 /// 2. The grid has at most `entries` blocks, and `4 * entries` is at most `abi::MAX_PARTIALS`.
 #[inline(always)]
 pub(crate) unsafe fn sum_in_last_block(

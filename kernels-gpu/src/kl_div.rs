@@ -1,19 +1,19 @@
-//! Kullback-Leibler divergence: t (log t − x), where the input is x, or p with x = log p, and the target is t, or
-//! its logarithm.
+//! Kullback-Leibler divergence: t (log t − x), where the input is x, or p with x = log p, and the
+//! target is t, or its logarithm.
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
 use crate::math::{exp, less_ln_of_plain, ln, ln_ratio, quick_ln_ratio};
 use crate::pairwise::Pairwise;
 
-/// The divergence, with kernels of its own for each form of input and target: what the one needs no other
-/// pays for.
+/// The divergence, with kernels of its own for each form of input and target: what the one needs no
+/// other pays for.
 #[derive(Clone, Copy)]
 pub(crate) struct KlDiv<const LOG_INPUT: bool, const LOG_TARGET: bool>;
 
 impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET> {
-    /// log t − x, of plain pairs in [`Pairwise::UNIT`]s. Of two probabilities as one logarithm, so that what is left
-    /// where they are nearly equal is not the error of two.
+    /// log t − x, of plain pairs in [`Pairwise::UNIT`]s. Of two probabilities as one logarithm, so
+    /// that what is left where they are nearly equal is not the error of two.
     #[inline(always)]
     fn difference<R: Real, const PLAIN: bool>(input: R, target: R) -> R {
         match (LOG_INPUT, LOG_TARGET) {
@@ -44,7 +44,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     const UNIT: R = if LOG_INPUT || LOG_TARGET { R::ONE } else { R::LN_UNIT };
 
-    /// What is a probability may be an ordinary number: its logarithm is then a short one, and nothing is special.
+    /// What is a probability may be an ordinary number: its logarithm is then a short one, and
+    /// nothing is special.
     #[inline(always)]
     fn ranks(self, input: R, target: R) -> [u32; 2] {
         let of_input = if LOG_INPUT { 0 } else { input.rank() };
@@ -52,7 +53,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         [of_input, of_target]
     }
 
-    /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as PyTorch has it.
+    /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as
+    /// PyTorch has it.
     #[inline(always)]
     fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);

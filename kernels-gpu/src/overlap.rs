@@ -1,11 +1,11 @@
-//! The PTX of kernels that are launched while the launch before them ends, from the PTX of any device: the driver gets it so, and
-//! so it is checked.
+//! The PTX of kernels that are launched while the launch before them ends, from the PTX of any
+//! device: the driver gets it so, and so it is checked.
 
 use crate::abi::WAITS;
 
-/// What a kernel begins with, unless it says [where](WAITS), that is launched while the one before it ends: it waits until all that
-/// is before is done and seen, and then lets the one behind it begin as soon as all its own blocks have. In the other order, short
-/// kernels take a tenth longer.
+/// What a kernel begins with, unless it says [where](WAITS), that is launched while the one before
+/// it ends: it waits until all that is before is done and seen, and then lets the one behind it
+/// begin as soon as all its own blocks have. In the other order, short kernels take a tenth longer.
 pub const OVERLAPS: &str = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;";
 
 /// The oldest compute capability that has these instructions, ten times major plus minor.

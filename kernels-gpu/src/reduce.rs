@@ -1,10 +1,10 @@
 //! The reduction that every loss uses: stage one sums a thread's, a warp's and a block's values,
 //! stage two sums the blocks' in one block, which waits for all others.
 //!
-//! Threads add up in the loss's own arithmetic; from the warp on everything is float64, but for what blocks
-//! leave of a [`Place`], which is rounded to the loss's own. The order
-//! of the additions depends on the launch shape alone, never on which block is done when: a sum
-//! has the same bits on every run.
+//! Threads add up in the loss's own arithmetic; from the warp on everything is float64, but for
+//! what blocks leave of a [`Place`], which is rounded to the loss's own. The order of the additions
+//! depends on the launch shape alone, never on which block is done when: a sum has the same bits on
+//! every run.
 
 use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, STRETCH, early_blocks, workspace};
 use crate::element::{MAX_LANES, Real, unrolled};
@@ -25,8 +25,9 @@ cuda_std::shared_array! {
     fn sums_of_warps() -> [f64; 128];
 }
 
-/// `value` combined over each team of the warp, in every lane. `team` is a power of two up to 32; all lanes of
-/// the warp call it. Written out: as a loop, it would be one in the middle of every row.
+/// `value` combined over each team of the warp, in every lane. `team` is a power of two up to 32;
+/// all lanes of the warp call it. Written out: as a loop, it would be one in the middle of every
+/// row.
 #[inline(always)]
 fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) -> T) -> T {
     let with = |value: T, mask: u32| {
@@ -42,15 +43,15 @@ fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) 
     with(with(with(value, 4), 2), 1)
 }
 
-/// Each of `values` summed over a team, in every thread of it: a power of two of threads up to 32, or the block.
-/// One barrier, for a block; before the next call stands another, of the caller's.
+/// Each of `values` summed over a team, in every thread of it: a power of two of threads up to 32,
+/// or the block. One barrier, for a block; before the next call stands another, of the caller's.
 #[inline(always)]
 pub(crate) fn team_sums<R: Real, const N: usize>(values: [R; N], team: u32) -> [R; N] {
     if team > WARP_SIZE { block_sums::<R, true, N>(values) } else { warp_sums(values, team) }
 }
 
-/// [`team_sums`] of a team of a warp. The warp meets first, whatever ways its lanes came: shuffles of lanes that
-/// have not met are slow.
+/// [`team_sums`] of a team of a warp. The warp meets first, whatever ways its lanes came: shuffles
+/// of lanes that have not met are slow.
 #[inline(always)]
 pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], team: u32) -> [R; N] {
     sync_warp();
@@ -60,8 +61,9 @@ pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], team: u32) 
     values
 }
 
-/// The sums over the warp of `values`, each in a part of the lanes: one of N parts, in order. Half of what a lane has it gives away
-/// at once, for a half of what another has: fewer shuffles than of each sum in all lanes.
+/// The sums over the warp of `values`, each in a part of the lanes: one of N parts, in order. Half
+/// of what a lane has it gives away at once, for a half of what another has: fewer shuffles than of
+/// each sum in all lanes.
 #[inline(always)]
 fn sum_of_part<R: Real, const N: usize>(mut values: [R; N]) -> R {
     const { assert!(N.is_power_of_two() && N <= MAX_SUMS) };
@@ -101,7 +103,8 @@ fn of_parts<R: Real, const N: usize>(of_part: R) -> [R; N] {
     sums
 }
 
-/// [`team_sums`] of the block: of its warps in float64. Unless it is one, for `ALL`, in the first thread only.
+/// [`team_sums`] of the block: of its warps in float64. Unless it is one, for `ALL`, in the first
+/// thread only.
 #[inline(always)]
 pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
     const { assert!(!ALL || N == 1) };
@@ -149,8 +152,9 @@ pub(crate) fn team_max<R: Real>(value: R, team: u32) -> R {
     in_warp(value, team, R::max)
 }
 
-/// Where blocks leave partial sums for a block that adds them up. A place is zero until a sum is left in it, and
-/// whoever takes the sum makes it so again: that a sum is there needs no other sign, and no fence.
+/// Where blocks leave partial sums for a block that adds them up. A place is zero until a sum is
+/// left in it, and whoever takes the sum makes it so again: that a sum is there needs no other
+/// sign, and no fence.
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace {
     start: u64,
@@ -158,10 +162,10 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     /// # Safety
-    /// 1. `start` is the address of `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that no
-    ///    other launch uses at the same time.
-    /// 2. But for `abi::workspace::TOTALS` and what is behind the partial sums it is zero; it is again when the
-    ///    launch is done.
+    /// 1. `start` is the address of `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that
+    ///    no other launch uses at the same time.
+    /// 2. But for `abi::workspace::TOTALS` and what is behind the partial sums it is zero; it is
+    ///    again when the launch is done.
     #[inline(always)]
     pub(crate) unsafe fn new(start: u64) -> Self {
         Workspace { start }
@@ -172,7 +176,8 @@ impl Workspace {
         (self.start + workspace::PARTIALS + u64::from(index) * 8) as *mut u64
     }
 
-    /// Notes a row that is not as it should be. To be found, it is noted before its block leaves a sum, which is NaN.
+    /// Notes a row that is not as it should be. To be found, it is noted before its block leaves a
+    /// sum, which is NaN.
     #[inline(always)]
     pub(crate) fn report_row(self, row: u64) {
         // SAFETY: within the workspace; only accessed atomically while blocks may note rows.
@@ -182,7 +187,8 @@ impl Workspace {
     /// The lowest row that was noted, and forgets it.
     ///
     /// # Safety
-    /// All blocks have left a sum, and what this block has taken of them comes to NaN; one thread calls this, once.
+    /// All blocks have left a sum, and what this block has taken of them comes to NaN; one thread
+    /// calls this, once.
     #[inline(always)]
     pub(crate) unsafe fn take_reported_row(self) -> Option<u64> {
         let at = (self.start + workspace::FAULT) as *mut u64;
@@ -215,15 +221,16 @@ impl Workspace {
         unsafe { store_shared_by_grid(self.partial(index), bits) };
     }
 
-    /// Takes N words when they have been left, of which the first is at number `first` and word `k` so many bytes behind it; two may
-    /// be the same. A thread that has `none` gets zeros.
+    /// Takes N words when they have been left, of which the first is at number `first` and word `k`
+    /// so many bytes behind it; two may be the same. A thread that has `none` gets zeros.
     ///
-    /// The lanes of a warp wait for each other's: where each goes on as soon as it has its own, they do not meet again, and a sum
-    /// over them takes seven times as long.
+    /// The lanes of a warp wait for each other's: where each goes on as soon as it has its own,
+    /// they do not meet again, and a sum over them takes seven times as long.
     ///
     /// # Safety
-    /// One thread takes each; all lanes of a warp call this. They are left by blocks of a lower index, or by this one: before a
-    /// barrier, or by its first warp. Of one block of a grid, others may be behind it ([`Place`]).
+    /// One thread takes each; all lanes of a warp call this. They are left by blocks of a lower
+    /// index, or by this one: before a barrier, or by its first warp. Of one block of a grid,
+    /// others may be behind it ([`Place`]).
     #[inline(always)]
     pub(crate) unsafe fn take<const N: usize>(
         self,
@@ -232,7 +239,8 @@ impl Workspace {
         behind: impl Fn(usize) -> u32,
     ) -> [u64; N] {
         let mut found = [0; N];
-        // Where they are is made anew each time: as many addresses as words are registers that are not there.
+        // Where they are is made anew each time: as many addresses as words are registers that are
+        // not there.
         let at = |first: u64, word: usize| (opaque(first) + u64::from(behind(word))) as *mut u64;
         let first = self.partial(first) as u64;
         loop {
@@ -252,16 +260,18 @@ impl Workspace {
         }
         if !none {
             unrolled!(for word in 0..N; {
-                // SAFETY: within the workspace; its block has left it, and nothing else accesses it any more.
+                // SAFETY: within the workspace; its block has left it, and nothing else accesses it
+                // any more.
                 unsafe { store(at(first, word), 0) };
             });
         }
         found
     }
 
-    /// To N `sums` of each thread adds what T makes of the words of places `from` and its index in `threads`, and `threads` farther
-    /// each, up to `to`, in order: of each, the first is at `start` and as many behind it as the place is, and each other `width`
-    /// behind the one before. ASKS words are asked for at once: each takes as long as all.
+    /// To N `sums` of each thread adds what T makes of the words of places `from` and its index in
+    /// `threads`, and `threads` farther each, up to `to`, in order: of each, the first is at
+    /// `start` and as many behind it as the place is, and each other `width` behind the one before.
+    /// ASKS words are asked for at once: each takes as long as all.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -356,12 +366,12 @@ impl Workspace {
         }
     }
 
-    /// Counts an arrival in a word, and says whether it is the last of `expected`; the word is 0 again then.
-    /// Fences are the caller's.
+    /// Counts an arrival in a word, and says whether it is the last of `expected`; the word is 0
+    /// again then. Fences are the caller's.
     ///
     /// # Safety
-    /// `index` is below `abi::MAX_PARTIALS`, and the word is accessed by this function alone until the last
-    /// arrival.
+    /// `index` is below `abi::MAX_PARTIALS`, and the word is accessed by this function alone until
+    /// the last arrival.
     #[inline(always)]
     pub(crate) unsafe fn arrive(self, index: u32, expected: u32) -> bool {
         debug_assert!(index < MAX_PARTIALS);
@@ -396,9 +406,11 @@ impl<const N: usize> Terms<N> for AsTheyAre {
     }
 }
 
-/// Two totals that the first blocks of a grid add up for those behind them: their places in the workspace.
+/// Two totals that the first blocks of a grid add up for those behind them: their places in the
+/// workspace.
 ///
-/// Blocks begin in the order of their indices. Whoever waits for the totals waits for blocks that have begun.
+/// Blocks begin in the order of their indices. Whoever waits for the totals waits for blocks that
+/// have begun.
 #[derive(Clone, Copy)]
 pub(crate) struct TotalsAhead {
     workspace: Workspace,
@@ -417,8 +429,9 @@ impl TotalsAhead {
         TotalsAhead { workspace, counted: 0 }
     }
 
-    /// Totals that both are how many of `things` are to be counted, fewer than 2³²: a place has how many were looked at,
-    /// and how many of them count. Whole numbers have the same sum in any order.
+    /// Totals that both are how many of `things` are to be counted, fewer than 2³²: a place has how
+    /// many were looked at, and how many of them count. Whole numbers have the same sum in any
+    /// order.
     #[inline(always)]
     pub(crate) fn counts(workspace: Workspace, things: u64) -> Self {
         TotalsAhead { workspace, counted: things }
@@ -430,12 +443,12 @@ impl TotalsAhead {
         self.counted != 0
     }
 
-    /// Adds to the counts how many things this thread has looked at, and how many of them count. One addition a block:
-    /// those to one place are made one after the other.
+    /// Adds to the counts how many things this thread has looked at, and how many of them count.
+    /// One addition a block: those to one place are made one after the other.
     ///
     /// # Safety
-    /// The totals are counts; over the grid, all things are looked at once. Every thread of the block calls this, which
-    /// has not called [`team_sums`] since its last barrier.
+    /// The totals are counts; over the grid, all things are looked at once. Every thread of the
+    /// block calls this, which has not called [`team_sums`] since its last barrier.
     #[inline(always)]
     pub(crate) unsafe fn count(self, looked_at: u32, count: u32) {
         sync_warp();
@@ -462,7 +475,8 @@ impl TotalsAhead {
     #[inline(always)]
     pub(crate) fn ask(self, index: u32) -> u64 {
         let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
-        // SAFETY: within the workspace; written by one block or added to, as is to be while others read.
+        // SAFETY: within the workspace; written by one block or added to, as is to be while others
+        // read.
         unsafe { load_shared_by_grid(self.workspace.partial(at)) }
     }
 
@@ -478,8 +492,8 @@ impl TotalsAhead {
     /// Sums over the first `blocks` blocks, of which this is one, what its threads have.
     ///
     /// # Safety
-    /// `blocks` is at most `abi::MAX_TOTALS_BLOCKS`. Every thread of those blocks calls this, once a launch; the block has
-    /// not called [`team_sums`] since its last barrier.
+    /// `blocks` is at most `abi::MAX_TOTALS_BLOCKS`. Every thread of those blocks calls this, once
+    /// a launch; the block has not called [`team_sums`] since its last barrier.
     #[inline(always)]
     pub(crate) unsafe fn add_up(self, values: [f64; 2], blocks: u32) {
         let of_block = block_sums::<f64, false, 2>(values);
@@ -542,7 +556,8 @@ impl TotalsAhead {
     /// Both, which have been [asked](Self::ask_for_both) for, and are gone then.
     ///
     /// # Safety
-    /// The blocks that add up are of a lower index; nobody waits for the totals any more, and one thread takes them.
+    /// The blocks that add up are of a lower index; nobody waits for the totals any more, and one
+    /// thread takes them.
     #[inline(always)]
     pub(crate) unsafe fn take(self, got: [u64; 2]) -> [f64; 2] {
         let totals = [self.wait_with(0, got[0]), self.wait_with(1, got[1])];
@@ -561,8 +576,9 @@ pub(crate) fn is_last_block() -> bool {
     block_idx_x() + 1 == grid_dim_x()
 }
 
-/// Sums each of `values` over the grid and calls `finish` with the sums, in one thread of the last block. Every
-/// thread of the grid must call it, once a launch; no block has called [`team_sums`] since its last barrier.
+/// Sums each of `values` over the grid and calls `finish` with the sums, in one thread of the last
+/// block. Every thread of the grid must call it, once a launch; no block has called [`team_sums`]
+/// since its last barrier.
 ///
 /// # Safety
 /// The grid has at most `abi::max_blocks(N)` blocks, and has left nothing else in the workspace.
@@ -590,8 +606,8 @@ fn bits_of_sum(sum: f64) -> u64 {
     if sum == 0.0 { (-0.0_f64).to_bits() } else { sum.to_bits() }
 }
 
-/// Adds up what each block has left for N sums: the first that are no group's yet in the groups' last blocks, and all that is left at
-/// the end in the last of all.
+/// Adds up what each block has left for N sums: the first that are no group's yet in the groups'
+/// last blocks, and all that is left at the end in the last of all.
 ///
 /// # Safety
 /// As [`grid_sums`]; a thread of each block's first warp has left the block's sums.
@@ -642,10 +658,11 @@ unsafe fn sums_over_blocks<const N: usize>(workspace: Workspace, finish: impl Fn
 
 /// A block's place in a grid of `abi::blocks_of_pieces`, behind others in `front` of it.
 ///
-/// The last block of every stretch takes no piece. It adds up what the pieces of the stretch before its own have left, of which
-/// there is hardly one that it has to wait for. One of the last, however, adds up all that is left, and so the grid: it has
-/// begun, and fetched its instructions, long before the last piece, and all that it waits for then is what the last pieces leave.
-/// It begins `EARLY` stretches before the end, as long as it takes to fetch them; 1 or more.
+/// The last block of every stretch takes no piece. It adds up what the pieces of the stretch before
+/// its own have left, of which there is hardly one that it has to wait for. One of the last,
+/// however, adds up all that is left, and so the grid: it has begun, and fetched its instructions,
+/// long before the last piece, and all that it waits for then is what the last pieces leave. It
+/// begins `EARLY` stretches before the end, as long as it takes to fetch them; 1 or more.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<const EARLY: u32> {
     block: u32,
@@ -661,7 +678,8 @@ impl<const EARLY: u32> Place<EARLY> {
         Place { block: block_idx_x().wrapping_sub(front), front }
     }
 
-    /// The piece that the block takes, if there is such a piece, and the block does not [take none](Self::takes_none).
+    /// The piece that the block takes, if there is such a piece, and the block does not [take
+    /// none](Self::takes_none).
     #[inline(always)]
     pub(crate) fn piece(self) -> u32 {
         self.block - self.block / STRETCH
@@ -685,8 +703,8 @@ impl<const EARLY: u32> Place<EARLY> {
         self.blocks() - (self.blocks() / STRETCH).max(1)
     }
 
-    /// The block that adds up the grid. It alone waits for blocks behind it, of which there is one on its way as long as a device
-    /// has room for two.
+    /// The block that adds up the grid. It alone waits for blocks behind it, of which there is one
+    /// on its way as long as a device has room for two.
     #[inline(always)]
     fn last_adder(self) -> u32 {
         let blocks = self.blocks();
@@ -705,7 +723,8 @@ impl<const EARLY: u32> Place<EARLY> {
     /// Leaves pair `pair` of the terms of a piece.
     ///
     /// # Safety
-    /// The piece is one of `pieces`, those of the grid, of whose pairs all words have room; one thread leaves each, once a launch.
+    /// The piece is one of `pieces`, those of the grid, of whose pairs all words have room; one
+    /// thread leaves each, once a launch.
     #[inline(always)]
     pub(crate) unsafe fn leave<R: Real>(
         piece: u32,
@@ -724,12 +743,13 @@ impl<const EARLY: u32> Place<EARLY> {
         });
     }
 
-    /// The sums over all pieces of `pairs` of terms that they have left, one or two, for `finish`, in one thread of the block that
-    /// [adds up the grid](Self::adds_up_grid). A thread asks for ASKS words at once.
+    /// The sums over all pieces of `pairs` of terms that they have left, one or two, for `finish`,
+    /// in one thread of the block that [adds up the grid](Self::adds_up_grid). A thread asks for
+    /// ASKS words at once.
     ///
     /// # Safety
-    /// All threads of the blocks that take no piece call this. Every piece's block [leaves](Self::leave) its words; for them and the
-    /// sums of each stretch there is room.
+    /// All threads of the blocks that take no piece call this. Every piece's block
+    /// [leaves](Self::leave) its words; for them and the sums of each stretch there is room.
     #[inline(always)]
     pub(crate) unsafe fn sums<R: Real, const ASKS: usize>(
         self,
@@ -756,7 +776,8 @@ impl<const EARLY: u32> Place<EARLY> {
             let mut sums = [0.0; 2];
             // Behind the words of all pieces.
             let of_stretches = words * pieces * pairs + 2 * pair * stretches;
-            // SAFETY: every stretch's sums are left, by a block of a lower index, and the words of every piece.
+            // SAFETY: every stretch's sums are left, by a block of a lower index, and the words of
+            // every piece.
             unsafe {
                 if of_grid {
                     let (at, all) = ([of_stretches, stretches], (0, stretches));

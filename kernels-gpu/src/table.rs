@@ -7,8 +7,8 @@ use crate::abi::Dtype;
 pub struct Entry {
     /// The name of the PTX entry, e.g. `mse_forward_f32`.
     pub name: &'static str,
-    /// The PTX module that holds it, one a loss and dtype, e.g. `mse_f32`: a program compiles at run
-    /// time only the modules it uses.
+    /// The PTX module that holds it, one a loss and dtype, e.g. `mse_f32`: a program compiles at
+    /// run time only the modules it uses.
     pub module: &'static str,
     /// The dtype it is compiled for.
     pub dtype: Dtype,
@@ -56,7 +56,8 @@ pub fn find(name: &str) -> Option<&'static Entry> {
     all().find(|entry| entry.name == name)
 }
 
-/// The types that a body may name: `E`, the dtype's element type, and `R`, what its arithmetic is done in.
+/// The types that a body may name: `E`, the dtype's element type, and `R`, what its arithmetic is
+/// done in.
 macro_rules! types {
     (f32) => { $crate::table::types!(@ f32); };
     (f64) => { $crate::table::types!(@ f64); };
@@ -71,9 +72,10 @@ macro_rules! types {
 }
 pub(crate) use types;
 
-/// Stamps out the entries of one loss, of which each line gives: the constant, the pass, its body, its
-/// arguments, the most threads of its block by how many such blocks a multiprocessor has registers for, the barriers
-/// in its code, and where they are not all the dtypes that it is compiled for.
+/// Stamps out the entries of one loss, of which each line gives: the constant, the pass, its body,
+/// its arguments, the most threads of its block by how many such blocks a multiprocessor has
+/// registers for, the barriers in its code, and where they are not all the dtypes that it is
+/// compiled for.
 macro_rules! kernels {
     ($loss:ident, $dtypes:tt, $(
         $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:literal barriers

@@ -1,10 +1,11 @@
 //! A tile: whole rows of a tensor, staged in shared memory by one warp.
 //!
-//! A tile of contiguous rows keeps their alignment modulo 128 bytes, others modulo 16: a 16-byte vector in
-//! global memory is one in shared memory, and moves in one instruction whatever the tensor's alignment. A
-//! cache line is then a line in shared memory too; one that is copied to parts of two lines is requested
-//! twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200, 2026-11-24: 0.80 and 0.90 of
-//! the limit). Vectors that reach beyond the rows move element by element, so nothing outside is touched.
+//! A tile of contiguous rows keeps their alignment modulo 128 bytes, others modulo 16: a 16-byte
+//! vector in global memory is one in shared memory, and moves in one instruction whatever the
+//! tensor's alignment. A cache line is then a line in shared memory too; one that is copied to
+//! parts of two lines is requested twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes
+//! off, H200, 2026-11-24: 0.80 and 0.90 of the limit). Vectors that reach beyond the rows move
+//! element by element, so nothing outside is touched.
 
 use crate::abi::{CACHE_LINE, Matrix, TileArgs, VECTOR_BYTES};
 use crate::element::{Element, MAX_LANES, unrolled};
@@ -52,11 +53,13 @@ impl Shared {
         unsafe { self.0.words_from_byte::<E>(at).set(0, value) };
     }
 
-    /// `count` elements from byte `at` as a vector, filled up with −∞. `access` is one access's size.
+    /// `count` elements from byte `at` as a vector, filled up with −∞. `access` is one access's
+    /// size.
     ///
     /// # Safety
     /// 1. The elements have arrived.
-    /// 2. `access` is 16, 8, 4 or the element's size, and divides `at` and the bytes of `count` elements.
+    /// 2. `access` is 16, 8, 4 or the element's size, and divides `at` and the bytes of `count`
+    ///    elements.
     #[inline(always)]
     pub(crate) unsafe fn load<E: Element>(self, at: u32, count: u32, access: u32) -> Vec16 {
         let mut vector = lowest::<E>();
@@ -137,7 +140,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Begins to copy `count` words of 4 or 8 bytes from address `from` to byte `at`, by all lanes of the warp.
+    /// Begins to copy `count` words of 4 or 8 bytes from address `from` to byte `at`, by all lanes
+    /// of the warp.
     ///
     /// # Safety
     /// 1. They are in global memory, aligned for their type.
@@ -184,7 +188,8 @@ fn lowest<E: Element>() -> Vec16 {
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<E> {
     shared: Shared,
-    /// Where the tile begins in shared memory: a multiple of 128 where it is one span, otherwise of 16.
+    /// Where the tile begins in shared memory: a multiple of 128 where it is one span, otherwise of
+    /// 16.
     base: u32,
     /// The address of its first row.
     start: u64,
@@ -294,8 +299,8 @@ impl<E: Element> Tile<E> {
 
     /// Calls `vector(shared, global)` for each whole vector of the first `rows` rows, and
     /// `element(shared, global)` for each element at a row's end that is in none; byte offsets and
-    /// addresses, of a tensor whose first row is at `start`, the others `stride` bytes apart. The lanes of
-    /// the warp share them.
+    /// addresses, of a tensor whose first row is at `start`, the others `stride` bytes apart. The
+    /// lanes of the warp share them.
     #[inline(always)]
     fn for_each(
         &self,
@@ -319,8 +324,8 @@ impl<E: Element> Tile<E> {
         }
     }
 
-    /// [`for_each`](Self::for_each) of `bytes` contiguous bytes from address `start`; their first vector is
-    /// at byte `shared` of shared memory.
+    /// [`for_each`](Self::for_each) of `bytes` contiguous bytes from address `start`; their first
+    /// vector is at byte `shared` of shared memory.
     #[inline(always)]
     fn span(
         shared: u32,

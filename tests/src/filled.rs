@@ -2,7 +2,8 @@
 
 use crate::random::uniform;
 
-/// `len` elements, of which `element` gives each by its index, by as many threads as there are cores.
+/// `len` elements, of which `element` gives each by its index, by as many threads as there are
+/// cores.
 pub fn filled<T: Clone + Default + Send>(
     len: usize,
     element: impl Fn(usize) -> T + Sync,

@@ -28,8 +28,8 @@ pub fn gpu() -> &'static Gpu {
     })
 }
 
-/// Rows that begin `offset` elements behind a 16-byte boundary, `stride` elements apart, between guard
-/// elements.
+/// Rows that begin `offset` elements behind a 16-byte boundary, `stride` elements apart, between
+/// guard elements.
 pub struct Placed<T> {
     memory: Tensor<T>,
     offset: usize,

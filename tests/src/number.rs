@@ -1,18 +1,20 @@
-//! Element types as the references see them: rounding from float64, and how far a result may be off.
+//! Element types as the references see them: rounding from float64, and how far a result may be
+//! off.
 
 use fused_loss::Float;
 use half::{bf16, f16};
 
 /// An element type.
 pub trait Number: Float {
-    /// Relative error of a loss of tensors of this type, against the larger of it and the mean term.
+    /// Relative error of a loss of tensors of this type, against the larger of it and the mean
+    /// term.
     const LOSS: f64;
     /// Rounded to nearest even.
     fn round(value: f64) -> Self;
     /// Exact.
     fn wide(self) -> f64;
-    /// How far an element of a result may be from `expected`, where the row's largest is `largest` and the
-    /// factor of the gradient is `scale`.
+    /// How far an element of a result may be from `expected`, where the row's largest is `largest`
+    /// and the factor of the gradient is `scale`.
     fn allowed(expected: f64, largest: f64, scale: f64) -> f64;
 }
 
@@ -48,7 +50,8 @@ impl Number for f64 {
     }
 }
 
-/// One unit in the last place of a number with `digits` bits behind the point and exponents from `least`.
+/// One unit in the last place of a number with `digits` bits behind the point and exponents from
+/// `least`.
 fn unit(value: f64, digits: i32, least: i32) -> f64 {
     let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
     2.0_f64.powi(exponent.max(least) - digits)

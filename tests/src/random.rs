@@ -1,6 +1,7 @@
 //! Values from a seed: cheap enough for billions, the same everywhere.
 
-/// The `index`-th number of the sequence `seed`: uniform in [-1, 1), a multiple of 2⁻²³ (SplitMix64).
+/// The `index`-th number of the sequence `seed`: uniform in [-1, 1), a multiple of 2⁻²³
+/// (SplitMix64).
 pub fn uniform(seed: u64, index: u64) -> f32 {
     let mut bits = seed.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

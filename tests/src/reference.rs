@@ -1,7 +1,7 @@
 //! What the losses are, in float64 and no faster than they can be read.
 
-/// A sum that does not lose what is small beside it (Neumaier): plain float64 is off by more than the
-/// kernels may be, after 10⁵ terms.
+/// A sum that does not lose what is small beside it (Neumaier): plain float64 is off by more than
+/// the kernels may be, after 10⁵ terms.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Total {
     sum: f64,

@@ -1,8 +1,8 @@
 //! The public face in one list, data/api.txt: a change of it is seen in review, and on purpose.
 //!
-//! It is read from the source, which rustfmt has laid out: what is `pub`, what public traits and enums
-//! hold, and what is implemented. `FUSED_LOSS_WRITE_API=1 cargo test -p fused-loss-tests --test api`
-//! writes it anew.
+//! It is read from the source, which rustfmt has laid out: what is `pub`, what public traits and
+//! enums hold, and what is implemented. `FUSED_LOSS_WRITE_API=1 cargo test -p fused-loss-tests
+//! --test api` writes it anew.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -74,7 +74,8 @@ fn one_workspace_serves_streams_in_turn() {
     assert!(bits.iter().all(|&other| other == bits[0]), "{bits:x?}");
 }
 
-/// What a call queues in several launches is handed on in the stream's scratch memory: rows of a team, of a block, and of several.
+/// What a call queues in several launches is handed on in the stream's scratch memory: rows of a
+/// team, of a block, and of several.
 #[test]
 fn threads_that_share_a_stream_get_what_one_gets() {
     let stream = gpu().stream().unwrap();

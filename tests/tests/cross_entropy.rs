@@ -1,5 +1,5 @@
-//! Cross-entropy, beyond PyTorch's answers (golden.rs): every form of kernel over dtypes, options, strides and
-//! alignments, against float64; and what PyTorch has not.
+//! Cross-entropy, beyond PyTorch's answers (golden.rs): every form of kernel over dtypes, options,
+//! strides and alignments, against float64; and what PyTorch has not.
 
 use approx::assert_relative_eq;
 use fused_loss::reduction::{SampleReduction, Unreduced};
@@ -103,7 +103,8 @@ fn wide<T: Number>(values: &[T]) -> Vec<f64> {
     values.iter().map(|value| value.wide()).collect()
 }
 
-/// What ignored rows have for a class: none of the types has one as large or as small in these cases.
+/// What ignored rows have for a class: none of the types has one as large or as small in these
+/// cases.
 fn ignore_index(case: &Case) -> i64 {
     match case.targets {
         Kind::U8 => 255,
@@ -229,8 +230,8 @@ where
         assert_eq!(got.len(), losses.len(), "{what}");
         for (index, (&got, &expected)) in got.iter().zip(&losses).enumerate() {
             let off = (got.wide() - expected).abs();
-            // A small loss is an exponential, which is as good as its argument is, the more so the smaller it is; float64
-            // itself has probabilities near 1 to its unit in the last place.
+            // A small loss is an exponential, which is as good as its argument is, the more so the
+            // smaller it is; float64 itself has probabilities near 1 to its unit in the last place.
             let argument = (-expected.abs().max(f64::MIN_POSITIVE).ln()).max(0.0);
             let allowed = T::Loss::LOSS * expected.abs() * (1.0 + argument / 8.0) + f64::EPSILON;
             let fits = off <= allowed || got.wide().is_nan() && expected.is_nan();
@@ -397,8 +398,9 @@ proptest! {
     }
 }
 
-/// Rows too long for a block's registers, so many that each is a block's: a block keeps in shared memory all of the
-/// first kind's and a part of the second's; of the other device of the emulator a part of both. Only three count.
+/// Rows too long for a block's registers, so many that each is a block's: a block keeps in shared
+/// memory all of the first kind's and a part of the second's; of the other device of the emulator a
+/// part of both. Only three count.
 #[test]
 fn rows_that_a_block_keeps_in_shared_memory() {
     fn check<T: Number>(cols: usize)
@@ -459,8 +461,9 @@ fn rows_that_a_block_keeps_in_shared_memory() {
     check::<bf16>(128_255);
 }
 
-/// Rows of 16 bits that a block holds with their gradients, each thread eight groups of 16 bytes, of which no more than the last
-/// four may be beyond the row: rows that end with the first, a middle or the last of a thread's, of one warp and of many.
+/// Rows of 16 bits that a block holds with their gradients, each thread eight groups of 16 bytes,
+/// of which no more than the last four may be beyond the row: rows that end with the first, a
+/// middle or the last of a thread's, of one warp and of many.
 #[test]
 fn rows_of_16_bits_that_a_block_holds() {
     fn check<T: Number<Loss = f32>>(cols: usize) {
@@ -493,8 +496,9 @@ fn rows_of_16_bits_that_a_block_holds() {
     }
 }
 
-/// Rows that are read by lines of the cache, and begin everywhere in one, with every number of elements before the first 16 bytes
-/// and behind the last: with gradients, of each kind of targets. Classes are the first, the last, and others.
+/// Rows that are read by lines of the cache, and begin everywhere in one, with every number of
+/// elements before the first 16 bytes and behind the last: with gradients, of each kind of targets.
+/// Classes are the first, the last, and others.
 #[test]
 fn rows_that_begin_everywhere_in_a_line() {
     fn check<T: Number>(rows: usize, cols: usize)
@@ -565,8 +569,8 @@ fn rows_that_begin_everywhere_in_a_line() {
     check::<bf16>(65, 8_195);
 }
 
-/// A loss of one in a million is as accurate as one of ten: what the others' probabilities add up to is not lost
-/// beside 1, and neither is the gradient.
+/// A loss of one in a million is as accurate as one of ten: what the others' probabilities add up
+/// to is not lost beside 1, and neither is the gradient.
 #[test]
 fn a_row_that_is_nearly_certain() {
     let stream = gpu().stream().unwrap();
@@ -589,8 +593,9 @@ fn a_row_that_is_nearly_certain() {
     }
 }
 
-/// Of more blocks than one adds up, groups of blocks are, or stretches: here one block a row, one row more than a stretch, and seven
-/// stretches, of which several blocks add up some. All count once, but for those to be ignored.
+/// Of more blocks than one adds up, groups of blocks are, or stretches: here one block a row, one
+/// row more than a stretch, and seven stretches, of which several blocks add up some. All count
+/// once, but for those to be ignored.
 #[test]
 fn many_rows_in_a_block_each() {
     for (rows, cols) in [(1500, 600), (1025, 768), (7170, 768), (1100, 3600)] {
@@ -598,8 +603,8 @@ fn many_rows_in_a_block_each() {
     }
 }
 
-/// Of lanes of a warp each: of whole groups of 16 bytes that fill the lanes or nearly do, of hundreds of blocks and of more than one
-/// block adds up; of others.
+/// Of lanes of a warp each: of whole groups of 16 bytes that fill the lanes or nearly do, of
+/// hundreds of blocks and of more than one block adds up; of others.
 #[test]
 fn many_short_rows() {
     for (rows, cols) in [(22_000, 128), (9000, 260), (1001, 100), (999, 24), (1001, 92), (1001, 45)]
@@ -608,7 +613,8 @@ fn many_short_rows() {
     }
 }
 
-/// Few and long, so that blocks share each of them: with a loss alone two sums, and with what gradients need four.
+/// Few and long, so that blocks share each of them: with a loss alone two sums, and with what
+/// gradients need four.
 #[test]
 fn few_long_rows_that_all_blocks_share() {
     for (rows, cols) in [(1, 70_001), (3, 50_000), (9, 66_000)] {
@@ -616,8 +622,9 @@ fn few_long_rows_that_all_blocks_share() {
     }
 }
 
-/// Long rows of which the last are shared by blocks: their losses, of which every third is to be ignored, and some are of −∞ but for
-/// one logit; what is saved of them; and a target that is no class.
+/// Long rows of which the last are shared by blocks: their losses, of which every third is to be
+/// ignored, and some are of −∞ but for one logit; what is saved of them; and a target that is no
+/// class.
 #[test]
 fn the_last_of_many_long_rows() {
     let (rows, cols, stream) = (530, 16_421, gpu().stream().unwrap());
@@ -675,8 +682,8 @@ fn the_last_of_many_long_rows() {
     assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
 }
 
-/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one after the other: a row a block, eight
-/// of four sums, 128.
+/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one
+/// after the other: a row a block, eight of four sums, 128.
 #[test]
 #[ignore = "takes minutes on the emulator"]
 fn rows_for_more_blocks_than_may_leave_something() {
@@ -685,8 +692,8 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
-/// More rows of float64 than a launch has blocks, each of two warps: a block takes one after the other, and counts them in
-/// shared memory.
+/// More rows of float64 than a launch has blocks, each of two warps: a block takes one after the
+/// other, and counts them in shared memory.
 #[test]
 fn long_rows_of_f64_that_share_a_block() {
     let (rows, cols, stream) = (53_000, 769, gpu().stream().unwrap());
@@ -714,7 +721,8 @@ fn long_rows_of_f64_that_share_a_block() {
     }
 }
 
-/// Σ (x − m) over the classes is beyond f32, the loss is not; nor is it where one logit is far below all others.
+/// Σ (x − m) over the classes is beyond f32, the loss is not; nor is it where one logit is far
+/// below all others.
 #[test]
 fn smoothing_of_logits_far_apart() {
     let stream = gpu().stream().unwrap();
@@ -741,7 +749,8 @@ fn smoothing_of_logits_far_apart() {
     }
 }
 
-/// Smoothing takes a share of every class's weight, which may be infinite or NaN: of a row to be ignored, it takes none.
+/// Smoothing takes a share of every class's weight, which may be infinite or NaN: of a row to be
+/// ignored, it takes none.
 #[test]
 fn an_ignored_row_with_smoothing_and_weights_that_are_no_numbers() {
     let stream = gpu().stream().unwrap();
@@ -794,8 +803,8 @@ fn class_weights_at_the_end_of_f32() {
     assert!(losses(3e38).0.is_nan());
 }
 
-/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one without, each, and summed, and of
-/// one that saves; and the gradients.
+/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one
+/// without, each, and summed, and of one that saves; and the gradients.
 fn check_rows(rows: usize, cols: usize) {
     let stream = gpu().stream().unwrap();
     let x = uniforms(7, rows * cols);
@@ -862,7 +871,8 @@ fn rows_far_from_zero() {
     assert_eq!(losses[1], 0.0);
 }
 
-/// Only differences count, wherever the logits lie: of rows that a warp holds, a block, or none, with and without edges.
+/// Only differences count, wherever the logits lie: of rows that a warp holds, a block, or none,
+/// with and without edges.
 #[test]
 fn rows_around_any_number() {
     let stream = gpu().stream().unwrap();
@@ -1091,7 +1101,8 @@ fn a_class_of_u32_is_never_negative() {
     }
 }
 
-/// Whoever adds up the rows of others still knows of theirs: rows that are short, that a block holds and that it does not.
+/// Whoever adds up the rows of others still knows of theirs: rows that are short, that a block
+/// holds and that it does not.
 #[test]
 fn a_target_that_is_no_class_among_many_rows() {
     let stream = gpu().stream().unwrap();
@@ -1135,7 +1146,8 @@ fn another_loss_in_the_same_memory() {
     assert_eq!(loss.item().unwrap(), 0.0);
 }
 
-/// The logarithm of the sum is what a sampler or a z-loss of one's own needs; rows that are ignored have one too.
+/// The logarithm of the sum is what a sampler or a z-loss of one's own needs; rows that are ignored
+/// have one too.
 #[test]
 fn log_sum_exp_on_request() {
     let stream = gpu().stream().unwrap();
@@ -1160,7 +1172,8 @@ fn log_sum_exp_on_request() {
     assert_relative_eq!(f64::from(square), expected, max_relative = 1e-6);
 }
 
-/// What a mean is divided by is saved whatever becomes of the losses, and though nobody asks which target was no class.
+/// What a mean is divided by is saved whatever becomes of the losses, and though nobody asks which
+/// target was no class.
 #[test]
 fn a_mean_from_what_losses_of_rows_have_saved() {
     let stream = gpu().stream().unwrap();

@@ -1,5 +1,5 @@
-//! The losses that compare element by element, over dtypes, reductions, strides and alignments: mean
-//! squared error stands for all of them, which share everything but the term.
+//! The losses that compare element by element, over dtypes, reductions, strides and alignments:
+//! mean squared error stands for all of them, which share everything but the term.
 
 use fused_loss::Unreduced;
 use fused_loss::reduction::ElementwiseReduction;

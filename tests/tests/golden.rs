@@ -1,7 +1,9 @@
-//! PyTorch's answers: every case of data/pytorch.jsonl whose loss is built, through forward, backward and
-//! both in one pass. data/README.md says what a case is, docs/semantics.md why it is so.
+//! PyTorch's answers: every case of data/pytorch.jsonl whose loss is built, through forward,
+//! backward and both in one pass. data/README.md says what a case is, docs/semantics.md why it is
+//! so.
 //!
-//! With `FUSED_LOSS_RESULTS` in the environment the results go to the file of that name, for data/accuracy.py.
+//! With `FUSED_LOSS_RESULTS` in the environment the results go to the file of that name, for
+//! data/accuracy.py.
 
 use fused_loss::Unreduced;
 use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction};
@@ -407,7 +409,8 @@ struct Outcome<T, V> {
 }
 
 impl<T: Number, V: Number> Outcome<T, V> {
-    /// Adds a call that was accepted to the file of results, if one is wanted: a JSON object in a line.
+    /// Adds a call that was accepted to the file of results, if one is wanted: a JSON object in a
+    /// line.
     fn record(&self, case: &str, call: &str) {
         static FILE: LazyLock<Option<Mutex<File>>> = LazyLock::new(|| {
             let path = std::env::var_os("FUSED_LOSS_RESULTS")?;
@@ -529,8 +532,8 @@ impl Case {
         Some(Tensor::from_slice(gpu(), shape, &self.exact(&values)).unwrap())
     }
 
-    /// Holds a call against what it must give; says where it differs. `fault` is what a loss that was asked says of
-    /// its targets.
+    /// Holds a call against what it must give; says where it differs. `fault` is what a loss that
+    /// was asked says of its targets.
     fn check<T: Number, V: Number>(
         &self,
         outcome: &Outcome<T, V>,
@@ -544,8 +547,8 @@ impl Case {
         if let Err(error) = &outcome.queued {
             return Err(format!("refused: {error}"));
         }
-        // An unreduced loss in 16 bits is rounded as gradients are. Where terms cancel, the error is held
-        // against their magnitudes.
+        // An unreduced loss in 16 bits is rounded as gradients are. Where terms cancel, the error
+        // is held against their magnitudes.
         let magnitudes = self.magnitudes(expected.loss.as_ref().map_or(0, Vec::len));
         let allowed = |at: usize, expected: f64| match size_of::<V>() {
             2 => V::allowed(expected, expected.abs(), magnitudes[at]),
@@ -594,8 +597,8 @@ impl Case {
         if self.loss == "cross_entropy" { f64::EPSILON } else { 0.0 }
     }
 
-    /// What the magnitudes of each loss's terms add up to, divided as the loss is; 0 for losses whose terms
-    /// cannot cancel.
+    /// What the magnitudes of each loss's terms add up to, divided as the loss is; 0 for losses
+    /// whose terms cannot cancel.
     fn magnitudes(&self, losses: usize) -> Vec<f64> {
         let mut magnitudes = vec![0.0; losses];
         if self.loss != "kl_div" {
@@ -653,8 +656,8 @@ impl Case {
     }
 }
 
-/// The result `what` against its expected value, which is rounded to its type first; a number may be off
-/// by `allowed` of its index and expected value.
+/// The result `what` against its expected value, which is rounded to its type first; a number may
+/// be off by `allowed` of its index and expected value.
 fn compare<N: Number>(
     what: &str,
     got: &Option<Vec<N>>,

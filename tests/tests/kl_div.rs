@@ -29,8 +29,8 @@ fn of_equal_probabilities_exactly_nothing() {
     assert!(terms.iter().all(|&term| term == 0.0));
 }
 
-/// The error is one of the terms that are left, not of the logarithms that cancel; the gradient −t/p is as accurate
-/// as any.
+/// The error is one of the terms that are left, not of the logarithms that cancel; the gradient
+/// −t/p is as accurate as any.
 #[test]
 fn of_nearly_equal_probabilities_what_is_left() {
     for apart in [1.0, 1e-2, 1e-3, 1e-4, 1e-6] {
@@ -64,7 +64,8 @@ fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
     }
 }
 
-/// Of a logarithm and one to be taken, an error that all elements had alike would be left where they cancel.
+/// Of a logarithm and one to be taken, an error that all elements had alike would be left where
+/// they cancel.
 #[test]
 fn of_nearly_equal_log_probabilities_what_is_left() {
     let stream = gpu().stream().unwrap();
@@ -87,8 +88,8 @@ fn of_nearly_equal_log_probabilities_what_is_left() {
     }
 }
 
-/// Σ p·log(p/t) ÷ D per row with a gradient per row: the input is log t, the target p, and the gradient is the
-/// target's.
+/// Σ p·log(p/t) ÷ D per row with a gradient per row: the input is log t, the target p, and the
+/// gradient is the target's.
 #[test]
 fn per_sample_with_backward() {
     let stream = gpu().stream().unwrap();

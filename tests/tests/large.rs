@@ -1,5 +1,5 @@
-//! Indices beyond 32 bits, and sizes that training has; the latter on a GPU alone: `cargo xtask test --full`
-//! on a machine that has one.
+//! Indices beyond 32 bits, and sizes that training has; the latter on a GPU alone: `cargo xtask
+//! test --full` on a machine that has one.
 
 use approx::assert_relative_eq;
 use cust::sys::{self, CUresult};
@@ -148,8 +148,8 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     assert_eq!(losses, expected);
 }
 
-/// The last of the semantics' first table: 16384×16384, Σ p log(p/t) ÷ D for each row, with the gradient of p from
-/// one upstream for each row.
+/// The last of the semantics' first table: 16384×16384, Σ p log(p/t) ÷ D for each row, with the
+/// gradient of p from one upstream for each row.
 fn divergence_per_sample<T: Number>()
 where
     T::Loss: Number,

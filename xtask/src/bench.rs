@@ -1,5 +1,6 @@
-//! `cargo xtask bench`: each loss beside a kernel that only reads and writes the same bytes, and beside other
-//! libraries. The benchmark reads the options itself, and says which do not go together.
+//! `cargo xtask bench`: each loss beside a kernel that only reads and writes the same bytes, and
+//! beside other libraries. The benchmark reads the options itself, and says which do not go
+//! together.
 
 use crate::flags;
 use anyhow::ensure;

@@ -1,5 +1,5 @@
-//! `cargo xtask build-ptx`: compiles the kernels to host/ptx, or checks that what is committed there
-//! is what they compile to.
+//! `cargo xtask build-ptx`: compiles the kernels to host/ptx, or checks that what is committed
+//! there is what they compile to.
 
 use crate::cuda_builder::{self, ARCHS, Compiler, PTX_VERSION};
 use crate::ptx::manifest::Manifest;

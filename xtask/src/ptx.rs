@@ -198,8 +198,8 @@ fn first_line(text: &str) -> &str {
     text.split('\n').next().unwrap_or(text)
 }
 
-/// The kind of the item that `code` begins with, and where it ends: at its `;`, or at the `}` of its
-/// body.
+/// The kind of the item that `code` begins with, and where it ends: at its `;`, or at the `}` of
+/// its body.
 fn extent(code: &str) -> Option<(Kind, usize)> {
     let statement = &code[..code.find([';', '{'])?];
     let kind = words(statement)
@@ -245,8 +245,9 @@ fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
-/// Declares the entry's block size, and how many such blocks a multiprocessor is to have registers for, which rustc
-/// cannot: ptxas then fits the registers to that many threads, and a launch never fails for want of them.
+/// Declares the entry's block size, and how many such blocks a multiprocessor is to have registers
+/// for, which rustc cannot: ptxas then fits the registers to that many threads, and a launch never
+/// fails for want of them.
 fn with_launch_bounds(text: &str, entry: &Entry) -> Result<String> {
     let brace = code(text)?.find('{').context("an entry without a body")?;
     let (head, body) = text.split_at(brace);
@@ -254,9 +255,9 @@ fn with_launch_bounds(text: &str, entry: &Entry) -> Result<String> {
     Ok(format!("{}\n.minnctapersm {resident}\n.maxntid {block}, 1, 1\n{body}", head.trim_end()))
 }
 
-/// LLVM numbers a function's labels by the function's place in the program. They are local to it, so
-/// its place in the module serves as well, and a module's text no longer changes when kernels are
-/// added to others.
+/// LLVM numbers a function's labels by the function's place in the program. They are local to it,
+/// so its place in the module serves as well, and a module's text no longer changes when kernels
+/// are added to others.
 fn number_labels(function: &str, place: usize) -> String {
     const LABEL: &str = "$L__BB";
     let mut pieces = function.split(LABEL);

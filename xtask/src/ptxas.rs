@@ -62,8 +62,8 @@ impl Usage {
         ]
     }
 
-    /// Registers that do not suffice are a performance fault that no test sees: 16 bytes of stack made a kernel that has six blocks
-    /// on a multiprocessor 7 % slower.
+    /// Registers that do not suffice are a performance fault that no test sees: 16 bytes of stack
+    /// made a kernel that has six blocks on a multiprocessor 7 % slower.
     pub(crate) fn problem(&self, gpu: &str) -> Option<String> {
         let known = SPILLS.iter().find(|(entry, _)| *entry == self.function);
         let most = known.map_or(0, |&(_, bytes)| bytes);

@@ -91,8 +91,8 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 ///
 /// # Errors
 /// [`LoadError::NoDriver`] where the machine has none, or one that is too old, or no GPU, and
-/// [`LoadError::NoEmulator`]: another source can still be loaded then. [`LoadError::OtherDriver`] where
-/// another source is loaded.
+/// [`LoadError::NoEmulator`]: another source can still be loaded then. [`LoadError::OtherDriver`]
+/// where another source is loaded.
 pub fn load(source: Source) -> Result<(), LoadError> {
     static LOADING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = LOADING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

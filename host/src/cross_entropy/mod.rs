@@ -26,8 +26,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// The loss of `input`, logits, and `target`.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the loss is
-    /// short.
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// loss is short.
     pub fn forward<'a>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -62,8 +62,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results
-    /// is short.
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// results is short.
     pub fn forward_saving<'a>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -108,8 +108,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     ///
     /// # Errors
     /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient is
-    /// short.
+    /// [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// gradient is short.
     pub fn backward<'a>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -174,8 +174,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// logits.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results
-    /// is short.
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// results is short.
     pub fn forward_backward<'a>(
         &self,
         input: impl Into<View<'a, T>>,

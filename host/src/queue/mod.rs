@@ -1,4 +1,5 @@
-//! The driver's stream behind a [`Stream`](crate::Stream), as memory keeps it, and points in its work.
+//! The driver's stream behind a [`Stream`](crate::Stream), as memory keeps it, and points in its
+//! work.
 
 mod event;
 

@@ -1,5 +1,5 @@
-//! The engine for losses over rows: it brings rows in at the speed of the memory, whatever their length,
-//! number and alignment. What a row's loss is, it learns from [`RowLoss`].
+//! The engine for losses over rows: it brings rows in at the speed of the memory, whatever their
+//! length, number and alignment. What a row's loss is, it learns from [`RowLoss`].
 //!
 //! So far it has one regime, [`stream`]: a forward pass over long rows.
 
@@ -45,17 +45,18 @@ pub(crate) trait RowLoss {
     /// The target of a row.
     ///
     /// # Safety
-    /// 1. The tensors have so many rows of so many elements in global memory, aligned for their type.
+    /// 1. The tensors have so many rows of so many elements in global memory, aligned for their
+    ///    type.
     /// 2. The row is one of them.
     unsafe fn target(&self, row: u64) -> Self::Target;
 
     /// The column whose element the row's value needs by itself, or [`NO_COLUMN`].
     fn picked(&self, target: &Self::Target) -> u32;
 
-    /// Adds N vectors of each tensor to the statistics. `columns[k]` is the column of the first element
-    /// of vector `k`; its first `counts[k]` elements are the row's, the others are −∞. With `WHOLE` all are
-    /// the row's. With `EXACT` the statistics have no error that [`is_exact`](Self::is_exact) would ask
-    /// about, at the price of more instructions.
+    /// Adds N vectors of each tensor to the statistics. `columns[k]` is the column of the first
+    /// element of vector `k`; its first `counts[k]` elements are the row's, the others are −∞. With
+    /// `WHOLE` all are the row's. With `EXACT` the statistics have no error that
+    /// [`is_exact`](Self::is_exact) would ask about, at the price of more instructions.
     ///
     /// # Safety
     /// [`target`](Self::target)'s condition 1, and these columns are the row's.
@@ -68,8 +69,8 @@ pub(crate) trait RowLoss {
         counts: [u32; N],
     );
 
-    /// Whether the statistics of a row, or of a group's part of one, are as accurate as they would be with
-    /// `EXACT`. If not, the part is gone through once more.
+    /// Whether the statistics of a row, or of a group's part of one, are as accurate as they would
+    /// be with `EXACT`. If not, the part is gone through once more.
     fn is_exact(stats: &Self::Stats) -> bool;
 
     /// Writes the results of a row, and returns its terms.

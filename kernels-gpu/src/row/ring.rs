@@ -1,9 +1,10 @@
 //! A ring of tiles in shared memory, which each thread fills for itself.
 //!
-//! A thread reads only the vectors that it copied, so nothing but its own wait stands between a copy and
-//! its use: there is no barrier, and warps may run ahead of each other. Tiles begin at multiples of 128
-//! bytes in global and in shared memory: a cache line that is copied to parts of two lines is requested
-//! twice, which cost a tenth of the bandwidth (H200, 2026-11-24: 0.80 and 0.90 of the ceiling).
+//! A thread reads only the vectors that it copied, so nothing but its own wait stands between a
+//! copy and its use: there is no barrier, and warps may run ahead of each other. Tiles begin at
+//! multiples of 128 bytes in global and in shared memory: a cache line that is copied to parts of
+//! two lines is requested twice, which cost a tenth of the bandwidth (H200, 2026-11-24: 0.80 and
+//! 0.90 of the ceiling).
 
 use super::segment::{RowGroup, Segments};
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
@@ -20,8 +21,8 @@ cuda_std::shared_array! {
     fn shared_rings() -> [Vec16];
 }
 
-/// The slots of a thread: each has its vectors of one tile of the loss's tensors. A slot is named by its
-/// byte offset.
+/// The slots of a thread: each has its vectors of one tile of the loss's tensors. A slot is named
+/// by its byte offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<L> {
     shared: SharedArray<Vec16>,
@@ -170,8 +171,8 @@ impl<L: RowLoss> Loader<L> {
     }
 }
 
-/// Copies 16 bytes that begin off a 16-byte boundary: by words of 4 bytes asynchronously where they can be,
-/// by elements otherwise.
+/// Copies 16 bytes that begin off a 16-byte boundary: by words of 4 bytes asynchronously where they
+/// can be, by elements otherwise.
 ///
 /// # Safety
 /// They are elements in global memory; `to` is this thread's to write.

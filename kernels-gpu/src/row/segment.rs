@@ -4,7 +4,8 @@ use super::span::WARP_VECTORS;
 use crate::abi::StreamArgs;
 use cuda_std::warp::{lane_id, warp_id};
 
-/// A part of a row: tiles `begin` to `end` of it. A tile is what the threads of a row group take at once.
+/// A part of a row: tiles `begin` to `end` of it. A tile is what the threads of a row group take at
+/// once.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) row: u32,
@@ -24,8 +25,8 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Those of row group `group`. With `args.split`, the tiles of all rows are shared out equally, each
-    /// group's one after the other; otherwise groups take rows in turns.
+    /// Those of row group `group`. With `args.split`, the tiles of all rows are shared out equally,
+    /// each group's one after the other; otherwise groups take rows in turns.
     #[inline(always)]
     pub(crate) fn of_group(args: &StreamArgs, rows: u32, group: u32) -> Self {
         // Never 0, which the compiler cannot know: it would make a panic.

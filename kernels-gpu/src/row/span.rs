@@ -1,8 +1,9 @@
 //! Where the vectors of a row are.
 //!
-//! A vector is 16 bytes, aligned to 16 bytes in memory. Vectors of a row are numbered from the cache line
-//! that the row begins in, so that vector 0 may lie before the row. Elements before the first vector that
-//! is all the row's, and behind the last, are the row's edge: at most 15 bytes at either end.
+//! A vector is 16 bytes, aligned to 16 bytes in memory. Vectors of a row are numbered from the
+//! cache line that the row begins in, so that vector 0 may lie before the row. Elements before the
+//! first vector that is all the row's, and behind the last, are the row's edge: at most 15 bytes at
+//! either end.
 
 use super::row_address;
 use crate::abi::{CACHE_LINE, Matrix, VECTOR_BYTES};
@@ -65,7 +66,8 @@ impl<E: Element> RowSpan<E> {
         vector >= self.first && vector < self.end
     }
 
-    /// [`has`](Self::has) of all vectors of a warp's part of a tile, which begins with vector `first`.
+    /// [`has`](Self::has) of all vectors of a warp's part of a tile, which begins with vector
+    /// `first`.
     #[inline(always)]
     pub(crate) fn has_tile(&self, first: u32) -> bool {
         first >= self.first && first + WARP_VECTORS <= self.end

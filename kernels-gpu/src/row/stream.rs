@@ -1,9 +1,9 @@
-//! A forward pass over long rows: a row group, which is a warp or a block, streams rows through a ring in
-//! shared memory ([`super::ring`]).
+//! A forward pass over long rows: a row group, which is a warp or a block, streams rows through a
+//! ring in shared memory ([`super::ring`]).
 //!
-//! Blocks are persistent. Where rows are few, the groups, which are blocks then, have equal shares of all
-//! tiles, and so parts of rows: each leaves the statistics of its part in the workspace, and the last of a
-//! row's groups to arrive merges them, in the order of the groups.
+//! Blocks are persistent. Where rows are few, the groups, which are blocks then, have equal shares
+//! of all tiles, and so parts of rows: each leaves the statistics of its part in the workspace, and
+//! the last of a row's groups to arrive merges them, in the order of the groups.
 
 use super::ring::{Loader, Ring};
 use super::segment::{RowGroup, Segment, Segments};
@@ -20,8 +20,10 @@ use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp, warp_id};
 
 /// # Safety
 /// 1. The tensors of the loss are as [`RowLoss::target`] says.
-/// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and what the loss writes overlaps nothing else.
-/// 3. The launch fits [`RowLoss::layout`], with dynamic shared memory for the rings of a block's warps.
+/// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and what the loss writes overlaps
+///    nothing else.
+/// 3. The launch fits [`RowLoss::layout`], with dynamic shared memory for the rings of a block's
+///    warps.
 #[inline(always)]
 pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
     let (layout, (rows, cols)) = (loss.layout(), loss.shape());
@@ -175,7 +177,8 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Adds a tile at an end of the row, vector by vector: as one batch, its guards would slow whole tiles.
+    /// Adds a tile at an end of the row, vector by vector: as one batch, its guards would slow
+    /// whole tiles.
     ///
     /// # Safety
     /// As [`add_whole_tile`](Self::add_whole_tile).
@@ -230,8 +233,8 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// The statistics of this thread's part of a segment once more, exactly, from global memory: the tiles
-    /// have left the ring.
+    /// The statistics of this thread's part of a segment once more, exactly, from global memory:
+    /// the tiles have left the ring.
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
@@ -305,16 +308,17 @@ unsafe fn load_elements<E: Element>(row: u64, column: u32) -> Vec16 {
 }
 
 cuda_std::shared_array! {
-    /// The statistics of each warp's part of a row, for two rows in turns and for what is done again.
+    /// The statistics of each warp's part of a row, for two rows in turns and for what is done
+    /// again.
     fn warp_stats() -> [u64; 384];
 }
 
 /// The turn of statistics that are computed again.
 const REDO: u32 = 2;
 
-/// The statistics of a row from those of its group's threads, in all of them. `turn` is 0 and 1 from row to
-/// row, or [`REDO`]: a warp may write those of the next row while another still reads these, but the barrier
-/// of the next row is behind both.
+/// The statistics of a row from those of its group's threads, in all of them. `turn` is 0 and 1
+/// from row to row, or [`REDO`]: a warp may write those of the next row while another still reads
+/// these, but the barrier of the next row is behind both.
 #[inline(always)]
 fn merge_group<S: RowStats>(stats: S, group: RowGroup, turn: u32) -> S {
     let of_warp = stats.over_warp();
@@ -369,8 +373,8 @@ impl Parts {
         Parts { row, first, count: last - first + 1, groups }
     }
 
-    /// The first word behind the terms of the grid: of each group, one entry for the rows that are all
-    /// its own, and one for the row that it has the beginning of.
+    /// The first word behind the terms of the grid: of each group, one entry for the rows that are
+    /// all its own, and one for the row that it has the beginning of.
     #[inline(always)]
     fn base(&self) -> u32 {
         TERMS as u32 * 2 * self.groups

@@ -28,7 +28,8 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
 #[derive(Clone, Copy)]
 pub(crate) struct Search {
     blocks: &'static [usize],
-    /// Blocks of the grid, as multiples of what the device holds at once; a block for each tile besides.
+    /// Blocks of the grid, as multiples of what the device holds at once; a block for each tile
+    /// besides.
     grids: &'static [usize],
     /// Whether those that ask for nothing early are tried too.
     late: bool,
@@ -49,8 +50,8 @@ pub(crate) const QUICK: Search =
 pub(crate) const ONE: Search =
     Search { blocks: &[256], grids: &[], late: false, samples: 1, kept: 1 };
 
-/// The fastest launches over `bytes` of each array and what there is of rows, with names, as graphs of `calls` calls that
-/// take turns on the copies.
+/// The fastest launches over `bytes` of each array and what there is of rows, with names, as graphs
+/// of `calls` calls that take turns on the copies.
 pub(crate) fn best(
     stream: &Stream,
     search: Search,
@@ -95,8 +96,8 @@ pub(crate) fn best(
                         sink: arrays[arrays.len() - 1],
                     };
                     args.arrays[..arrays.len()].copy_from_slice(arrays);
-                    // SAFETY: the arrays have `bytes` bytes each, that of rows its own, and are the caller's for the run;
-                    // the sink may be overwritten by 4 bytes.
+                    // SAFETY: the arrays have `bytes` bytes each, that of rows its own, and are the
+                    // caller's for the run; the sink may be overwritten by 4 bytes.
                     unsafe { ceiling::launch(stream, kernel, grid, block as u32, &args) }
                 })?;
                 let early = if early_bytes > 0 { ", early" } else { "" };

@@ -13,11 +13,13 @@ const READ_WRITE: Pattern = Pattern { reads: 1, writes: 1, of_rows: (0, 0), of_r
 const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
 const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
 
-/// Bytes that calls in turn must read and write before they come back to the same: many times the cache.
+/// Bytes that calls in turn must read and write before they come back to the same: many times the
+/// cache.
 const ROTATION: usize = 512 << 20;
 
-/// Bytes of input that the calls of one sample read, unless they are [few](FEWEST) or [many](MOST): while a graph begins and ends,
-/// memory has nothing to do for a microsecond or two, and of a few short calls that would be two of a hundred.
+/// Bytes of input that the calls of one sample read, unless they are [few](FEWEST) or [many](MOST):
+/// while a graph begins and ends, memory has nothing to do for a microsecond or two, and of a few
+/// short calls that would be two of a hundred.
 const QUEUE: usize = 4 << 30;
 const FEWEST: usize = 5;
 const MOST: usize = 40;
@@ -57,7 +59,8 @@ fn check_loss<T: Number<Loss = f32>>(name: &str, got: &Loss<f32>, expected: f64)
     Ok(())
 }
 
-/// The three passes of a loss that compares element by element: checked against float64, then timed.
+/// The three passes of a loss that compares element by element: checked against float64, then
+/// timed.
 macro_rules! elementwise {
     ($bench:ident, $loss:expr, $name:expr, $side:expr, $x:expr, $t:expr, $term:expr, $divisor:expr, $gradient:expr) => {{
         let (loss_of, name, side, x, t): (_, String, usize, Vec<T>, Vec<T>) =
@@ -140,7 +143,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Kullback-Leibler divergence from probabilities or their logarithms, divided by the first dimension.
+    /// Kullback-Leibler divergence from probabilities or their logarithms, divided by the first
+    /// dimension.
     pub(crate) fn kl_div<T: Number<Loss = f32>>(
         &mut self,
         log_input: bool,
@@ -254,7 +258,8 @@ impl Bench {
         })
     }
 
-    /// What a call costs where there is little to compute: 128 × 1000 f32, in a graph and queued one by one.
+    /// What a call costs where there is little to compute: 128 × 1000 f32, in a graph and queued
+    /// one by one.
     pub(crate) fn small(&mut self) -> Result<()> {
         let (rows, cols) = (128, 1000);
         let (gpu, stream): (Gpu, _) = (self.gpu.clone(), self.stream.clone());
@@ -275,7 +280,8 @@ impl Bench {
                     let mut call = |_: usize| {
                         loss_of.forward_into(&x, $target, &mut loss, &mut workspace, &stream)
                     };
-                    // With CUDA_CACHE_DISABLE=1 in the environment the driver has compiled nothing before.
+                    // With CUDA_CACHE_DISABLE=1 in the environment the driver has compiled nothing
+                    // before.
                     let start = Instant::now();
                     call(0)?;
                     stream.synchronize()?;

@@ -1,11 +1,11 @@
-//! How close each loss is to the memory: its time beside the ceiling, the best of several launches of a
-//! kernel that only reads and writes the same bytes, in one run. `cargo xtask bench`.
+//! How close each loss is to the memory: its time beside the ceiling, the best of several launches
+//! of a kernel that only reads and writes the same bytes, in one run. `cargo xtask bench`.
 //!
-//! Times are medians of samples that alternate between all candidates. A sample is the replay of a graph
-//! of so many calls, five at least, that how it begins and ends hardly shows, between two events. The next is
-//! queued before it is done, so that no figure has the host's launches in it. Calls take turns on copies of the
-//! tensors that together are larger than the cache.
-//! Every result is checked against float64 before it is timed.
+//! Times are medians of samples that alternate between all candidates. A sample is the replay of a
+//! graph of so many calls, five at least, that how it begins and ends hardly shows, between two
+//! events. The next is queued before it is done, so that no figure has the host's launches in it.
+//! Calls take turns on copies of the tensors that together are larger than the cache. Every result
+//! is checked against float64 before it is timed.
 //!
 //! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.
 //!
@@ -171,8 +171,8 @@ impl Bench {
         }
     }
 
-    /// Times `call` beside the ceiling of its pattern. It gets its number, and uses the arrays, of `bytes` each, of
-    /// that copy.
+    /// Times `call` beside the ceiling of its pattern. It gets its number, and uses the arrays, of
+    /// `bytes` each, of that copy.
     fn row<E: Error + 'static>(
         &mut self,
         name: String,

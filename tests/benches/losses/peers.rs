@@ -6,14 +6,15 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-/// By what factor two times may differ that count as the same: medians of one run differ by as much.
+/// By what factor two times may differ that count as the same: medians of one run differ by as
+/// much.
 const SAME: f64 = 1.005;
 
 /// In the binary, which may run where the sources are not.
 const SCRIPT: &str = concat!(include_str!("peers.py"), "\n\n", include_str!("landscape.py"));
 
-/// Seconds that the peers should take together: past a row's share of them, slow ways to a better time are not
-/// tried.
+/// Seconds that the peers should take together: past a row's share of them, slow ways to a better
+/// time are not tried.
 const SECONDS: usize = 170;
 
 /// The same for the shapes of `--landscape`, each of which takes torch.compile some seconds.
@@ -58,8 +59,8 @@ impl Case {
     }
 }
 
-/// Measures the cases with the other libraries and adds what they say to the results. What goes wrong becomes a
-/// note: the results are good without them.
+/// Measures the cases with the other libraries and adds what they say to the results. What goes
+/// wrong becomes a note: the results are good without them.
 pub(crate) fn add(results: &mut Value, cases: &[Case]) {
     let cases: Vec<_> = cases.iter().map(Case::json).collect();
     let plan = json!({
@@ -70,8 +71,9 @@ pub(crate) fn add(results: &mut Value, cases: &[Case]) {
     add_plan(results, &plan);
 }
 
-/// As [`add`], for shapes that were drawn. A case says all there is to a shape: `name`, `loss`, `dtype`, `pass`,
-/// `rows`, `cols`, `stride`, `extras`, `copies` and `calls`, as the command line calls them.
+/// As [`add`], for shapes that were drawn. A case says all there is to a shape: `name`, `loss`,
+/// `dtype`, `pass`, `rows`, `cols`, `stride`, `extras`, `copies` and `calls`, as the command line
+/// calls them.
 pub(crate) fn add_landscape(results: &mut Value, cases: &[Value]) {
     let (samples, seconds) = (SAMPLES, SECONDS_OF_LANDSCAPE);
     add_plan(results, &json!({ "samples": samples, "seconds": seconds, "landscape": cases }));

@@ -85,10 +85,10 @@ pub(crate) fn check_cust<T>(call: &'static str, result: CudaResult<T>) -> Result
     result.map_err(|code| error(call, code).into())
 }
 
-fn error(call: &'static str, error: CudaError) -> DriverError {
+fn error(call: &'static str, source: CudaError) -> DriverError {
     // A driver that does not have the function has no words for that.
-    let missing = (error == CudaError::NotSupported).then(|| driver::missing(call)).flatten();
-    let (code, name) = (error.code(), error.name());
-    let text = missing.unwrap_or_else(|| error.text());
-    DriverError { call, code, name, text, report: driver::take_report().map(Into::into) }
+    let missing = (source == CudaError::NotSupported).then(|| driver::missing(call)).flatten();
+    let (code, name) = (source.code(), source.name());
+    let text = missing.unwrap_or_else(|| source.text());
+    DriverError { call, code, name, text, report: driver::take_report().map(Into::into), source }
 }

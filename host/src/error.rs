@@ -1,6 +1,8 @@
 //! What can go wrong, in one enum. An error that is the caller's names the argument, what was
 //! expected and what came, and is found before anything is queued.
 
+use cust::error::CudaError;
+
 /// The result of this library's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -252,12 +254,14 @@ pub enum Error {
         source: DriverError,
     },
 
-    /// A call of the driver failed, or a kernel did; the latter is found at the next wait.
+    /// A call of the driver failed, or a kernel did; the latter is found at the next wait. The
+    /// source is the driver's code, as that of [`DriverError`] is.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// A call of the driver that failed.
+/// A call of the driver that failed. Its [source](std::error::Error::source) is the code by itself,
+/// as `cust::error::CudaError` of the package `fused-loss-cust`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{call}: {name} ({code}): {text}{}",
@@ -275,4 +279,6 @@ pub struct DriverError {
     pub text: String,
     /// What the emulator says of it.
     pub report: Option<Box<str>>,
+    /// The code as `cust` returned it, from which the fields above come.
+    pub(crate) source: CudaError,
 }

@@ -1,5 +1,6 @@
 //! The public face: what a program that uses the library writes, and what it hears.
 
+use cust::error::CudaError;
 // What the library exports hides nothing of the prelude's.
 use fused_loss::reduction::*;
 use fused_loss::*;
@@ -150,6 +151,13 @@ fn short_memory_says_how_much_for_what() {
     );
     let of_driver = error.source().and_then(|source| source.downcast_ref::<DriverError>());
     assert_eq!(of_driver, Some(source));
+    // By itself the same error is the driver's: its text is that of the call, its source the code.
+    let by_itself = Error::from(source.clone());
+    assert_eq!(by_itself.to_string(), source.to_string());
+    for error in [&by_itself as &dyn std::error::Error, source] {
+        let code = error.source().and_then(|source| source.downcast_ref::<CudaError>());
+        assert_eq!(code, Some(&CudaError::OutOfMemory));
+    }
     let error = Loss::<f32>::zeros(gpu(), len * 4).unwrap_err();
     assert!(error.to_string().contains(&format!("for a loss of f32 [{}]: ", len * 4)), "{error}");
 }

@@ -26,10 +26,12 @@ xflags::xflags! {
             optional --require-gpu
             /// Runs the slow tests too.
             optional --full
-            /// Installs no compiler for the PTX check.
+            /// Installs no compiler for the PTX check, and no cargo-deny.
             optional --no-install
             /// Fails where the PTX cannot be compiled again, and hashes alone are compared.
             optional --require-bytes
+            /// Fails where there is no cargo-deny, and dependencies are not checked.
+            optional --require-deny
         }
         /// Makes the packages that would be published, and builds and runs a stranger's crate with
         /// them outside the repository: with nothing in its environment, with and without the

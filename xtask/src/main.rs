@@ -4,6 +4,7 @@ mod bench;
 mod build_ptx;
 mod cuda_builder;
 mod demo;
+mod deny;
 mod flags;
 mod package;
 mod ptx;

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that must pass before a commit.
 
-use crate::{build_ptx, flags, package};
+use crate::{build_ptx, deny, flags, package};
 use anyhow::{Context, Result, bail};
 use std::time::Instant;
 use xshell::{Shell, cmd};
@@ -9,6 +9,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
     let start = Instant::now();
 
     step("format", || Ok(cmd!(sh, "cargo fmt --all --check").run()?))?;
+    let dependencies = step("deny", || deny::check(sh, flags))?;
     step("clippy", || {
         Ok(cmd!(
             sh,
@@ -59,7 +60,8 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
     step("candle", || candle(sh, flags.full))?;
 
     println!(
-        "\nall passed in {} s: format, clippy, doc, PTX ({ptx}), packages, {} on {device}",
+        "\nall passed in {} s: format, {dependencies}, clippy, doc, PTX ({ptx}), packages, {} on \
+         {device}",
         start.elapsed().as_secs(),
         if flags.full { "all tests" } else { "tests" },
     );

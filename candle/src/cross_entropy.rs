@@ -1,10 +1,10 @@
 //! Cross-entropy.
 
 use crate::check;
-use crate::memory::{Input, Operand, Output, dtype_of};
+use crate::memory::{Input, Operand, Output, dtype_of, read_option, view_option};
 use crate::pairwise::{gradients, grads, operands, tensors, writes};
 use crate::queue::Place;
-use crate::{TensorLoss, for_float, for_rows, storage_of};
+use crate::{TensorLoss, constant, for_float, for_rows, storage_of};
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, Storage, Tensor, bail,
 };
@@ -104,18 +104,7 @@ impl<R: SampleReduction + Send + Sync + 'static> TensorLoss for CrossEntropy<R> 
     fn loss(&self, input: &Tensor, target: &Tensor) -> Result<Tensor> {
         let mut this = self.clone();
         if let Some(weight) = &self.weight {
-            if weight.track_op() {
-                bail!("weight: expected a constant, got a tensor on the tape; see Tensor::detach")
-            }
-            if weight.device().location() != input.device().location() {
-                let (expected, got) = (input.device().location(), weight.device().location());
-                bail!("weight: expected a tensor on {expected:?}, got one on {got:?}")
-            }
-            if weight.dtype() != input.dtype() {
-                let (expected, got) = (input.dtype(), weight.dtype());
-                bail!("weight: expected a tensor of {expected:?}, got one of {got:?}")
-            }
-            this.weight = Some(weight.contiguous()?);
+            this.weight = Some(constant("weight", weight, input)?);
         }
         let classes = matches!(target.dtype(), DType::U32 | DType::I64 | DType::U8 | DType::I32);
         // A class has no gradient, wherever it came from: what computed it is not walked back.
@@ -135,9 +124,8 @@ impl<R: SampleReduction> CrossEntropy<R> {
         target: Operand<'_>,
     ) -> Result<(Storage, Shape)> {
         let place = Place::of(input.memory)?;
-        let weight = self.weight.as_ref().map(|weight| weight.storage_and_layout());
-        let weight = weight.as_ref().map(|(storage, layout)| Operand::new(storage, layout));
-        let weight = weight.transpose()?.map(|weight| weight.read(&place)).transpose()?;
+        let held = self.weight.as_ref().map(Tensor::storage_and_layout);
+        let weight = read_option(&held, &place)?;
         let (of_target, input) = (target.dtype(), input.read(&place)?);
         let target = target.read(&place)?;
         let of_loss = self.reduction.shape_of_samples(input.shape());
@@ -162,9 +150,8 @@ impl<R: SampleReduction> CrossEntropy<R> {
         wanted: [bool; 2],
     ) -> Result<[Option<Tensor>; 2]> {
         let place = Place::of(input.memory)?;
-        let weight = self.weight.as_ref().map(|weight| weight.storage_and_layout());
-        let weight = weight.as_ref().map(|(storage, layout)| Operand::new(storage, layout));
-        let weight = weight.transpose()?.map(|weight| weight.read(&place)).transpose()?;
+        let held = self.weight.as_ref().map(Tensor::storage_and_layout);
+        let weight = read_option(&held, &place)?;
         let (dims, of_target) = (input.dims(), target.dtype());
         let [input, target, upstream] =
             [input.read(&place)?, target.read(&place)?, upstream.read(&place)?];
@@ -191,13 +178,12 @@ impl<R: SampleReduction> CrossEntropy<R> {
         &self,
         weight: &'w Option<Input<'_>>,
     ) -> Result<fused_loss::CrossEntropy<'w, T, R>> {
-        let weight = weight.as_ref().map(|weight| weight.view::<T>()).transpose()?;
         let loss = fused_loss::CrossEntropy::new()
             .ignore_index(self.ignore_index)
             .label_smoothing(self.label_smoothing)
             .z_loss(self.z_loss)
             .reduction(self.reduction);
-        Ok(match weight {
+        Ok(match view_option(weight)? {
             Some(weight) => loss.weight(weight),
             None => loss,
         })

@@ -18,9 +18,11 @@
 //! # }
 //! ```
 //!
-//! - [`cross_entropy`], [`nll`], [`mse`], [`huber`]: as `candle_nn::loss` has them.
-//! - [`CrossEntropy`], [`Mse`], [`Huber`], [`SmoothL1`], [`KlDiv`]: with all options and
-//!   reductions, as `KlDiv::new().log_target(true).reduction(Sum).loss(&p, &q)`, by [`TensorLoss`].
+//! - [`cross_entropy`], [`nll`], [`mse`], [`huber`], [`binary_cross_entropy_with_logit`]: as
+//!   `candle_nn::loss` has them.
+//! - [`CrossEntropy`], [`Mse`], [`Huber`], [`SmoothL1`], [`BceWithLogits`], [`KlDiv`]: with all
+//!   options and reductions, as `KlDiv::new().log_target(true).reduction(Sum).loss(&p, &q)`, by
+//!   [`TensorLoss`].
 //! - [`check()`]: whether all targets were classes.
 //!
 //! # What is computed, and where
@@ -53,6 +55,7 @@
 //! candle has no way around them for an operation of another crate's.
 #![deny(missing_docs)]
 
+mod bce;
 mod check;
 mod cross_entropy;
 mod memory;
@@ -60,6 +63,7 @@ mod nll;
 mod pairwise;
 mod queue;
 
+pub use bce::BceWithLogits;
 pub use check::check;
 pub use cross_entropy::CrossEntropy;
 pub use fused_loss::{
@@ -107,6 +111,17 @@ pub fn huber(inp: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
     Huber::new(delta).loss(inp, target)
 }
 
+/// The binary cross-entropy of logits and targets of one shape and type: the elements' mean. A
+/// drop-in for `candle_nn::loss::binary_cross_entropy_with_logit`, whose sigmoid is rounded to 1
+/// from a logit of 17 on, in `f32`, which makes its loss infinite or NaN; this one is right there
+/// too. See [`BceWithLogits`] for weights and other reductions.
+///
+/// # Errors
+/// Where shapes, types or devices do not fit.
+pub fn binary_cross_entropy_with_logit(inp: &Tensor, target: &Tensor) -> Result<Tensor> {
+    BceWithLogits::new().loss(inp, target)
+}
+
 /// The library's error as one of candle's.
 fn wrap(error: fused_loss::Error) -> Error {
     Error::wrap(error)
@@ -125,6 +140,23 @@ fn for_rows(tensor: &Tensor) -> Result<Tensor> {
         Some(_) => Ok(tensor.clone()),
         None => tensor.contiguous(),
     }
+}
+
+/// A tensor among the options of a loss of `input`, as the kernels take it. It gets no gradient,
+/// and is refused where it would have one.
+fn constant(argument: &str, tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
+    if tensor.track_op() {
+        bail!("{argument}: expected a constant, got a tensor on the tape; see Tensor::detach")
+    }
+    if tensor.device().location() != input.device().location() {
+        let (expected, got) = (input.device().location(), tensor.device().location());
+        bail!("{argument}: expected a tensor on {expected:?}, got one on {got:?}")
+    }
+    if tensor.dtype() != input.dtype() {
+        let (expected, got) = (input.dtype(), tensor.dtype());
+        bail!("{argument}: expected a tensor of {expected:?}, got one of {got:?}")
+    }
+    tensor.contiguous()
 }
 
 /// `$body` with `$T` the number type of that name.

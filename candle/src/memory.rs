@@ -11,6 +11,7 @@ use candle_core::{CpuStorage, CudaStorage, DType, Layout, Result, Storage, bail}
 use fused_loss::{Dtype, Element, Float, Gpu, Shape, View, ViewMut};
 #[cfg(not(feature = "cuda"))]
 use std::marker::PhantomData;
+use std::ops::Deref;
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::{
@@ -149,6 +150,22 @@ impl Input<'_> {
     pub(crate) fn shape(&self) -> Shape {
         self.shape
     }
+}
+
+/// The memory of a tensor that may be missing, for a call on the stream of `place` to read.
+pub(crate) fn read_option<'a, S: Deref<Target = Storage>>(
+    tensor: &'a Option<(S, &'a Layout)>,
+    place: &'a Place,
+) -> Result<Option<Input<'a>>> {
+    let read = |(storage, layout): &'a (S, &'a Layout)| Operand::new(storage, layout)?.read(place);
+    tensor.as_ref().map(read).transpose()
+}
+
+/// That memory as a call takes it.
+pub(crate) fn view_option<'a, T: Element>(
+    input: &'a Option<Input<'_>>,
+) -> Result<Option<View<'a, T>>> {
+    input.as_ref().map(Input::view).transpose()
 }
 
 /// Memory for the result of a call, of candle's allocator.

@@ -1,25 +1,30 @@
 //! The losses that compare an input and a target of one shape element by element.
 
-use crate::memory::{Input, Operand, Output, Target, dtype_of};
+use crate::memory::{Input, Operand, Output, Target, dtype_of, read_option, view_option};
 use crate::queue::Place;
 use crate::{TensorLoss, for_float, for_rows, storage_of};
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, Result, Shape, Storage, Tensor};
 use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction, Reduction};
 use fused_loss::{Float, Grads, Huber, KlDiv, Mse, SmoothL1, Stream, View, ViewMut, Workspace};
-use std::fmt::Debug;
 use std::ops::Deref;
 
 /// A loss of the library's, whatever its name.
-trait Pairwise: Copy + Debug + Send + Sync + 'static {
+pub(crate) trait Pairwise: Send + Sync + 'static {
     const NAME: &'static str;
     type Reduction: Reduction;
 
     fn reduction(&self) -> Self::Reduction;
 
+    /// Its options that are tensors, as [`constant`](crate::constant) has them.
+    fn weights(&self) -> [Option<&Tensor>; 2] {
+        [None, None]
+    }
+
     fn forward<T: Float>(
         &self,
         input: View<'_, T>,
         target: View<'_, T>,
+        weights: Weights<'_, T>,
         loss: ViewMut<'_, Value<Self, T>>,
         workspace: &mut Workspace,
         stream: &Stream,
@@ -29,11 +34,15 @@ trait Pairwise: Copy + Debug + Send + Sync + 'static {
         &self,
         input: View<'a, T>,
         target: View<'a, T>,
+        weights: Weights<'a, T>,
         upstream: View<'a, Value<Self, T>>,
         grads: Grads<'a, T, Value<Self, T>>,
         stream: &Stream,
     ) -> fused_loss::Result<()>;
 }
+
+/// What [`Pairwise::weights`] gives, as a call takes it.
+pub(crate) type Weights<'a, T> = [Option<View<'a, T>>; 2];
 
 /// The element type of a loss of tensors of `T`.
 type Value<L, T> = <<L as Pairwise>::Reduction as Reduction>::Value<T>;
@@ -52,6 +61,7 @@ macro_rules! pairwise {
                 &self,
                 input: View<'_, T>,
                 target: View<'_, T>,
+                _: Weights<'_, T>,
                 loss: ViewMut<'_, R::Value<T>>,
                 workspace: &mut Workspace,
                 stream: &Stream,
@@ -63,6 +73,7 @@ macro_rules! pairwise {
                 &self,
                 input: View<'a, T>,
                 target: View<'a, T>,
+                _: Weights<'a, T>,
                 upstream: View<'a, R::Value<T>>,
                 grads: Grads<'a, T, R::Value<T>>,
                 stream: &Stream,
@@ -73,7 +84,7 @@ macro_rules! pairwise {
 
         impl<R: $reduction + Send + Sync + 'static> TensorLoss for $loss<R> {
             fn loss(&self, input: &Tensor, target: &Tensor) -> Result<Tensor> {
-                for_rows(input)?.apply_op2(&for_rows(target)?, Op(*self))
+                on_tape(*self, input, target)
             }
         }
     )+};
@@ -83,6 +94,11 @@ pairwise! {
     Huber, "fused huber", ElementwiseReduction;
     SmoothL1, "fused smooth_l1", ElementwiseReduction;
     KlDiv, "fused kl_div", DivergenceReduction;
+}
+
+/// The loss of an input and a target, as an operation of candle's.
+pub(crate) fn on_tape<L: Pairwise>(loss: L, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    for_rows(input)?.apply_op2(&for_rows(target)?, Op(loss))
 }
 
 /// A loss on candle's tape.
@@ -100,13 +116,16 @@ impl<L: Pairwise> Op<L> {
         target: Operand<'_>,
     ) -> Result<(Storage, Shape)> {
         let place = Place::of(input.memory)?;
+        let held = self.0.weights().map(|weight| weight.map(Tensor::storage_and_layout));
+        let weights = [read_option(&held[0], &place)?, read_option(&held[1], &place)?];
         let (input, target) = (input.read(&place)?, target.read(&place)?);
         let of_loss = self.0.reduction().shape(input.shape());
         let mut loss = Output::new(&place, dtype_of::<Value<L, T>>(), of_loss.len())?;
         {
             let mut to = loss.write(&place)?;
             let (x, t, to) = (input.view::<T>()?, target.view::<T>()?, to.view(of_loss)?);
-            place.queue(|stream, workspace| self.0.forward(x, t, to, workspace, stream))?;
+            let w = [view_option(&weights[0])?, view_option(&weights[1])?];
+            place.queue(|stream, workspace| self.0.forward(x, t, w, to, workspace, stream))?;
         }
         Ok((loss.finish()?, Shape::from(of_loss.dims())))
     }
@@ -119,6 +138,8 @@ impl<L: Pairwise> Op<L> {
     ) -> Result<[Option<Tensor>; 2]> {
         let place = Place::of(input.memory)?;
         let dims = input.dims();
+        let held = self.0.weights().map(|weight| weight.map(Tensor::storage_and_layout));
+        let weights = [read_option(&held[0], &place)?, read_option(&held[1], &place)?];
         let [input, target, upstream] =
             [input.read(&place)?, target.read(&place)?, upstream.read(&place)?];
         let mut gradients = gradients(&place, &input, dtype_of::<T>(), wanted)?;
@@ -126,7 +147,8 @@ impl<L: Pairwise> Op<L> {
             let [mut of_input, mut of_target] = writes(&mut gradients, &place)?;
             let grads = grads::<T, _>(&mut of_input, &mut of_target, input.shape())?;
             let (x, t, upstream) = (input.view()?, target.view()?, upstream.view()?);
-            place.queue(|stream, _| self.0.backward(x, t, upstream, grads, stream))?;
+            let w = [view_option(&weights[0])?, view_option(&weights[1])?];
+            place.queue(|stream, _| self.0.backward(x, t, w, upstream, grads, stream))?;
         }
         tensors(gradients, dims)
     }

@@ -12,8 +12,8 @@ use common::{
 };
 use fused_loss_candle as ours;
 use fused_loss_candle::{
-    BatchMean, CrossEntropy, Huber, KlDiv, Mean, Mse, RowMean, RowSum, SmoothL1, Sum, TensorLoss,
-    reduction,
+    BatchMean, BceWithLogits, CrossEntropy, Huber, KlDiv, Mean, Mse, RowMean, RowSum, SmoothL1,
+    Sum, TensorLoss, reduction,
 };
 
 #[test]
@@ -45,10 +45,16 @@ fn losses_of_elements_are_candles() {
     for dtype in [DType::F32, DType::F64] {
         for dims in [&[7][..], &[5, 33], &[2, 3, 4]] {
             let (x, t) = (numbers(dims, 2, dtype, &device), numbers(dims, 3, dtype, &device));
+            // Both formulas of binary cross-entropy are for any target, also beyond 0 and 1.
+            let bce = ours::binary_cross_entropy_with_logit;
+            let their_bce = theirs::binary_cross_entropy_with_logit;
             let huber = |x: &Tensor, t: &Tensor| ours::huber(x, t, 0.7);
             let their_huber = |x: &Tensor, t: &Tensor| theirs::huber(x, t, 0.7);
-            let pairs: [(&str, common::Loss<'_>, common::Loss<'_>); 2] =
-                [("mse", &ours::mse, &theirs::mse), ("huber", &huber, &their_huber)];
+            let pairs: [(&str, common::Loss<'_>, common::Loss<'_>); 3] = [
+                ("mse", &ours::mse, &theirs::mse),
+                ("huber", &huber, &their_huber),
+                ("bce", &bce, &their_bce),
+            ];
             for (name, our, their) in pairs {
                 let what = format!("{name} {dims:?} {dtype:?}");
                 let got = with_gradients(our, &x, &t);
@@ -271,6 +277,37 @@ fn reductions_of_elements() {
         assert_reductions("huber", reductions!(loss), &term, &x, &t);
         let (loss, term) = (SmoothL1::new(0.6), huber(0.6, 1.0 / 0.6));
         assert_reductions("smooth_l1", reductions!(loss), &term, &x, &t);
+    }
+}
+
+#[test]
+fn weights_of_binary_cross_entropy() {
+    let device = device();
+    for dtype in [DType::F32, DType::F64] {
+        let x = numbers(&[4, 11], 19, dtype, &device);
+        let t = probabilities(&[4, 11], 20, dtype, &device);
+        let weight = |dims: &[usize], seed| numbers(dims, seed, dtype, &device).abs().unwrap();
+        let one = Tensor::ones((), dtype, &device).unwrap();
+        let (column, row) = (weight(&[11], 21), weight(&[4, 1], 22));
+        // Transposed, and from the middle of a larger one.
+        let element = weight(&[11, 8], 23).t().unwrap().narrow(0, 2, 4).unwrap();
+        let (two, plain) = ((&one * 2.0).unwrap(), BceWithLogits::new());
+        let cases = [
+            ("no weights", plain.clone(), &one, &one),
+            ("weights of columns", plain.clone().weight(&column), &column, &one),
+            ("a weight of positive targets", plain.clone().pos_weight(&two), &one, &two),
+            ("both", plain.clone().weight(&row).pos_weight(&column), &row, &column),
+            ("of elements", plain.weight(&element).pos_weight(&element), &element, &element),
+        ];
+        for (name, loss, weight, pos_weight) in cases {
+            let term = |x: &Tensor, t: &Tensor| {
+                let log_sigmoid = |x: &Tensor| (x.neg()?.exp()? + 1.0)?.log()?.neg();
+                let positive = t.broadcast_mul(pos_weight)?.mul(&log_sigmoid(x)?)?;
+                let negative = t.affine(-1.0, 1.0)?.mul(&log_sigmoid(&x.neg()?)?)?;
+                (positive + negative)?.neg()?.broadcast_mul(weight)
+            };
+            assert_reductions(name, reductions!(loss.clone()), &term, &x, &t);
+        }
     }
 }
 

@@ -8,7 +8,9 @@ use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::loss as theirs;
 use common::{assert_close, classes, device, numbers, values, with_gradient, with_gradients};
 use fused_loss_candle as ours;
-use fused_loss_candle::{CrossEntropy, KlDiv, Mse, Sum, TensorLoss, check, reduction};
+use fused_loss_candle::{
+    BceWithLogits, CrossEntropy, KlDiv, Mse, Sum, TensorLoss, check, reduction,
+};
 
 fn logits() -> (Tensor, Tensor) {
     let device = device();
@@ -70,11 +72,12 @@ fn no_gradient_is_dropped() {
     let like = numbers(&[4, 3], 3, DType::F32, &device);
     let weight = Var::from_tensor(&numbers(&[3, 3], 4, DType::F32, &device)).unwrap();
     let layer = candle_nn::Linear::new(weight.as_tensor().clone(), None);
-    let losses: [(&str, common::Loss<'_>, &Tensor); 5] = [
+    let losses: [(&str, common::Loss<'_>, &Tensor); 6] = [
         ("cross_entropy", &ours::cross_entropy, &t),
         ("nll", &ours::nll, &t),
         ("mse", &ours::mse, &like),
         ("huber", &|x, t| ours::huber(x, t, 1.0), &like),
+        ("bce", &ours::binary_cross_entropy_with_logit, &like),
         ("kl_div", &|x, t| KlDiv::new().loss(x, &t.sqr()?), &like),
     ];
     for (name, loss, target) in losses {
@@ -88,6 +91,31 @@ fn no_gradient_is_dropped() {
     // A gradient that there is not is refused, not left out.
     let refused = CrossEntropy::new().weight(&weight.get(0).unwrap()).loss(&x, &t).unwrap_err();
     assert!(refused.to_string().contains("weight: expected a constant"), "{refused}");
+    let refused = BceWithLogits::new().pos_weight(&weight.get(0).unwrap()).loss(&like, &like);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("pos_weight: expected a constant"), "{refused}");
+}
+
+/// candle issue 2561: a sigmoid that is rounded to 0 or 1 has no logarithm.
+#[test]
+fn large_logits_of_binary_cross_entropy_are_no_nan() {
+    let device = device();
+    let logits = [20.0, 1000.0, -1000.0, 1000.0, -1000.0, 0.0];
+    let targets = [1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let x = Tensor::new(&logits, &device).unwrap().to_dtype(dtype).unwrap();
+        let t = Tensor::new(&targets, &device).unwrap().to_dtype(dtype).unwrap();
+        let got = with_gradients(&ours::binary_cross_entropy_with_logit, &x, &t);
+        let expected = (2000.0 + 2_f64.ln() + (-20_f64).exp().ln_1p()) / 6.0;
+        assert!((values(&got[0])[0] - expected).abs() < 1e-6 * expected, "{dtype:?}: {}", got[0]);
+        // (σ(x) − y) / 6 and −x / 6.
+        let of_20 = -1.0 / (1.0 + 20_f64.exp());
+        let of_input = Tensor::new(&[of_20, 0.0, 0.0, 1.0, -1.0, -0.5], &device).unwrap();
+        let of_input = (of_input / 6.0).unwrap();
+        assert_close(&got[1], &of_input, common::tolerance(dtype), &format!("{dtype:?}"));
+        let of_target = (x.neg().unwrap() / 6.0).unwrap();
+        assert_close(&got[2], &of_target, common::tolerance(dtype), &format!("{dtype:?}"));
+    }
 }
 
 /// candle users' targets are u32; data sets have others.
@@ -275,6 +303,14 @@ fn errors_name_what_does_not_fit() {
         (ours::mse(&x, &halves), "target: expected a tensor of the input's type F32, got F16"),
         (ours::mse(&x, &x.t().unwrap()), "target: expected shape [6, 10], got [10, 6]"),
         (ours::huber(&x, &x, 0.0), "delta: expected a positive number, got 0"),
+        (
+            BceWithLogits::new().weight(&weight).loss(&x, &x),
+            "weight: expected shape [], [10], [6, 1] or [6, 10]: one for all, or one for each",
+        ),
+        (
+            BceWithLogits::new().pos_weight(&halves).loss(&x, &x),
+            "pos_weight: expected a tensor of F32, got one of F16",
+        ),
         (ours::nll(&x, &short), "target: expected shape [6], got [5]"),
         (CrossEntropy::new().label_smoothing(2.0).loss(&x, &t), "label_smoothing: expected"),
         (CrossEntropy::new().weight(&weight).loss(&x, &t), "weight: expected shape [10], got [9]"),

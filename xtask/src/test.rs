@@ -78,6 +78,8 @@ fn candle(sh: &Shell, full: bool) -> Result<()> {
     cmd!(sh, "cargo doc {target...} --no-deps").env("RUSTDOCFLAGS", "-D warnings").run()?;
     if full {
         cmd!(sh, "cargo test {target...}").run()?;
+        // Fails where it does not train the same as candle_nn's loss.
+        cmd!(sh, "cargo run --quiet {target...} --example train").run()?;
         // What a build says that has kernels for no device.
         let target = &target[..3];
         cmd!(sh, "cargo test {target...} --test without_emulator").run()?;

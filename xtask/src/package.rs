@@ -14,6 +14,8 @@ const PACKAGES: [&str; 5] = [
     "fused-loss-cust",
     "fused-loss",
 ];
+/// Needs the last of these, and is published after it. Of a workspace of its own.
+const CANDLE: &str = "fused-loss-candle";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Tells tests/tests/stranger.rs where the packages are.
@@ -24,7 +26,8 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --locked -p fused-loss-tests --test stranger")
         .env(UNPACKED, packages.path())
         .run()?;
-    for name in PACKAGES {
+    check_candle(sh, packages.path())?;
+    for name in PACKAGES.into_iter().chain([CANDLE]) {
         println!("target/packages/package/{name}-{VERSION}.crate");
     }
     Ok(())
@@ -66,8 +69,12 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
         .args(names)
         .args(["--target-dir", "target/packages"])
         .run()?;
+    // Without its lock, which would name packages that the registry has not got yet.
+    cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty --exclude-lockfile")
+        .args(["--manifest-path", "candle/Cargo.toml", "--target-dir", "target/packages"])
+        .run()?;
     let unpacked = Unpacked::new(sh)?;
-    for name in PACKAGES {
+    for name in PACKAGES.into_iter().chain([CANDLE]) {
         let file = format!("target/packages/package/{name}-{VERSION}.crate");
         // Files of today: those of a package have one date for ever, by which cargo would not see
         // that they have changed.
@@ -76,6 +83,23 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
             .with_context(|| format!("the package {name} will not do"))?;
     }
     Ok(unpacked)
+}
+
+/// Compiles the package for candle with the other packages, as it would be published. Not its
+/// tests, and not for CUDA, which takes nvcc.
+pub(crate) fn check_candle(sh: &Shell, packages: &Path) -> Result<()> {
+    let package = packages.join(format!("{CANDLE}-{VERSION}"));
+    // The versions that are there already.
+    sh.copy_file("candle/Cargo.lock", package.join("Cargo.lock"))?;
+    let manifest = package.join("Cargo.toml");
+    let target = sh.current_dir().join("target/candle");
+    let mut check = cmd!(sh, "cargo check --manifest-path {manifest} --target-dir {target}");
+    for name in PACKAGES {
+        let path = packages.join(format!("{name}-{VERSION}"));
+        check = check.arg("--config").arg(format!("patch.crates-io.{name}.path={path:?}"));
+    }
+    check.args(["--features", "emulator"]).run()?;
+    Ok(())
 }
 
 /// Fails where an unpacked package lacks a licence, has a README that leads nowhere, admits another
@@ -108,13 +132,14 @@ fn check(sh: &Shell, package: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The tables of a packaged manifest that require one of our packages, but admit other versions.
+/// The tables of a packaged manifest that require one of our packages, by its name or another, but
+/// admit other versions.
 fn loose_requirements(manifest: &str) -> Vec<&str> {
     let exact = format!("\nversion = \"={VERSION}\"\n");
-    manifest
-        .split("\n[")
-        .filter(|table| table.contains("\npackage = \"fused-loss") && !table.contains(&exact))
-        .collect()
+    let is_ours = |table: &&str| {
+        table.contains("\npackage = \"fused-loss") || table.starts_with("dependencies.fused-loss")
+    };
+    manifest.split("\n[").filter(|table| is_ours(table) && !table.contains(&exact)).collect()
 }
 
 /// The targets of links and pictures in Markdown that are no address and no heading of it.
@@ -144,6 +169,11 @@ mod tests {
         };
         assert_eq!(loose_requirements(&table(&format!("={VERSION}"))), [""; 0]);
         assert_eq!(loose_requirements(&table(VERSION)), [table(VERSION)]);
+        let named = |version: &str| {
+            format!("[package]\n[dependencies.fused-loss]\nversion = \"{version}\"\n")
+        };
+        assert_eq!(loose_requirements(&named(&format!("={VERSION}"))), [""; 0]);
+        assert_eq!(loose_requirements(&named(VERSION)), [&named(VERSION)[11..]]);
     }
 
     #[test]

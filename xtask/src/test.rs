@@ -58,6 +58,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
     })?;
 
     step("candle", || candle(sh, flags.full))?;
+    step("candle, as published", || package::check_candle(sh, packages.path()))?;
 
     println!(
         "\nall passed in {} s: format, {dependencies}, clippy, doc, PTX ({ptx}), packages, {} on \

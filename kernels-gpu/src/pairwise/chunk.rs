@@ -17,9 +17,6 @@ cuda_std::shared_array! {
     fn shared_terms() -> [Vec16];
 }
 
-/// Vectors of each tensor that a thread has in flight.
-const FLIGHT: usize = 2;
-
 /// A chunk: rows that a block takes.
 struct Chunk<'a, E: Element, L> {
     pass: &'a Pass<'a, E, L, false>,
@@ -170,21 +167,18 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         }
         let threads = block_dim_x();
         let mut vector = from + thread_idx_x();
+        let mut next = (Vec16::default(), Vec16::default());
         // SAFETY: the caller's conditions, of vectors that are within the chunk.
         unsafe {
-            while vector + (FLIGHT as u32 - 1) * threads < to {
-                let mut x = [Vec16::default(); FLIGHT];
-                let mut t = [Vec16::default(); FLIGHT];
-                unrolled!(for k in 0..FLIGHT; {
-                    (x[k], t[k]) = self.load(vector + k as u32 * threads);
-                });
-                unrolled!(for k in 0..FLIGHT; {
-                    self.vector::<TERMS, GRADS>(vector + k as u32 * threads, x[k], t[k]);
-                });
-                vector += FLIGHT as u32 * threads;
+            if vector < to {
+                next = self.load(vector);
             }
             while vector < to {
-                let (x, t) = self.load(vector);
+                let (x, t) = next;
+                // The next vector travels while this one is computed.
+                if vector + threads < to {
+                    next = self.load(vector + threads);
+                }
                 self.vector::<TERMS, GRADS>(vector, x, t);
                 vector += threads;
             }

@@ -1,7 +1,8 @@
 //! Element types: how one is loaded 16 bytes at a time, widened for arithmetic, and narrowed.
 
+mod float64;
+
 use crate::abi::Dtype;
-use crate::float64;
 use core::ops::{Add, Div, Mul, Neg, Sub};
 use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};

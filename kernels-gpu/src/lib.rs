@@ -12,7 +12,6 @@ mod ceiling;
 mod cross_entropy;
 mod cut;
 pub mod element;
-mod float64;
 mod grid;
 mod huber;
 mod kl_div;

@@ -2,7 +2,7 @@
 //! in the time in which the memory brings an element, and a loss needs two or three besides the
 //! exponential.
 
-use crate::element::{Real, horner, ln_of_parts, unrolled, upper};
+use super::{Real, horner, ln_of_parts, unrolled, upper};
 use cuda_std::math;
 
 /// The sign bit of an upper half.

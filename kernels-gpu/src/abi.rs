@@ -45,6 +45,12 @@ pub const ROWS_BLOCK: u32 = 256;
 /// Threads of a block of the kernels of packed rows.
 pub const PACKED_BLOCK: u32 = 128;
 
+/// Columns of a row that a lane has registers for, in the kernels of packed rows that have a lane
+/// each, by the bytes of an element.
+pub const fn lane_row_cols(element_bytes: u32) -> u32 {
+    if element_bytes == 8 { 8 } else { 16 }
+}
+
 /// Threads of a block of the streaming kernels.
 pub const STREAM_BLOCK: u32 = 256;
 

@@ -96,6 +96,9 @@ pub trait Real:
 
     /// The larger one; the other where one is NaN.
     fn max(self, other: Self) -> Self;
+    /// The smaller and the larger one of `self`, a number, and `other`; where that is NaN, NaN and
+    /// `self`.
+    fn min_max(self, other: Self) -> [Self; 2];
     /// eˣ. In f32 to 2e-7 of it, in f64 to 1 unit in the last place.
     fn exp(self) -> Self;
     /// eˣ for x of at most 0. In f32 to 2 units in the last place of eˣ and of x, and 0 where it
@@ -137,7 +140,7 @@ pub(crate) use horner;
 macro_rules! reals {
     ($(
         $name:ident: $bits:ty, $from_i32:path, $fma:path, $divide:path, $quickly_divide:path,
-        $exp_of:path, $exp_below:path,
+        $min_max:path, $exp_of:path, $exp_below:path,
         shift $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         tails $artanh:path, $exp:path;
@@ -189,6 +192,11 @@ macro_rules! reals {
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 $name::max(self, other)
+            }
+
+            #[inline(always)]
+            fn min_max(self, other: Self) -> [Self; 2] {
+                $min_max(self, other)
             }
 
             #[inline(always)]
@@ -294,12 +302,12 @@ macro_rules! reals {
 
 reals! {
     f32: u32, f32_from_i32, math::fma_f32, math::divide_plain_f32, quickly_divide_f32,
-        exp_f32, exp_below_f32,
+        min_max_f32, exp_f32, exp_below_f32,
         shift shift_from_f32, exp_shifted_f32, unshift_f32, 16_777_216.0,
         quick_ln_f32, unit LN_UNIT_F32, less_ln_f32, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
         tails artanh_tail_f32, exp_tail_f32;
     f64: u64, float64::from_i32, math::fma_f64, float64::quickly_divide, float64::quickly_divide,
-        float64::exp, float64::exp_below,
+        float64::min_max, float64::exp, float64::exp_below,
         shift core::ops::Neg::neg, float64::exp_shifted, float64::unshift, f64::NAN,
         float64::quick_ln, unit 1.0, float64::less_ln, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
@@ -309,6 +317,11 @@ reals! {
 #[inline(always)]
 fn f32_from_i32(value: i32) -> f32 {
     value as f32
+}
+
+#[inline(always)]
+fn min_max_f32(a: f32, b: f32) -> [f32; 2] {
+    [math::min_or_nan_f32(a, b), a.max(b)]
 }
 
 #[inline(always)]

@@ -101,7 +101,7 @@ macro_rules! family {
         $crate::table::family! { $loss, $dtypes, $($rest)+ }
     };
     (
-        $loss:ident, [$($dtype:ident),+], $family:ident, $pass:ident, ($args:ty), $block:tt,
+        $loss:ident, [$($dtype:ident),*], $family:ident, $pass:ident, ($args:ty), $block:tt,
         $resident:expr, $barriers:literal, |$arg:ident| $call:expr
     ) => {
         $(
@@ -117,7 +117,7 @@ macro_rules! family {
                     unsafe { $call }
                 }
             };
-        )+
+        )*
 
         #[doc = concat!("The ", stringify!($pass), " kernel.")]
         pub static $family: $crate::table::Family<$args> = $crate::table::Family {
@@ -144,7 +144,7 @@ macro_rules! family {
                         run
                     },
                 }
-            }),+],
+            }),*],
             args: core::marker::PhantomData,
         };
     };

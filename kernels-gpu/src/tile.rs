@@ -33,6 +33,16 @@ impl Shared {
         Shared(shared_tiles().in_register())
     }
 
+    /// The memory from byte `at` on.
+    ///
+    /// # Safety
+    /// `at` is within it.
+    #[inline(always)]
+    pub(crate) unsafe fn after(self, at: u32) -> Self {
+        // SAFETY: the caller's condition; the array of vectors stands for its bytes.
+        Shared(unsafe { self.0.from_byte(at) })
+    }
+
     /// The element at byte `at`.
     ///
     /// # Safety
@@ -140,6 +150,45 @@ impl Shared {
 }
 
 impl Shared {
+    /// `BYTES` bytes from byte `at` on, at the beginning of a vector.
+    ///
+    /// # Safety
+    /// 1. They have arrived.
+    /// 2. `BYTES` is 16, 8, 4 or 2, and divides `at`.
+    #[inline(always)]
+    pub(crate) unsafe fn load_bytes<const BYTES: usize>(self, at: u32) -> Vec16 {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            match BYTES {
+                16 => self.0.from_byte(at).get(0),
+                8 => {
+                    let word = self.word::<u64>(at, 0);
+                    Vec16([word as u32, (word >> 32) as u32, 0, 0])
+                }
+                4 => Vec16([self.word::<u32>(at, 0), 0, 0, 0]),
+                _ => Vec16([self.word::<u16>(at, 0).into(), 0, 0, 0]),
+            }
+        }
+    }
+
+    /// Stores the first `BYTES` bytes of a vector as [`load_bytes`](Self::load_bytes) loads them.
+    ///
+    /// # Safety
+    /// As there, and no other thread accesses them before the warp meets.
+    #[inline(always)]
+    pub(crate) unsafe fn store_bytes<const BYTES: usize>(self, at: u32, vector: Vec16) {
+        let Vec16([first, second, ..]) = vector;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            match BYTES {
+                16 => self.0.from_byte(at).set(0, vector),
+                8 => self.set_word(at, 0, u64::from(second) << 32 | u64::from(first)),
+                4 => self.set_word(at, 0, first),
+                _ => self.set_word(at, 0, first as u16),
+            }
+        }
+    }
+
     /// Begins to copy `count` words of 4 or 8 bytes from address `from` to byte `at`, by all lanes
     /// of the warp.
     ///
@@ -150,11 +199,59 @@ impl Shared {
     pub(crate) unsafe fn load_words_async<T: Word>(self, at: u32, from: u64, count: u32) {
         let mut index = lane_id();
         while index < count {
-            let from = (from as *const T).wrapping_add(index as usize);
-            // SAFETY: the caller's conditions.
-            unsafe { self.0.words_from_byte::<T>(at).copy_word(index, from) };
-            index += WARP_SIZE;
+            unrolled!(for k in 0..4; {
+                let index = index + k as u32 * WARP_SIZE;
+                if index < count {
+                    let from = (from as *const T).wrapping_add(index as usize);
+                    // SAFETY: the caller's conditions.
+                    unsafe { self.0.words_from_byte::<T>(at).copy_word(index, from) };
+                }
+            });
+            index += 4 * WARP_SIZE;
         }
+    }
+
+    /// Begins to copy `bytes` contiguous bytes from address `start` to byte `at`, by all lanes of
+    /// the warp.
+    ///
+    /// # Safety
+    /// 1. They are in global memory; `at` and `start` are as far from a boundary of 16 bytes.
+    /// 2. As [`Tile::load_async`].
+    #[inline(always)]
+    pub(crate) unsafe fn copy_span_async(self, at: u32, start: u64, bytes: u32) {
+        span(
+            at & !(VECTOR - 1),
+            start,
+            bytes,
+            1,
+            // SAFETY: the caller's conditions.
+            |at, global| unsafe { self.0.from_byte(at).copy(0, global as *const Vec16) },
+            // SAFETY: as above.
+            |at, global| unsafe { self.set_word(at, 0, load(global as *const u8)) },
+        );
+    }
+
+    /// Stores `bytes` bytes from byte `at` on to address `to`, past the caches, by all lanes of the
+    /// warp.
+    ///
+    /// # Safety
+    /// 1. They may be written, and nobody else accesses them; `at` and `to` are as far from a
+    ///    boundary of 16 bytes.
+    /// 2. The bytes were written, and the warp has met since.
+    #[inline(always)]
+    pub(crate) unsafe fn store_span(self, at: u32, to: u64, bytes: u32) {
+        span(
+            at & !(VECTOR - 1),
+            to,
+            bytes,
+            1,
+            // SAFETY: the caller's conditions.
+            |at, global| unsafe {
+                store_streaming(global as *mut Vec16, self.0.from_byte(at).get(0));
+            },
+            // SAFETY: as above.
+            |at, global| unsafe { store(global as *mut u8, self.word(at, 0)) },
+        );
     }
 
     /// Word `index` of those from byte `at` on.
@@ -312,55 +409,58 @@ impl<E: Element> Tile<E> {
         let vector_of = |at: u32| at & !(VECTOR - 1);
         if self.pitch == 0 {
             let shared = vector_of(self.row(0));
-            Self::span(shared, start, rows * self.row_bytes, vector, element);
+            let bytes = rows * self.row_bytes;
+            span(shared, start, bytes, Self::SIZE, vector, element);
         } else {
             let mut row = 0;
             while row < rows {
                 let start = start + u64::from(row) * stride;
                 let shared = vector_of(self.row(row));
-                Self::span(shared, start, self.row_bytes, &mut vector, &mut element);
+                span(shared, start, self.row_bytes, Self::SIZE, &mut vector, &mut element);
                 row += 1;
             }
         }
     }
+}
 
-    /// [`for_each`](Self::for_each) of `bytes` contiguous bytes from address `start`; their first
-    /// vector is at byte `shared` of shared memory.
-    #[inline(always)]
-    fn span(
-        shared: u32,
-        start: u64,
-        bytes: u32,
-        mut vector: impl FnMut(u32, u64),
-        mut element: impl FnMut(u32, u64),
-    ) {
-        // Counted from the vector that the span begins in.
-        let global = start & !u64::from(VECTOR - 1);
-        let (from, to) = (start as u32 % VECTOR, start as u32 % VECTOR + bytes);
-        let first = from.next_multiple_of(VECTOR);
-        let last = (to & !(VECTOR - 1)).max(first);
-        let mut at = first + lane_id() * VECTOR;
-        const STEP: u32 = WARP_SIZE * VECTOR;
-        while at + 3 * STEP < last {
-            unrolled!(for k in 0..4; {
-                let at = at + k as u32 * STEP;
-                vector(shared + at, global + u64::from(at));
-            });
-            at += 4 * STEP;
-        }
-        while at < last {
-            vector(shared + at, global + u64::from(at));
-            // Opaque, so that the compiler does not write out this loop too.
-            at = opaque(u64::from(at + STEP)) as u32;
-        }
-        // Fewer elements than a warp has lanes, at either end.
-        let head = from + lane_id() * Self::SIZE;
-        if head < first.min(to) {
-            element(shared + head, global + u64::from(head));
-        }
-        let tail = last + lane_id() * Self::SIZE;
-        if tail < to {
-            element(shared + tail, global + u64::from(tail));
-        }
+/// Calls `vector(shared, global)` for each whole vector of `bytes` contiguous bytes from address
+/// `start`, and `element(shared, global)` for each `size` bytes at either end that are in none;
+/// the first vector is at byte `shared` of shared memory. The lanes of the warp share them.
+#[inline(always)]
+fn span(
+    shared: u32,
+    start: u64,
+    bytes: u32,
+    size: u32,
+    mut vector: impl FnMut(u32, u64),
+    mut element: impl FnMut(u32, u64),
+) {
+    // Counted from the vector that the span begins in.
+    let global = start & !u64::from(VECTOR - 1);
+    let (from, to) = (start as u32 % VECTOR, start as u32 % VECTOR + bytes);
+    let first = from.next_multiple_of(VECTOR);
+    let last = (to & !(VECTOR - 1)).max(first);
+    let mut at = first + lane_id() * VECTOR;
+    const STEP: u32 = WARP_SIZE * VECTOR;
+    while at < last {
+        let (shared, global) = (shared + at, global + u64::from(at));
+        let left = last - at;
+        unrolled!(for k in 0..4; {
+            let step = k as u32 * STEP;
+            if step < left {
+                vector(shared + step, global + u64::from(step));
+            }
+        });
+        // Opaque, so that the compiler does not write out this loop too.
+        at = opaque(u64::from(at + 4 * STEP)) as u32;
+    }
+    // Fewer elements than a warp has lanes, at either end.
+    let head = from + lane_id() * size;
+    if head < first.min(to) {
+        element(shared + head, global + u64::from(head));
+    }
+    let tail = last + lane_id() * size;
+    if tail < to {
+        element(shared + tail, global + u64::from(tail));
     }
 }

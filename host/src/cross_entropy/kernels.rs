@@ -1,5 +1,6 @@
 //! The kernels of cross-entropy, by what targets are.
 
+use crate::plan::Form;
 use kernels_gpu::Family;
 use kernels_gpu::abi::CrossEntropyArgs;
 
@@ -12,47 +13,75 @@ pub(super) struct Kernels {
     pub(super) held_beside: fn(usize) -> usize,
     /// The same, of a row of which a block computes gradients.
     pub(super) held_with_gradients: fn(usize) -> usize,
-    /// By [`Form`](crate::plan::Form).
-    pub(super) forward: [&'static Family<CrossEntropyArgs>; 5],
-    /// Likewise, but few rows as any.
-    pub(super) forward_backward: [&'static Family<CrossEntropyArgs>; 5],
-    /// Likewise.
-    pub(super) backward: [&'static Family<CrossEntropyArgs>; 5],
-    /// For long rows of which the arithmetic takes about as long as the memory: it hides best
-    /// behind copies that need no registers.
-    pub(super) forward_stream: &'static Family<CrossEntropyArgs>,
+    pub(super) forward: PassKernels,
+    pub(super) forward_backward: PassKernels,
+    pub(super) backward: PassKernels,
+}
+
+type CrossEntropyFamily = &'static Family<CrossEntropyArgs>;
+
+/// The kernels of one pass, by [`Form`].
+pub(super) struct PassKernels {
+    packed: CrossEntropyFamily,
+    lane_rows: CrossEntropyFamily,
+    short_whole: CrossEntropyFamily,
+    held: CrossEntropyFamily,
+    few: CrossEntropyFamily,
+    long: CrossEntropyFamily,
+    stream: CrossEntropyFamily,
+}
+
+impl PassKernels {
+    pub(super) fn of(&self, form: Form) -> CrossEntropyFamily {
+        match form {
+            Form::Packed => self.packed,
+            Form::LaneRows => self.lane_rows,
+            Form::ShortWhole => self.short_whole,
+            Form::Held => self.held,
+            Form::Few => self.few,
+            Form::Long => self.long,
+            Form::Stream => self.stream,
+        }
+    }
 }
 
 macro_rules! kernels {
-    ($loss:ident) => {
+    ($loss:ident) => {{
+        use kernels_gpu::kernels::$loss::*;
         Kernels {
-            held: kernels_gpu::kernels::$loss::HELD,
-            held_beside: kernels_gpu::kernels::$loss::held_beside,
-            held_with_gradients: kernels_gpu::kernels::$loss::held_with_gradients,
-            forward: [
-                &kernels_gpu::kernels::$loss::FORWARD_PACKED,
-                &kernels_gpu::kernels::$loss::FORWARD_SHORT_WHOLE,
-                &kernels_gpu::kernels::$loss::FORWARD,
-                &kernels_gpu::kernels::$loss::FORWARD_FEW,
-                &kernels_gpu::kernels::$loss::FORWARD_LONG,
-            ],
-            forward_stream: &kernels_gpu::kernels::$loss::FORWARD_STREAM,
-            forward_backward: [
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_PACKED,
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_SHORT_WHOLE,
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
-                &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_LONG,
-            ],
-            backward: [
-                &kernels_gpu::kernels::$loss::BACKWARD_PACKED,
-                &kernels_gpu::kernels::$loss::BACKWARD_SHORT_WHOLE,
-                &kernels_gpu::kernels::$loss::BACKWARD,
-                &kernels_gpu::kernels::$loss::BACKWARD,
-                &kernels_gpu::kernels::$loss::BACKWARD_LONG,
-            ],
+            held: HELD,
+            held_beside,
+            held_with_gradients,
+            forward: PassKernels {
+                packed: &FORWARD_PACKED,
+                lane_rows: &FORWARD_LANE_ROWS,
+                short_whole: &FORWARD_SHORT_WHOLE,
+                held: &FORWARD,
+                few: &FORWARD_FEW,
+                long: &FORWARD_LONG,
+                stream: &FORWARD_STREAM,
+            },
+            // The plan neither streams rows with gradients, nor treats few of them as few.
+            forward_backward: PassKernels {
+                packed: &FORWARD_BACKWARD_PACKED,
+                lane_rows: &FORWARD_BACKWARD_LANE_ROWS,
+                short_whole: &FORWARD_BACKWARD_SHORT_WHOLE,
+                held: &FORWARD_BACKWARD,
+                few: &FORWARD_BACKWARD,
+                long: &FORWARD_BACKWARD_LONG,
+                stream: &FORWARD_BACKWARD_LONG,
+            },
+            backward: PassKernels {
+                packed: &BACKWARD_PACKED,
+                lane_rows: &BACKWARD_LANE_ROWS,
+                short_whole: &BACKWARD_SHORT_WHOLE,
+                held: &BACKWARD,
+                few: &BACKWARD,
+                long: &BACKWARD_LONG,
+                stream: &BACKWARD_LONG,
+            },
         }
-    };
+    }};
 }
 
 static CLASSES: Kernels = kernels!(cross_entropy);

@@ -130,33 +130,35 @@ impl<'a> Launches<'a> {
     /// How a launch is made that computes `pass`.
     fn plan(&self, pass: Pass, args: &CrossEntropyArgs) -> Planned {
         let (kernels, gpu) = (self.kernels, self.stream.gpu());
-        let forms = match pass {
-            Pass::Forward => kernels.forward,
-            Pass::ForwardBackward => kernels.forward_backward,
-            Pass::Backward => kernels.backward,
+        let kernels = match pass {
+            Pass::Forward => &kernels.forward,
+            Pass::ForwardBackward => &kernels.forward_backward,
+            Pass::Backward => &kernels.backward,
         };
-        let packed_blocks = forms[0].entry(self.dtype).map_or(1, |entry| entry.resident);
-        let [_, short, held, few, long] =
-            forms.map(|family| family.entry(self.dtype).map_or(32, |entry| entry.block));
-        let streams = kernels.forward_stream.entry(self.dtype);
+        let entry = |form| kernels.of(form).entry(self.dtype);
+        let most_threads = |form| entry(form).map_or(32, |entry| entry.block);
+        let room = |form| entry(form).map(|entry| gpu.room_for(entry.resident));
         let can = SamplesKernels {
-            held: kernels.held,
-            held_with_gradients: (kernels.held_with_gradients)(self.element_bytes),
-            packed: self.packed.map(|packed| (packed, gpu.room_for(packed_blocks))),
-            stream: streams.map(|entry| (self.lie, gpu.room_for(entry.resident))),
+            held: self.kernels.held,
+            held_with_gradients: (self.kernels.held_with_gradients)(self.element_bytes),
+            packed: self.packed.zip(room(Form::Packed)),
+            lane_rows: self
+                .packed
+                .zip(room(Form::LaneRows))
+                .filter(|(packed, _)| packed.fits_lanes),
+            stream: (pass == Pass::Forward)
+                .then(|| room(Form::Stream))
+                .flatten()
+                .map(|device| (self.lie, device)),
             whole: self.whole,
-            short_block: short.min(ROWS_BLOCK),
-            held_block: held,
-            few_block: few,
-            long_block: long,
+            short_block: most_threads(Form::ShortWhole).min(ROWS_BLOCK),
+            held_block: most_threads(Form::Held),
+            few_block: most_threads(Form::Few),
+            long_block: most_threads(Form::Long),
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };
         let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
-        let family = match plan.form {
-            Form::Stream => kernels.forward_stream,
-            form => forms[form as usize],
-        };
-        Planned { plan, family }
+        Planned { plan, family: kernels.of(plan.form) }
     }
 
     /// Queues the one launch that computes `pass`.
@@ -203,7 +205,7 @@ impl<'a> Launches<'a> {
             (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
         }
         let asks_early = self.stream.gpu().overlaps() && pass == Pass::Forward;
-        if asks_early && !matches!(plan.form, Form::Packed | Form::Stream) {
+        if asks_early && !matches!(plan.form, Form::Packed | Form::LaneRows | Form::Stream) {
             let early = plan::early(plan, row_bytes, cache);
             (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
         }
@@ -233,7 +235,9 @@ impl<'a> Launches<'a> {
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }
             // More than a block has unless it is asked for.
-            (_, Form::Packed | Form::Stream) => gpu.dynamic_shared(entry).map(|_| ()),
+            (_, Form::Packed | Form::LaneRows | Form::Stream) => {
+                gpu.dynamic_shared(entry).map(|_| ())
+            }
             _ => Ok(()),
         }
     }

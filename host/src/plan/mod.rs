@@ -260,6 +260,8 @@ const TAIL_PARTS: usize = 4;
 pub(crate) enum Form {
     /// A lane or several of a warp, which has staged it in shared memory.
     Packed,
+    /// The same, but a lane has a row, in registers.
+    LaneRows,
     /// A team of a warp, which holds it in registers: rows that are whole groups.
     ShortWhole,
     /// A block, which holds it in registers.
@@ -282,6 +284,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) held_with_gradients: usize,
     /// How rows are packed into tiles, if they are short enough, and for which device.
     pub(crate) packed: Option<(Packed, Device)>,
+    /// The same, if a lane has registers for a row.
+    pub(crate) lane_rows: Option<(Packed, Device)>,
     /// Long rows, as they lie, and the device, if there is a kernel that streams them.
     pub(crate) stream: Option<(packed::Rows, Device)>,
     /// Whether rows lie from one boundary of 16 bytes to another.
@@ -342,7 +346,10 @@ pub(crate) fn samples(
     } else if let Some(packed) = kernels.packed
         && (of_team <= 32 || !is_few)
     {
-        return packed_samples(pass, rows, packed);
+        return match kernels.lane_rows {
+            Some(packed) => packed_samples(pass, Form::LaneRows, rows, packed),
+            None => packed_samples(pass, Form::Packed, rows, packed),
+        };
     } else if is_few {
         Form::Few
     } else if of_block <= kernels.held_block as usize
@@ -374,7 +381,7 @@ pub(crate) fn samples(
         };
     }
     let most = match form {
-        Form::Packed => unreachable!("planned above"),
+        Form::Packed | Form::LaneRows => unreachable!("planned above"),
         Form::ShortWhole => kernels.short_block,
         Form::Held => kernels.held_block,
         Form::Few => kernels.few_block,
@@ -383,7 +390,7 @@ pub(crate) fn samples(
     } as usize;
     let mut splits = 1;
     let (threads, team) = match form {
-        Form::Packed => unreachable!("planned above"),
+        Form::Packed | Form::LaneRows => unreachable!("planned above"),
         Form::ShortWhole => (most, short_team),
         Form::Few => (of_few, of_few),
         Form::Long if pass == Pass::Forward => {
@@ -413,7 +420,7 @@ pub(crate) fn samples(
         Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
         // As many rows as a block has teams, in the order of memory; more where there are too many
         // blocks.
-        Form::ShortWhole | Form::Packed | Form::Long | Form::Stream => {
+        Form::ShortWhole | Form::Packed | Form::LaneRows | Form::Long | Form::Stream => {
             let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces).max(1) * teams;
             (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
@@ -454,7 +461,12 @@ const STREAM_LEAST_ROWS: usize = 2048;
 const SHORT_WHOLE_BYTES: usize = 512;
 
 /// The launch of a pass over packed rows.
-fn packed_samples(pass: Pass, rows: usize, (packed, device): (Packed, Device)) -> SamplesLaunch {
+fn packed_samples(
+    pass: Pass,
+    form: Form,
+    rows: usize,
+    (packed, device): (Packed, Device),
+) -> SamplesLaunch {
     let pieces = packed.blocks(pass, rows, device);
     let blocks = match pass {
         Pass::Backward => pieces.max(1),
@@ -463,7 +475,7 @@ fn packed_samples(pass: Pass, rows: usize, (packed, device): (Packed, Device)) -
     let one = NonZeroU32::MIN;
     SamplesLaunch {
         rows: RowsLaunch { launch: packed.launch(blocks), team: one, splits: one },
-        form: Form::Packed,
+        form,
         rows_of_block: one,
         tail: Tail::NONE,
         tile: packed.args,
@@ -522,7 +534,7 @@ pub(crate) fn ahead(
     let whole_rows = part(6);
     match (pass, form) {
         (Pass::ForwardBackward, Form::Held) => whole_rows,
-        (_, Form::Packed) => none,
+        (_, Form::Packed | Form::LaneRows) => none,
         // Of rows of which a block has several it asks for more at once: on an H200, 4 MB do best.
         (Pass::ForwardBackward, Form::ShortWhole) => part(12),
         // A multiprocessor has one such row at a time, and this one is wanted when half of them
@@ -653,6 +665,7 @@ mod tests {
         held: 4,
         held_with_gradients: 4,
         packed: None,
+        lane_rows: None,
         stream: None,
         whole: true,
         short_block: 256,

@@ -2,7 +2,7 @@
 //! share them.
 
 use super::{Launch, Pass};
-use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES};
+use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_row_cols};
 
 /// Rows of up to so many bytes are packed, by the bytes of an element. Longer ones of 16 bits are
 /// faster by a block each: H200, 2026-11-24, forward and backward in bf16, ceiling ÷ ours of 2000
@@ -25,6 +25,10 @@ const SMALL_TILE_BYTES: usize = 4 << 10;
 
 /// See [`SMALL_TILE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
+
+/// Bytes of the rows of a tile and of their classes, where a lane has a row in registers: two
+/// stages a warp leave room for as many blocks on a multiprocessor as there are registers for.
+const LANES_STAGE_BYTES: usize = 3680;
 
 /// Tiles of a warp: one that it works on, and one under way.
 const STAGES: usize = 2;
@@ -62,6 +66,8 @@ pub(crate) struct Packed {
     /// Rows of the tiles that a block's warps work on at the same time.
     block_rows: usize,
     shared_bytes: usize,
+    /// Whether a lane has registers for a row.
+    pub(crate) fits_lanes: bool,
 }
 
 impl Packed {
@@ -114,7 +120,17 @@ pub(crate) fn packed(rows: Rows) -> Option<Packed> {
     let tile_bytes = if row_bytes <= SMALL_ROW_BYTES { SMALL_TILE_BYTES } else { TILE_BYTES };
     let fit = (tile_bytes / rows.tiles / row_bytes.max(pitch)).max(1);
     let warp_rows = if fit >= 32 { 32 } else { 1 << fit.ilog2() };
-    let tile_rows = warp_rows * (fit / warp_rows).clamp(1, TURNS);
+    let fits_lanes = rows.cols <= lane_row_cols(rows.element_bytes as u32) as usize
+        && warp_rows == 32
+        && rows.tiles == 1
+        && rows.contiguous
+        && rows.alike;
+    let turns = if fits_lanes {
+        LANES_STAGE_BYTES / ((row_bytes + 8) * warp_rows)
+    } else {
+        fit / warp_rows
+    };
+    let tile_rows = warp_rows * turns.clamp(1, TURNS);
     let bytes = if rows.contiguous {
         // Rows begin as far from a cache line in shared memory as they do in global memory.
         let line = CACHE_LINE as usize;
@@ -123,7 +139,7 @@ pub(crate) fn packed(rows: Rows) -> Option<Packed> {
         tile_rows * pitch
     };
     // With a class of eight bytes a row, where there are no probabilities.
-    let classes = if rows.tiles == 1 { tile_rows * 8 } else { 0 };
+    let classes = if rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
     let stage_bytes = (rows.tiles * bytes + classes).next_multiple_of(CACHE_LINE as usize);
     let [order_right, order_mask, order_left] = order(access, row_bytes, pitch, warp_rows);
     let args = TileArgs {
@@ -139,7 +155,7 @@ pub(crate) fn packed(rows: Rows) -> Option<Packed> {
         stage_bytes: stage_bytes as u32,
     };
     let shared_bytes = WARPS * STAGES * stage_bytes;
-    Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes })
+    Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, fits_lanes })
 }
 
 /// In which order lanes take the vectors of their rows; see [`TileArgs::order_right`].

@@ -293,6 +293,10 @@ macro_rules! max_pairs {
 max_pairs!(max_f16_pairs, f16);
 max_pairs!(max_bf16_pairs, bf16);
 
+pub(crate) fn min_or_nan_f32(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() { f32::NAN } else { a.min(b) }
+}
+
 #[track_caller]
 pub(crate) fn max_of_warp(mut value: i32) -> i32 {
     for lane_mask in [16, 8, 4, 2, 1] {

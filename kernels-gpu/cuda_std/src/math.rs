@@ -89,6 +89,12 @@ pub fn exp2_approx_f32(x: f32) -> f32 {
     side::exp2_approx_f32(x)
 }
 
+/// The smaller one; NaN where one is.
+#[inline(always)]
+pub fn min_or_nan_f32(a: f32, b: f32) -> f32 {
+    side::min_or_nan_f32(a, b)
+}
+
 /// The larger of each pair of f16s in a word; the other where one is NaN.
 #[inline(always)]
 pub fn max_f16_pairs(a: u32, b: u32) -> u32 {

@@ -173,18 +173,21 @@ pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &Cross
     // SAFETY: condition 2.
     let totals = unsafe { totals_ahead(args) };
     let (blocks, threads) = (args.totals_blocks, u64::from(block_dim_x()));
+    let has_weights = args.weight != 0;
     let (mut weights, mut count, mut looked_at) = (0.0, 0, 0);
     let mut row = first_target(FLIGHT) + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: condition 1.
         let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, threads) };
         unrolled!(for k in 0..FLIGHT; {
-            // SAFETY: condition 1.
-            let label = unsafe { label::<E>(args, args.weight, classes[k]) };
-            if label.counts && !label.fault {
-                weights += label.weight.to_f64();
-                count += 1;
+            let class = classes[k];
+            let is_class = class.cast_unsigned() < u64::from(args.cols);
+            let counts = is_class && class != args.ignore_index;
+            if counts && has_weights {
+                // SAFETY: condition 1; the class is one.
+                weights += unsafe { class_weight::<E>(args.weight, class as u32) }.to_f64();
             }
+            count += u32::from(counts);
             looked_at += u32::from(row + (k as u64 * threads) < args.rows);
         });
         row += u64::from(blocks) * threads * FLIGHT as u64;
@@ -195,7 +198,8 @@ pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &Cross
         if totals.are_counts() {
             totals.count(looked_at, count);
         } else {
-            totals.add_up([weights, f64::from(count)], blocks);
+            let count = f64::from(count);
+            totals.add_up([if has_weights { weights } else { count }, count], blocks);
         }
     }
 }

@@ -61,11 +61,12 @@ pub(crate) mod mode {
 /// multiprocessor, as many as there are registers for without a stack: one is enough to make short
 /// blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident, streams $streams:tt) => {
+    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
+        #[allow(unused_imports)] // not every kind of targets has every kernel
         use crate::cross_entropy::{
-            backward_held, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_stream, stream_blocks, packed, resident_packed, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            backward_held, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
             few_block, lies, mode, resident, resident_anyhow, resident_long,
         };
 
@@ -90,9 +91,12 @@ macro_rules! kernels {
             FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
             BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
-            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
-            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
-            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
+            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
+            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
+            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
+            FORWARD_LANE_ROWS = forward_lane_rows: packed::<E, MODE, { computes::LOSS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS), 5 barriers of $lanes;
+            FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows: packed::<E, MODE, { computes::BOTH }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH), 6 barriers of $lanes;
+            BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
             FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
@@ -118,6 +122,16 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
         mode::CLASS if size_of::<E>() < 8 => 5,
         mode::CLASS => 4,
         _ => 3,
+    }
+}
+
+/// The same of those of a lane a row.
+pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
+    match (computes, size_of::<E>()) {
+        (computes::BOTH, 8) => 4,
+        (computes::BOTH, _) => 5,
+        (_, 8) => 6,
+        _ => 7,
     }
 }
 

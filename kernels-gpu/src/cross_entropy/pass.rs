@@ -582,7 +582,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     #[inline(always)]
     fn saved(&self, row: u64, which: u64) -> *mut E::Real {
-        (self.args.saved as *mut E::Real).wrapping_add((which * self.args.rows + row) as usize)
+        let start = self.of_end(self.args.saved) as *mut E::Real;
+        start.wrapping_add((which * self.args.rows + row) as usize)
     }
 
     /// The factors with their scale, and with that of the z-loss.

@@ -28,6 +28,11 @@ pub(crate) fn from_i32(value: i32) -> f64 {
     f64::from_bits(DIGITS | u64::from(biased)) - BIAS
 }
 
+#[inline(always)]
+pub(crate) fn min_max(a: f64, b: f64) -> [f64; 2] {
+    if b > a { [a, b] } else { [b, a] }
+}
+
 /// The reciprocal r is off by e = 1 − br, at most 2⁻¹⁹: a/b is ar/(1 − e) = ar (1 + e + e²), and e³
 /// is too little to count. To what is added belongs what the product ar is rounded by.
 #[inline(always)]

@@ -1,81 +1,36 @@
-//! Short rows, packed into tiles: a warp stages whole rows in shared memory by asynchronous copies,
-//! and one lane or a few compute each row. Gradients are written over the tile, which is then
-//! stored as it came.
-//!
-//! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each
-//! other until the end, where the block adds up what its rows come to.
+//! One lane or several a row: a loop over what each has of the row in shared memory.
 
-use super::finish::{finish_pieces, has_sums, leave_terms};
-use super::label::{add_up_totals, totals_ahead};
-use super::mode;
-use super::pass::{Factors, Pass, TERMS, Total, Totals, writes};
-use super::stats::{Relative, Stats};
-use crate::abi::{CrossEntropyArgs, Matrix};
+use super::stage::{Known, STAGES, Tiles};
+use super::{Share, computes};
+use crate::cross_entropy::mode;
+use crate::cross_entropy::pass::{Factors, Pass, TERMS, Total, writes};
+use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{self, Workspace, block_sums};
+use crate::reduce::Workspace;
 use crate::tile::{Shared, Tile};
-use cuda_std::memory::{Vec16, end_copies, load, wait_for_copies};
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::memory::{Vec16, wait_for_copies};
 use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, any, lane_id, sync_warp, warp_id};
 
-/// What a kernel computes.
-pub(crate) mod computes {
-    pub(crate) const LOSS: u32 = 0;
-    /// Gradients, from what a forward pass has saved.
-    pub(crate) const GRADIENTS: u32 = 1;
-    pub(crate) const BOTH: u32 = 2;
-}
-
-type Place = reduce::Place<2>;
-
-/// Targets that a thread has in flight while the normaliser of a mean is added up. Targets of short
-/// rows are a large part of all bytes, so this is as many as hide the latency of memory.
-const TARGETS: usize = 8;
-
+/// Computes a warp's share of the rows.
+///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind the blocks that
-/// add up totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has
-/// dynamic shared memory for the tiles of its warps.
+/// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32>(
-    args: &CrossEntropyArgs,
-) {
-    let has_loss = COMPUTES != computes::GRADIENTS;
-    let both = COMPUTES == computes::BOTH;
-    let pass = Pass::<E, MODE>::new(args);
-    // SAFETY: condition 2.
-    let workspace = unsafe { Workspace::new(args.workspace) };
-    let place = Place::of_block(if both { args.totals_blocks } else { 0 });
-    if both && block_idx_x() < args.totals_blocks {
-        // SAFETY: conditions 1 and 2.
-        unsafe { add_up_totals::<E, TARGETS>(args) };
-        return;
-    }
-    let (piece, pieces) =
-        if has_loss { (place.piece(), place.pieces()) } else { (block_idx_x(), grid_dim_x()) };
-    if has_loss && (place.takes_none() || piece >= pieces) {
-        // SAFETY: conditions 1 and 2.
-        unsafe {
-            if both {
-                finish_pieces::<true, 4, E, MODE, _>(&pass, place, workspace);
-            } else {
-                finish_pieces::<false, 4, E, MODE, _>(&pass, place, workspace);
-            }
-        }
-        return;
-    }
-    let warps = block_dim_x() / WARP_SIZE;
-    let step = u64::from(pieces) * u64::from(warps * args.tile.rows);
-    let first = u64::from(piece * warps + warp_id()) * u64::from(args.tile.rows);
+pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
+    pass: &Pass<'_, E, MODE>,
+    share: Share,
+    workspace: Workspace,
+) -> [f64; TERMS] {
+    let args = pass.args;
     let mut tiles = Tiles::<E, MODE> {
-        pass: &pass,
+        pass,
         shared: Shared::new(),
         base: warp_id() * STAGES * args.tile.stage_bytes,
         stage: 0,
     };
     let mut terms = [0.0; TERMS];
     let mut totals = Known([0.0; 2]);
-    let mut next = first;
+    let mut next = share.first;
     let mut has_tile = false;
     // SAFETY: the caller's conditions.
     unsafe {
@@ -87,163 +42,18 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32>(
                 // The next tile travels while this one is computed.
                 wait_for_copies::<1>();
                 sync_warp();
-                tile::<E, MODE, COMPUTES>(&tiles, next - step, totals, workspace, &mut terms);
+                let first = next - share.step;
+                tile::<E, MODE, COMPUTES>(&tiles, first, totals, workspace, &mut terms);
                 // The stage is free for the tile after the next.
                 sync_warp();
-            } else if both {
+            } else if COMPUTES == computes::BOTH {
                 totals = Known::wait(args);
             }
             has_tile = next < args.rows;
-            next += step;
+            next += share.step;
         }
     }
-    // The next launch would take for its own what a block leaves and nobody sums.
-    if !has_loss || (!both && !has_sums(args)) {
-        return;
-    }
-    let second = if both { terms[2] } else { terms[1] };
-    let [loss, second] = block_sums::<f64, false, 2>([terms[0], second]);
-    // SAFETY: condition 2; the first thread of each block leaves its terms once.
-    unsafe {
-        if both || pass.has_two_sums() {
-            if thread_idx_x() == 0 {
-                leave_terms::<E::Real, _>(place, [loss, second, 0.0, 0.0], 1, workspace);
-            }
-        } else {
-            // Between two sums of the block.
-            sync_threads();
-            let [square, count] = block_sums::<f64, false, 2>([terms[2], terms[3]]);
-            if thread_idx_x() == 0 {
-                leave_terms::<E::Real, _>(place, [loss, second, square, count], 2, workspace);
-            }
-        }
-    }
-}
-
-/// Tiles that a warp has in shared memory: one that it works on, and one under way. The loop in
-/// [`packed`] changes between the two.
-const STAGES: u32 = 2;
-
-/// Tiles of a stage: of the logits, and of the target's probabilities.
-const fn tiles_of_stage<const MODE: u32>() -> u32 {
-    if MODE == mode::PROBABILITIES { 2 } else { 1 }
-}
-
-/// What a mean is divided by, for the gradients and for those of the z-loss.
-#[derive(Clone, Copy)]
-struct Known([f64; 2]);
-
-impl Known {
-    /// Waits for the blocks that add up the totals, if any do.
-    ///
-    /// # Safety
-    /// The kernels' condition 2.
-    #[inline(always)]
-    unsafe fn wait(args: &CrossEntropyArgs) -> Self {
-        // SAFETY: the caller's condition.
-        let ahead = unsafe { totals_ahead(args) };
-        if args.divisor != 0.0 {
-            return Known([0.0; 2]);
-        }
-        let rows = if args.z_loss == 0.0 { 0.0 } else { ahead.wait(Total::Rows as u32) };
-        Known([ahead.wait(Total::Weights as u32), rows])
-    }
-}
-
-impl Totals for Known {
-    #[inline(always)]
-    fn total(self, which: Total) -> f64 {
-        match which {
-            Total::Weights => self.0[0],
-            Total::Rows => self.0[1],
-        }
-    }
-}
-
-/// A warp's tiles.
-struct Tiles<'a, E: Element, const MODE: u32> {
-    pass: &'a Pass<'a, E, MODE>,
-    shared: Shared,
-    /// Where the warp's stages begin in shared memory.
-    base: u32,
-    stage: u32,
-}
-
-impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
-    #[inline(always)]
-    fn rows(&self, first: u64) -> u32 {
-        let rows = self.pass.args.rows.saturating_sub(first);
-        rows.min(u64::from(self.pass.args.tile.rows)) as u32
-    }
-
-    /// The stage's tile of rows of a tensor from `first` on: number 0 or 1 of those of the stage.
-    #[inline(always)]
-    fn tile(&self, tensor: Matrix, first: u64, number: u32) -> Tile<E> {
-        let args = self.pass.args;
-        let base = self.base + self.stage * args.tile.stage_bytes + number * args.tile.bytes;
-        Tile::new(self.shared, &args.tile, tensor, first, args.cols, base)
-    }
-
-    /// Where the stage's classes are in shared memory: behind its tiles.
-    #[inline(always)]
-    fn classes(&self) -> u32 {
-        let tile = &self.pass.args.tile;
-        self.base + self.stage * tile.stage_bytes + tiles_of_stage::<MODE>() * tile.bytes
-    }
-
-    /// The class of row `index` of the stage's tile; one to be ignored where there is no such row.
-    ///
-    /// # Safety
-    /// The tile has arrived; it has so many `rows`.
-    #[inline(always)]
-    unsafe fn class_of(&self, index: u32, rows: u32) -> i64 {
-        let (args, at) = (self.pass.args, self.classes());
-        if MODE == mode::PROBABILITIES || index >= rows {
-            return args.ignore_index;
-        }
-        // SAFETY: the caller's condition.
-        unsafe {
-            match args.class_bytes {
-                8 => self.shared.word::<i64>(at, index),
-                4 => i64::from(self.shared.word::<i32>(at, index)),
-                _ => i64::from(self.shared.word::<u8>(at, index)),
-            }
-        }
-    }
-
-    /// Begins to copy a tile and its classes, in a batch of its own.
-    ///
-    /// # Safety
-    /// The kernels' condition 1; the lanes of the warp have met since they read the stage.
-    #[inline(always)]
-    unsafe fn load_async(&self, first: u64) {
-        let (args, rows) = (self.pass.args, self.rows(first));
-        // SAFETY: the caller's conditions.
-        unsafe {
-            if rows > 0 {
-                self.tile(args.input, first, 0).load_async(rows);
-                if MODE == mode::PROBABILITIES {
-                    self.tile(args.probabilities(), first, 1).load_async(rows);
-                } else {
-                    let at = self.classes();
-                    let from = args.target + first * u64::from(args.class_bytes);
-                    match args.class_bytes {
-                        8 => self.shared.load_words_async::<i64>(at, from, rows),
-                        4 => self.shared.load_words_async::<i32>(at, from, rows),
-                        _ => {
-                            let mut index = lane_id();
-                            while index < rows {
-                                let class = load((from + u64::from(index)) as *const u8);
-                                self.shared.set_word(at, index, class);
-                                index += WARP_SIZE;
-                            }
-                        }
-                    }
-                }
-            }
-            end_copies();
-        }
-    }
+    terms
 }
 
 /// What a lane has of a row: of its vectors every `parts`th, from number `part` on.

@@ -1,0 +1,130 @@
+//! Short rows, packed into tiles: a warp stages whole rows in shared memory by asynchronous copies,
+//! and one lane or a few compute each row. Gradients are written over the tile, which is then
+//! stored as it came.
+//!
+//! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each
+//! other until the end, where the block adds up what its rows come to.
+
+mod lane_per_row;
+mod register_row;
+mod slice;
+mod stage;
+
+use super::finish::{finish_pieces, has_sums, leave_terms};
+use super::label::add_up_totals;
+use super::pass::Pass;
+use crate::abi::CrossEntropyArgs;
+use crate::element::Element;
+use crate::reduce::{self, Workspace, block_sums};
+use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::warp::{WARP_SIZE, warp_id};
+
+/// What a kernel computes.
+pub(crate) mod computes {
+    pub(crate) const LOSS: u32 = 0;
+    /// Gradients, from what a forward pass has saved.
+    pub(crate) const GRADIENTS: u32 = 1;
+    pub(crate) const BOTH: u32 = 2;
+}
+
+type Place = reduce::Place<2>;
+
+/// Targets that a thread has in flight while the normaliser of a mean is added up. Targets of short
+/// rows are a large part of all bytes, so this is as many as hide the latency of memory.
+const TARGETS: usize = 8;
+
+/// The rows of a warp: tiles of `args.tile.rows` rows that begin at `first`, and then every `step`.
+#[derive(Clone, Copy)]
+struct Share {
+    first: u64,
+    step: u64,
+}
+
+/// Rows of any length that fits a tile, of which a lane or several have one; or, with `LANE_ROWS`,
+/// rows of at most `lane_row_cols`, of which a lane has one.
+///
+/// The same where a lane has a row in registers: with more, the block would need registers of which
+/// the rows have no use.
+const LANE_ROWS_TARGETS: usize = 4;
+
+/// # Safety
+/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind the blocks that
+/// add up totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has
+/// dynamic shared memory for the tiles of its warps. With `LANE_ROWS`, targets are classes, and a
+/// tile is one contiguous span of the logits and, as far from a boundary of 16 bytes, of their
+/// gradients.
+#[inline(always)]
+pub(crate) unsafe fn packed<
+    E: Element,
+    const MODE: u32,
+    const COMPUTES: u32,
+    const LANE_ROWS: bool,
+>(
+    args: &CrossEntropyArgs,
+) {
+    let pass: Pass<'_, E, MODE> =
+        if LANE_ROWS { Pass::finishing_late(args) } else { Pass::new(args) };
+    let has_loss = COMPUTES != computes::GRADIENTS;
+    let both = COMPUTES == computes::BOTH;
+    // SAFETY: condition 2.
+    let workspace = unsafe { Workspace::new(args.workspace) };
+    let place = Place::of_block(if both { args.totals_blocks } else { 0 });
+    if both && block_idx_x() < args.totals_blocks {
+        // SAFETY: conditions 1 and 2.
+        unsafe {
+            if LANE_ROWS {
+                add_up_totals::<E, LANE_ROWS_TARGETS>(args);
+            } else {
+                add_up_totals::<E, TARGETS>(args);
+            }
+        }
+        return;
+    }
+    let (piece, pieces) =
+        if has_loss { (place.piece(), place.pieces()) } else { (block_idx_x(), grid_dim_x()) };
+    if has_loss && (place.takes_none() || piece >= pieces) {
+        // SAFETY: conditions 1 and 2.
+        unsafe {
+            if both {
+                finish_pieces::<true, 4, E, MODE, _>(&pass, place, workspace);
+            } else {
+                finish_pieces::<false, 4, E, MODE, _>(&pass, place, workspace);
+            }
+        }
+        return;
+    }
+    let warps = block_dim_x() / WARP_SIZE;
+    let share = Share {
+        first: u64::from(piece * warps + warp_id()) * u64::from(args.tile.rows),
+        step: u64::from(pieces) * u64::from(warps * args.tile.rows),
+    };
+    // SAFETY: the caller's conditions.
+    let terms = unsafe {
+        if LANE_ROWS {
+            lane_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
+        } else {
+            slice::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
+        }
+    };
+    // The next launch would take for its own what a block leaves and nobody sums.
+    if !has_loss || (!both && !has_sums(args)) {
+        return;
+    }
+    let second = if both { terms[2] } else { terms[1] };
+    let [loss, second] = block_sums::<f64, false, 2>([terms[0], second]);
+    // SAFETY: condition 2; the first thread of each block leaves its terms once.
+    unsafe {
+        if both || pass.has_two_sums() {
+            if thread_idx_x() == 0 {
+                leave_terms::<E::Real, _>(place, [loss, second, 0.0, 0.0], 1, workspace);
+            }
+        } else {
+            // Between two sums of the block.
+            sync_threads();
+            let [square, count] = block_sums::<f64, false, 2>([terms[2], terms[3]]);
+            if thread_idx_x() == 0 {
+                leave_terms::<E::Real, _>(place, [loss, second, square, count], 2, workspace);
+            }
+        }
+    }
+}

@@ -13,12 +13,17 @@
 //! The blocks of a cooperative launch wait for each other in both directions, as those of a device
 //! that holds all of them at a time. Such a launch also ends where every block waits for another.
 //!
+//! [`Faults`] has a call of the driver fail, or work on a stream, although nothing is wrong with
+//! it. [`live`] counts what callers have created and not destroyed. With both a test sees whether a
+//! caller survives each failure, and leaks nothing.
+//!
 //! It does not show what depends on the PTX or on real concurrency: wrong code generation, races
 //! in the order of memory, speed.
 
 mod block;
 mod driver;
 mod fault;
+mod injection;
 mod kernel;
 mod launch;
 mod memory;
@@ -30,6 +35,8 @@ mod tests;
 
 pub use driver::symbol;
 pub use fault::take_report;
+pub use injection::Faults;
+pub use objects::{Live, live};
 
 /// The name of the emulated device.
 pub const DEVICE_NAME: &str = "fused-loss emulator (CPU)";

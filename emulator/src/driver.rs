@@ -491,13 +491,21 @@ mod calls {
         }
 
         // An event is recorded when its stream has done all before it: there is nothing to wait
-        // for.
+        // for. A fault before it is the waiting stream's too, as a GPU's is every stream's:
+        // otherwise work would read what a failed kernel has not written, and nobody be told.
         fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) {
             current_device()?;
             let (stream, event) = (stream(handle)?, EVENTS.get(event).ok_or(INVALID_HANDLE)?);
-            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
+            let event = event.lock().unwrap();
+            let captured = event.as_ref().is_some_and(|event| event.captured);
             match (stream.is_capturing(), captured) {
-                (false, false) | (true, true) => Ok(()),
+                (false, false) => {
+                    if let Some(fault) = event.as_ref().and_then(|event| event.fault.clone()) {
+                        stream.note_fault(fault);
+                    }
+                    Ok(())
+                }
+                (true, true) => Ok(()),
                 (true, false) => {
                     stream.invalidate_capture();
                     Err(CAPTURE_ISOLATION)
@@ -573,13 +581,13 @@ mod calls {
 
         fn cuEventSynchronize(event: usize) {
             let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
-            let mut event = event.lock().unwrap();
-            let Some(recorded) = event.as_mut() else { return Ok(()) };
+            let event = event.lock().unwrap();
+            let Some(recorded) = event.as_ref() else { return Ok(()) };
             if recorded.captured {
                 return Err(CAPTURED_EVENT);
             }
             not_capturing()?;
-            recorded.fault.take().map_or(Ok(()), |fault| Err(fault.tell()))
+            recorded.fault.clone().map_or(Ok(()), |fault| Err(fault.tell()))
         }
 
         fn cuEventQuery(event: usize) {

@@ -7,8 +7,9 @@
 //! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access to
 //! global memory outside every allocation, to freed memory or off its alignment, an access outside
 //! the block's shared arrays, and a read of global or shared memory that nothing has written end
-//! the launch; the next synchronisation of its stream then fails, and [`take_report`] names kernel,
-//! block, thread and place.
+//! the launch; its stream is in error from then on, and so is a stream that waits for it: each
+//! synchronisation fails, and [`take_report`] names kernel, block, thread and place. Other streams
+//! go on, where a GPU would lose the whole context: tests run side by side.
 //!
 //! The blocks of a cooperative launch wait for each other in both directions, as those of a device
 //! that holds all of them at a time. Such a launch also ends where every block waits for another.

@@ -94,7 +94,7 @@ pub fn live() -> Live {
 pub(crate) struct Recorded {
     pub(crate) at: Instant,
     pub(crate) captured: bool,
-    /// What had gone wrong before it, which the first who waits for it is told.
+    /// What had gone wrong before it, which whoever waits for it is told.
     pub(crate) fault: Option<Fault>,
 }
 
@@ -158,7 +158,8 @@ impl Operation {
 /// A stream. Operations run at once, so that order between streams is the order of the calls.
 #[derive(Default)]
 pub(crate) struct Stream {
-    /// The first fault since the last synchronisation.
+    /// The first fault. It stays, as a GPU's does: what was to be computed since is not there,
+    /// whoever asks for it.
     fault: Mutex<Option<Fault>>,
     /// What has been recorded, while a graph is captured, and whether all of it could be.
     recorded: Mutex<Option<(Vec<Operation>, bool)>>,
@@ -175,20 +176,21 @@ impl Stream {
         }
         let _turn = self.queue.lock().unwrap();
         if let Err(fault) = injection::before_work().and_then(|()| operation.run()) {
-            self.fault.lock().unwrap().get_or_insert(fault);
+            self.note_fault(fault);
         }
     }
 
-    /// The code of the first fault since the last call, whose report is left for this CPU thread.
+    /// The code of the first fault, whose report is left for this CPU thread.
     pub(crate) fn synchronize(&self) -> Result<(), u32> {
-        let _turn = self.queue.lock().unwrap();
-        match self.fault.lock().unwrap().take() {
-            None => Ok(()),
-            Some(fault) => Err(fault.tell()),
-        }
+        self.fault().map_or(Ok(()), |fault| Err(fault.tell()))
     }
 
-    /// The first fault since the last synchronisation.
+    /// What is queued from now on comes behind work that has ended in `fault`.
+    pub(crate) fn note_fault(&self, fault: Fault) {
+        self.fault.lock().unwrap().get_or_insert(fault);
+    }
+
+    /// The first fault.
     pub(crate) fn fault(&self) -> Option<Fault> {
         let _turn = self.queue.lock().unwrap();
         self.fault.lock().unwrap().clone()

@@ -1,13 +1,16 @@
 //! A device: its primary context, its name, and the kernels loaded on it.
 
+mod context;
 mod modules;
 mod transfer;
+
+pub(crate) use context::Restore;
 
 use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
 use crate::plan::{Cache, packed};
 use crate::ptx;
-use cust::context::{Context, CurrentContext};
+use context::Context;
 use cust::device::{Device, DeviceAttribute};
 use cust::sys;
 use kernels_gpu::overlap::OVERLAPS_FROM;
@@ -47,11 +50,10 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Ok(_restored) = Restore::current() else { return };
-        if CurrentContext::set_current(&self.context).is_ok() {
-            self.transfers.end();
-            self.loaded.unload();
-        }
+        let _current = self.context.bind();
+        // Where the context cannot be made current, the driver may do this all the same.
+        self.transfers.end();
+        self.loaded.unload();
     }
 }
 
@@ -154,8 +156,8 @@ impl Gpu {
         let mut driver_version = 0;
         // SAFETY: writes the version to the pointer it is given.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
-        let _restored = Restore::current()?;
-        let context = check_cust("cuDevicePrimaryCtxRetain", Context::new(device))?;
+        let context = Context::retain(device)?;
+        drop(context.bind()?);
         Ok(Gpu {
             inner: Arc::new(Inner {
                 context,
@@ -206,14 +208,7 @@ impl Gpu {
 
     /// Makes the device's context current on this thread, until what it returns is dropped.
     pub(crate) fn bind(&self) -> Result<Restore> {
-        let mut restore = Restore::current()?;
-        let own = self.inner.context.as_raw();
-        if restore.context == own {
-            restore.context = std::ptr::null_mut();
-        } else {
-            check_cust("cuCtxSetCurrent", CurrentContext::set_current(&self.inner.context))?;
-        }
-        Ok(restore)
+        self.inner.context.bind()
     }
 
     /// What the device has room for, of a kernel that it has registers for so many blocks of on a
@@ -261,29 +256,6 @@ impl Hash for Gpu {
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.inner.name, self.inner.ordinal)
-    }
-}
-
-/// Puts a thread's own context back when it is dropped. A thread that had none keeps the library's.
-pub(crate) struct Restore {
-    context: sys::CUcontext,
-}
-
-impl Restore {
-    fn current() -> Result<Self> {
-        let mut context = std::ptr::null_mut();
-        // SAFETY: writes the context to the pointer it is given.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
-        Ok(Restore { context })
-    }
-}
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        if !self.context.is_null() {
-            // SAFETY: it was current on this thread.
-            let _ = unsafe { sys::cuCtxSetCurrent(self.context) };
-        }
     }
 }
 

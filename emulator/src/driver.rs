@@ -412,6 +412,12 @@ mod calls {
             unsafe { put(device, current_device()?) }
         }
 
+        // Work is done when it is queued, and its faults are told by stream.
+        fn cuCtxSynchronize() {
+            current_device()?;
+            not_capturing()
+        }
+
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
             unsafe {
                 put(free, MEMORY.saturating_sub(memory::in_use()))?;

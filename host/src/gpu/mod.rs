@@ -3,6 +3,7 @@
 mod context;
 mod modules;
 mod transfer;
+mod unfreed;
 
 pub(crate) use context::Restore;
 
@@ -20,6 +21,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use transfer::Transfers;
+use unfreed::Unfreed;
 
 /// A GPU. The library works in the device's primary context, the one that PyTorch, cudarc and
 /// candle use too.
@@ -46,11 +48,15 @@ struct Inner {
     cache: Cache,
     loaded: Loaded,
     transfers: Transfers,
+    unfreed: Unfreed,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _current = self.context.bind();
+        let current = self.context.bind();
+        if current.is_ok() {
+            self.unfreed.free();
+        }
         // Where the context cannot be made current, the driver may do this all the same.
         self.transfers.end();
         self.loaded.unload();
@@ -171,6 +177,7 @@ impl Gpu {
                 cache,
                 loaded: Loaded::default(),
                 transfers: Transfers::default(),
+                unfreed: Unfreed::default(),
             }),
         })
     }

@@ -81,8 +81,8 @@ impl Stream {
     /// handle is another stream: what would queue work on this one there, or wait for it, is
     /// refused with [`Error::OtherThread`](crate::Error::OtherThread). A loss that a call has
     /// returned can be read on any thread. The library's other memory that was used on the stream
-    /// has to be dropped on its thread: elsewhere it is not freed, since nothing there can wait for
-    /// the work that uses it.
+    /// has to be dropped on its thread: elsewhere nothing can wait for the work that uses it, and
+    /// it is not freed before the last [`Gpu`] of the device is dropped.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.

@@ -86,20 +86,23 @@ impl Drop for Event {
     }
 }
 
-/// What this thread may ask while streams are captured; put back when it is dropped.
-struct CaptureMode(CUstreamCaptureMode);
+/// What this thread may ask while streams are captured; put back when it is dropped, where the
+/// driver has changed it.
+struct CaptureMode(Option<CUstreamCaptureMode>);
 
 impl CaptureMode {
     fn exchange(mut mode: CUstreamCaptureMode) -> Self {
         // SAFETY: reads and writes the mode through the pointer it is given.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-        CaptureMode(mode)
+        let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        CaptureMode((result == CUresult::CUDA_SUCCESS).then_some(mode))
     }
 }
 
 impl Drop for CaptureMode {
     fn drop(&mut self) {
-        // SAFETY: as above.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+        if let Some(mode) = &mut self.0 {
+            // SAFETY: as above.
+            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) };
+        }
     }
 }

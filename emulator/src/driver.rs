@@ -4,10 +4,12 @@
 //! `dlsym` would not.
 
 use crate::fault::Fault;
+use crate::injection;
 use crate::kernel::Launch;
 use crate::memory;
 use crate::objects::{
-    EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, Recorded, STREAMS, Stream,
+    DEVICES, EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, RETAINED, Recorded,
+    STREAMS, Stream,
 };
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,8 +18,6 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Two devices, so that mixing them can be tested.
-const DEVICES: i32 = 2;
 /// Compute capability 9.0, as PTX for every supported architecture runs here.
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 const MULTIPROCESSORS: i32 = 132;
@@ -120,8 +120,11 @@ thread_local! {
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const CAPTURE_MODE_RELAXED: c_int = 2;
 
-/// Runs a call, keeping a panic from crossing into the caller.
-fn call(body: impl FnOnce() -> Result) -> u32 {
+/// Runs a call of `function` unless it is to fail, keeping a panic from crossing into the caller.
+fn call(function: &'static str, body: impl FnOnce() -> Result) -> u32 {
+    if let Err(fault) = injection::before_call(function) {
+        return fault.tell();
+    }
     match panic::catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,
@@ -276,7 +279,7 @@ macro_rules! driver {
         $(
             #[allow(non_snake_case)]
             unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
-                call(|| $body)
+                call(stringify!($name), || $body)
             }
         )+
 
@@ -381,11 +384,16 @@ mod calls {
             if !(0..DEVICES).contains(&device) {
                 return Err(INVALID_DEVICE);
             }
-            unsafe { put(context, CONTEXTS + device as usize) }
+            unsafe { put(context, CONTEXTS + device as usize)? };
+            RETAINED[device as usize].fetch_add(1, Ordering::Relaxed);
+            Ok(())
         }
 
-        fn cuDevicePrimaryCtxRelease_v2(_device: c_int) {
-            Ok(())
+        fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+            let retained = RETAINED.get(device as usize).ok_or(INVALID_DEVICE)?;
+            let one_less = |count: usize| count.checked_sub(1);
+            let released = retained.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+            released.map(drop).map_err(|_| INVALID_CONTEXT)
         }
 
         fn cuCtxSetCurrent(context: usize) {
@@ -402,6 +410,12 @@ mod calls {
 
         fn cuCtxGetDevice(device: *mut c_int) {
             unsafe { put(device, current_device()?) }
+        }
+
+        // Work is done when it is queued, and its faults are told by stream.
+        fn cuCtxSynchronize() {
+            current_device()?;
+            not_capturing()
         }
 
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
@@ -483,13 +497,21 @@ mod calls {
         }
 
         // An event is recorded when its stream has done all before it: there is nothing to wait
-        // for.
+        // for. A fault before it is the waiting stream's too, as a GPU's is every stream's:
+        // otherwise work would read what a failed kernel has not written, and nobody be told.
         fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) {
             current_device()?;
             let (stream, event) = (stream(handle)?, EVENTS.get(event).ok_or(INVALID_HANDLE)?);
-            let captured = event.lock().unwrap().as_ref().is_some_and(|event| event.captured);
+            let event = event.lock().unwrap();
+            let captured = event.as_ref().is_some_and(|event| event.captured);
             match (stream.is_capturing(), captured) {
-                (false, false) | (true, true) => Ok(()),
+                (false, false) => {
+                    if let Some(fault) = event.as_ref().and_then(|event| event.fault.clone()) {
+                        stream.note_fault(fault);
+                    }
+                    Ok(())
+                }
+                (true, true) => Ok(()),
                 (true, false) => {
                     stream.invalidate_capture();
                     Err(CAPTURE_ISOLATION)
@@ -565,13 +587,13 @@ mod calls {
 
         fn cuEventSynchronize(event: usize) {
             let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
-            let mut event = event.lock().unwrap();
-            let Some(recorded) = event.as_mut() else { return Ok(()) };
+            let event = event.lock().unwrap();
+            let Some(recorded) = event.as_ref() else { return Ok(()) };
             if recorded.captured {
                 return Err(CAPTURED_EVENT);
             }
             not_capturing()?;
-            recorded.fault.take().map_or(Ok(()), |fault| Err(fault.tell()))
+            recorded.fault.clone().map_or(Ok(()), |fault| Err(fault.tell()))
         }
 
         fn cuEventQuery(event: usize) {

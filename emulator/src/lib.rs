@@ -7,11 +7,16 @@
 //! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access to
 //! global memory outside every allocation, to freed memory or off its alignment, an access outside
 //! the block's shared arrays, and a read of global or shared memory that nothing has written end
-//! the launch; the next synchronisation of its stream then fails, and [`take_report`] names kernel,
-//! block, thread and place.
+//! the launch; its stream is in error from then on, and so is a stream that waits for it: each
+//! synchronisation fails, and [`take_report`] names kernel, block, thread and place. Other streams
+//! go on, where a GPU would lose the whole context: tests run side by side.
 //!
 //! The blocks of a cooperative launch wait for each other in both directions, as those of a device
 //! that holds all of them at a time. Such a launch also ends where every block waits for another.
+//!
+//! [`Faults`] has a call of the driver fail, or work on a stream, although nothing is wrong with
+//! it. [`live`] counts what callers have created and not destroyed. With both a test sees whether a
+//! caller survives each failure, and leaks nothing.
 //!
 //! It does not show what depends on the PTX or on real concurrency: wrong code generation, races
 //! in the order of memory, speed.
@@ -19,6 +24,7 @@
 mod block;
 mod driver;
 mod fault;
+mod injection;
 mod kernel;
 mod launch;
 mod memory;
@@ -30,6 +36,8 @@ mod tests;
 
 pub use driver::symbol;
 pub use fault::take_report;
+pub use injection::Faults;
+pub use objects::{Live, live};
 
 /// The name of the emulated device.
 pub const DEVICE_NAME: &str = "fused-loss emulator (CPU)";

@@ -191,6 +191,11 @@ pub(crate) fn nearest(address: usize) -> Nearest {
     }
 }
 
+/// How many allocations there are.
+pub(crate) fn allocations() -> usize {
+    space().lock().unwrap().live.len()
+}
+
 /// Bytes in all allocations.
 pub(crate) fn in_use() -> usize {
     space().lock().unwrap().live.values().sum()

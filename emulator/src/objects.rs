@@ -1,6 +1,7 @@
 //! What the driver's handles stand for.
 
 use crate::fault::Fault;
+use crate::injection;
 use crate::kernel::Launch;
 use crate::memory;
 use kernels_gpu::Entry;
@@ -32,6 +33,10 @@ impl<T> Registry<T> {
         self.objects.lock().unwrap().as_ref()?.get(&handle).cloned()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.objects.lock().unwrap().as_ref().map_or(0, HashMap::len)
+    }
+
     pub(crate) fn remove_where(&self, is_gone: impl Fn(&T) -> bool) {
         if let Some(objects) = self.objects.lock().unwrap().as_mut() {
             objects.retain(|_, object| !is_gone(object));
@@ -49,11 +54,47 @@ pub(crate) static MODULES: Registry<Module> = Registry::new();
 pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
 pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
 
+/// Two devices, so that mixing them can be tested.
+pub(crate) const DEVICES: i32 = 2;
+/// How often the primary context of each device is retained.
+pub(crate) static RETAINED: [AtomicUsize; DEVICES as usize] =
+    [const { AtomicUsize::new(0) }; DEVICES as usize];
+
+/// How many of the driver's objects there are, in the whole process: what was created and is not
+/// destroyed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Live {
+    /// Allocations of device memory.
+    pub allocations: usize,
+    /// Streams, without the default streams.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Loaded modules.
+    pub modules: usize,
+    /// Graphs, executable or not.
+    pub graphs: usize,
+    /// Retained primary contexts, each as often as it is retained.
+    pub contexts: usize,
+}
+
+/// What callers have created and not destroyed.
+pub fn live() -> Live {
+    Live {
+        allocations: memory::allocations(),
+        streams: STREAMS.len(),
+        events: EVENTS.len(),
+        modules: MODULES.len(),
+        graphs: GRAPHS.len(),
+        contexts: RETAINED.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
+    }
+}
+
 /// When an event was recorded, and whether into a graph.
 pub(crate) struct Recorded {
     pub(crate) at: Instant,
     pub(crate) captured: bool,
-    /// What had gone wrong before it, which the first who waits for it is told.
+    /// What had gone wrong before it, which whoever waits for it is told.
     pub(crate) fault: Option<Fault>,
 }
 
@@ -117,7 +158,8 @@ impl Operation {
 /// A stream. Operations run at once, so that order between streams is the order of the calls.
 #[derive(Default)]
 pub(crate) struct Stream {
-    /// The first fault since the last synchronisation.
+    /// The first fault. It stays, as a GPU's does: what was to be computed since is not there,
+    /// whoever asks for it.
     fault: Mutex<Option<Fault>>,
     /// What has been recorded, while a graph is captured, and whether all of it could be.
     recorded: Mutex<Option<(Vec<Operation>, bool)>>,
@@ -133,21 +175,22 @@ impl Stream {
             return;
         }
         let _turn = self.queue.lock().unwrap();
-        if let Err(fault) = operation.run() {
-            self.fault.lock().unwrap().get_or_insert(fault);
+        if let Err(fault) = injection::before_work().and_then(|()| operation.run()) {
+            self.note_fault(fault);
         }
     }
 
-    /// The code of the first fault since the last call, whose report is left for this CPU thread.
+    /// The code of the first fault, whose report is left for this CPU thread.
     pub(crate) fn synchronize(&self) -> Result<(), u32> {
-        let _turn = self.queue.lock().unwrap();
-        match self.fault.lock().unwrap().take() {
-            None => Ok(()),
-            Some(fault) => Err(fault.tell()),
-        }
+        self.fault().map_or(Ok(()), |fault| Err(fault.tell()))
     }
 
-    /// The first fault since the last synchronisation.
+    /// What is queued from now on comes behind work that has ended in `fault`.
+    pub(crate) fn note_fault(&self, fault: Fault) {
+        self.fault.lock().unwrap().get_or_insert(fault);
+    }
+
+    /// The first fault.
     pub(crate) fn fault(&self) -> Option<Fault> {
         let _turn = self.queue.lock().unwrap();
         self.fault.lock().unwrap().clone()

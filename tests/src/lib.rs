@@ -1,7 +1,10 @@
 //! What the integration tests share: the device they run on, memory at any alignment, and the
 //! float64 references that results are held against.
 
+pub mod apart;
+pub mod faults;
 pub mod filled;
+pub mod graph;
 pub mod number;
 pub mod random;
 pub mod reference;

@@ -1,50 +1,10 @@
 //! The emulator, as a program meets it that does more than call it from one thread.
-//!
-//! Each case runs in a process of its own, this test again: one that hangs is ended, and one that
-//! aborts ends no other.
 
 use fused_loss::{Error, Gpu, Mse, Stream, Tensor, View};
 use rayon::prelude::*;
 use std::cell::RefCell;
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
-use std::{env, thread};
-
-/// What names the case to the process that runs it.
-const CASE: &str = "FUSED_LOSS_EMULATED_CASE";
-
-/// Runs `test` of this file again in a shell that `first` prepares. One that is not done in time
-/// has failed.
-fn run_again(test: &str, first: &str) -> Output {
-    let this = env::current_exe().unwrap();
-    let command = format!("{first} exec '{}' --exact {test} --nocapture", this.display());
-    let mut child = Command::new("sh")
-        .args(["-c", &command])
-        .env(CASE, test)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let limit = Instant::now() + Duration::from_secs(120);
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > limit {
-            child.kill().unwrap();
-            panic!("{test}: not done in two minutes");
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    child.wait_with_output().unwrap()
-}
-
-/// Runs `case` in a process of its own, which has to succeed.
-fn apart(test: &str, first: &str, case: impl FnOnce()) {
-    if env::var_os(CASE).is_some_and(|name| name == test) {
-        return case();
-    }
-    let output = run_again(test, first);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test} ends with {}:\n{said}", output.status);
-}
+use std::thread;
+use tests::apart::apart;
 
 fn emulated() -> (Gpu, Stream) {
     let gpu = Gpu::emulated(0).unwrap();

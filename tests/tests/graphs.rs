@@ -1,50 +1,23 @@
 //! The `_into` methods in a CUDA graph: what allocates, waits or reads back cannot be captured, and
 //! a replay computes anew from whatever the memory holds then.
 
-use cust::sys::{self, CUresult};
 use fused_loss::{CrossEntropy, Error, Grads, Loss, Mse, Saved, Stream, Tensor, Workspace};
 use half::f16;
 use tests::gpu;
+use tests::graph::{Capture, Graph};
 use tests::number::Number;
 use tests::random::uniforms;
 
-#[track_caller]
-fn check(result: CUresult) {
-    assert_eq!(result, CUresult::CUDA_SUCCESS);
+/// Captures what `calls` queues.
+fn capture(stream: &Stream, calls: impl FnOnce()) -> Graph {
+    let capture = Capture::begin(stream).unwrap();
+    calls();
+    capture.end().unwrap()
 }
 
-/// A captured graph.
-struct Graph(sys::CUgraphExec);
-
-impl Graph {
-    /// Captures what `calls` queues. The mode refuses every call of this thread that might wait.
-    fn capture(stream: &Stream, calls: impl FnOnce()) -> Self {
-        let handle: sys::CUstream = stream.as_raw().cast();
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the handles are valid; what is captured keeps its memory in the tests below.
-        unsafe {
-            check(sys::cuStreamBeginCapture_v2(handle, mode));
-            calls();
-            check(sys::cuStreamEndCapture(handle, &mut graph));
-            check(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
-            check(sys::cuGraphDestroy(graph));
-        }
-        Graph(executable)
-    }
-
-    fn replay(&self, stream: &Stream) {
-        // SAFETY: both handles are valid.
-        check(unsafe { sys::cuGraphLaunch(self.0, stream.as_raw().cast()) });
-        stream.synchronize().unwrap();
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: every replay was waited for.
-        check(unsafe { sys::cuGraphExecDestroy(self.0) });
-    }
+fn replay(graph: &Graph, stream: &Stream) {
+    graph.launch(stream).unwrap();
+    stream.synchronize().unwrap();
 }
 
 fn replays_compute_anew<T: Number>()
@@ -76,12 +49,12 @@ where
     // The first use of a kernel compiles it, which no capture allows.
     calls();
     stream.synchronize().unwrap();
-    let graph = Graph::capture(&stream, calls);
+    let graph = capture(&stream, calls);
 
     for seed in 1..4 {
         let x = draw(seed);
         input.copy_from_slice(&x).unwrap();
-        graph.replay(&stream);
+        replay(&graph, &stream);
         let expected = Mse::mean().forward(&input, &target, &stream).unwrap().item().unwrap();
         assert!(expected != T::Loss::round(0.0));
         assert_eq!(forward.item().unwrap(), expected);
@@ -111,16 +84,9 @@ fn a_method_that_allocates_cannot_be_captured() {
     let stream = gpu().stream().unwrap();
     let x = Tensor::<f32>::zeros(gpu(), [100]).unwrap();
     Mse::mean().forward(&x, &x, &stream).unwrap().item().unwrap();
-    let handle: sys::CUstream = stream.as_raw().cast();
-    let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    let mut graph = std::ptr::null_mut();
-    // SAFETY: the stream is valid; the graph is not used.
-    unsafe {
-        check(sys::cuStreamBeginCapture_v2(handle, mode));
-        let error = Mse::mean().forward(&x, &x, &stream).expect_err("an allocation was captured");
-        assert!(error.to_string().starts_with("cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE"), "{error}");
-        let _ = sys::cuStreamEndCapture(handle, &mut graph);
-    }
+    let _capture = Capture::begin(&stream).unwrap();
+    let error = Mse::mean().forward(&x, &x, &stream).expect_err("an allocation was captured");
+    assert!(error.to_string().starts_with("cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE"), "{error}");
 }
 
 /// Unless it was waited for before, by a call on the same stream.
@@ -135,23 +101,17 @@ fn work_of_another_stream_cannot_be_waited_for_in_a_capture() {
     let mse = Mse::sum();
     mse.backward_into(&x, &zero, &upstream, &mut gradient, &other).unwrap();
     other.synchronize().unwrap();
-    let handle: sys::CUstream = stream.as_raw().cast();
-    let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    let mut graph = std::ptr::null_mut();
-    // SAFETY: the stream is valid; no graph comes of it.
-    unsafe {
-        check(sys::cuStreamBeginCapture_v2(handle, mode));
-        let error = mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap_err();
-        let expected = "cuStreamWaitEvent: CUDA_ERROR_STREAM_CAPTURE_ISOLATION";
-        assert!(error.to_string().starts_with(expected), "{error}");
-        assert_ne!(sys::cuStreamEndCapture(handle, &mut graph), CUresult::CUDA_SUCCESS);
-    }
+    let invalid = Capture::begin(&stream).unwrap();
+    let error = mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap_err();
+    let expected = "cuStreamWaitEvent: CUDA_ERROR_STREAM_CAPTURE_ISOLATION";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    assert!(invalid.end().is_err(), "a graph was made of a capture that has failed");
     mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap();
-    let graph = Graph::capture(&stream, || {
+    let graph = capture(&stream, || {
         mse.backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap();
     });
     gradient.copy_from_slice(&[0.0; 100]).unwrap();
-    graph.replay(&stream);
+    replay(&graph, &stream);
     let expected: Vec<_> = data.iter().map(|x| 2.0 * x).collect();
     assert_eq!(gradient.to_vec().unwrap(), expected);
 }
@@ -169,11 +129,11 @@ fn a_capture_needs_not_wait_for_a_stream_that_has_ended() {
     ended.synchronize().unwrap();
     drop(ended);
     let stream = gpu().stream().unwrap();
-    let graph = Graph::capture(&stream, || {
+    let graph = capture(&stream, || {
         Mse::sum().backward_into(&x, &zero, &upstream, &mut gradient, &stream).unwrap();
     });
     gradient.copy_from_slice(&[0.0; 100]).unwrap();
-    graph.replay(&stream);
+    replay(&graph, &stream);
     let expected: Vec<_> = data.iter().map(|x| 2.0 * x).collect();
     assert_eq!(gradient.to_vec().unwrap(), expected);
 }
@@ -207,7 +167,7 @@ fn replays_of_cross_entropy_compute_anew() {
     // The first call has the kernels compiled.
     calls();
     stream.synchronize().unwrap();
-    let graph = Graph::capture(&stream, calls);
+    let graph = capture(&stream, calls);
     for seed in 1..4 {
         input.copy_from_slice(&uniforms(seed, rows * cols)).unwrap();
         let mut classes: Vec<i64> = (0..rows as i64).map(|row| row * 3 + seed as i64).collect();
@@ -215,7 +175,7 @@ fn replays_of_cross_entropy_compute_anew() {
             classes[5] = -3;
         }
         target.copy_from_slice(&classes).unwrap();
-        graph.replay(&stream);
+        replay(&graph, &stream);
         for loss in [&forward, &both] {
             assert_eq!(loss.check().is_err(), seed == 2, "seed {seed}");
         }
@@ -251,7 +211,7 @@ fn a_capture_finds_no_target_before_it_is_replayed() {
         drop(gone);
         target.copy_from_slice(&[0, 1, 2]).unwrap();
         let mut loss = Loss::<f32>::zeros(gpu(), shape).unwrap();
-        let graph = Graph::capture(&stream, || {
+        let graph = capture(&stream, || {
             let (loss, workspace) = (&mut loss, &mut workspace);
             if shape.is_empty() {
                 mean.forward_into(&input, &target, loss, workspace, &stream).unwrap();
@@ -261,7 +221,7 @@ fn a_capture_finds_no_target_before_it_is_replayed() {
             }
         });
         assert_eq!(loss.to_vec().unwrap(), vec![0.0; loss.shape().len()]);
-        graph.replay(&stream);
+        replay(&graph, &stream);
         let sum: f32 = loss.to_vec().unwrap().iter().sum();
         assert!((sum / loss.shape().len() as f32 - expected).abs() < 1e-6);
     }
@@ -276,7 +236,7 @@ fn a_replay_finds_a_target_whatever_was_written_over_the_loss_before() {
     let mean = CrossEntropy::mean();
     mean.forward(&input, &target, &stream).unwrap().item().unwrap_err();
     let mut loss = Loss::<f32>::zeros(gpu(), []).unwrap();
-    let graph = Graph::capture(&stream, || {
+    let graph = capture(&stream, || {
         mean.forward_into(&input, &target, &mut loss, &mut workspace, &stream).unwrap();
     });
     let finds = |loss: &Loss<f32>| {
@@ -284,21 +244,21 @@ fn a_replay_finds_a_target_whatever_was_written_over_the_loss_before() {
         let found = matches!(error, Error::TargetOutOfRange { row: 1, target: 9, classes: 4 });
         assert!(found, "{error}");
     };
-    graph.replay(&stream);
+    replay(&graph, &stream);
     finds(&loss);
     // The host writes.
     loss.copy_from_slice(&[3.0]).unwrap();
     assert_eq!(loss.item().unwrap(), 3.0);
-    graph.replay(&stream);
+    replay(&graph, &stream);
     finds(&loss);
     // A loss writes that has no classes, by way of the loss and of its values.
     let mut sums = Workspace::new(gpu()).unwrap();
     Mse::sum().forward_into(&input, &input, &mut loss, &mut sums, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), 0.0);
-    graph.replay(&stream);
+    replay(&graph, &stream);
     finds(&loss);
     Mse::sum().forward_into(&input, &input, loss.values_mut(), &mut sums, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), 0.0);
-    graph.replay(&stream);
+    replay(&graph, &stream);
     finds(&loss);
 }

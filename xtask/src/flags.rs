@@ -67,6 +67,15 @@ xflags::xflags! {
             /// Of the landscape: how many shapes the other libraries measure; 60 by default.
             optional --peers-shapes number: usize
         }
+        /// Runs the tests on a GPU under each tool of NVIDIA's compute-sanitizer, of PATH or of the CUDA toolkit.
+        cmd sanitize {
+            /// This suite alone: a file of tests/tests, or fused_loss for the library's own tests.
+            repeated --test name: String
+            /// This tool alone: memcheck, racecheck, synccheck or initcheck.
+            repeated --tool name: String
+            /// Builds nothing, and takes the test binaries of this folder, named as cargo names them.
+            optional --binaries path: PathBuf
+        }
         /// Trains a softmax classifier: the example `03_softmax_classifier`, on the GPU or the emulator.
         cmd demo {
             /// Arguments of the example; after a `--` those that begin with a dash.

@@ -9,6 +9,7 @@ mod flags;
 mod package;
 mod ptx;
 mod ptxas;
+mod sanitize;
 mod sources;
 mod test;
 
@@ -39,6 +40,7 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
         XtaskCmd::Test(flags) => test::run(&sh, &flags),
         XtaskCmd::Bench(flags) => bench::run(&sh, &flags),
         XtaskCmd::Package(_) => package::run(&sh),
+        XtaskCmd::Sanitize(flags) => sanitize::run(&sh, &flags),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }
 }

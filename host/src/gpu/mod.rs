@@ -1,13 +1,17 @@
 //! A device: its primary context, its name, and the kernels loaded on it.
 
+mod context;
 mod modules;
 mod transfer;
+mod unfreed;
+
+pub(crate) use context::Restore;
 
 use crate::driver::{self, Source, check, check_cust};
 use crate::error::{Error, Result};
 use crate::plan::{Cache, packed};
 use crate::ptx;
-use cust::context::{Context, CurrentContext};
+use context::Context;
 use cust::device::{Device, DeviceAttribute};
 use cust::sys;
 use kernels_gpu::overlap::OVERLAPS_FROM;
@@ -17,6 +21,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use transfer::Transfers;
+use unfreed::Unfreed;
 
 /// A GPU. The library works in the device's primary context, the one that PyTorch, cudarc and
 /// candle use too.
@@ -43,15 +48,18 @@ struct Inner {
     cache: Cache,
     loaded: Loaded,
     transfers: Transfers,
+    unfreed: Unfreed,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Ok(_restored) = Restore::current() else { return };
-        if CurrentContext::set_current(&self.context).is_ok() {
-            self.transfers.end();
-            self.loaded.unload();
+        let current = self.context.bind();
+        if current.is_ok() {
+            self.unfreed.free();
         }
+        // Where the context cannot be made current, the driver may do this all the same.
+        self.transfers.end();
+        self.loaded.unload();
     }
 }
 
@@ -154,8 +162,8 @@ impl Gpu {
         let mut driver_version = 0;
         // SAFETY: writes the version to the pointer it is given.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut driver_version) })?;
-        let _restored = Restore::current()?;
-        let context = check_cust("cuDevicePrimaryCtxRetain", Context::new(device))?;
+        let context = Context::retain(device)?;
+        drop(context.bind()?);
         Ok(Gpu {
             inner: Arc::new(Inner {
                 context,
@@ -169,6 +177,7 @@ impl Gpu {
                 cache,
                 loaded: Loaded::default(),
                 transfers: Transfers::default(),
+                unfreed: Unfreed::default(),
             }),
         })
     }
@@ -206,14 +215,7 @@ impl Gpu {
 
     /// Makes the device's context current on this thread, until what it returns is dropped.
     pub(crate) fn bind(&self) -> Result<Restore> {
-        let mut restore = Restore::current()?;
-        let own = self.inner.context.as_raw();
-        if restore.context == own {
-            restore.context = std::ptr::null_mut();
-        } else {
-            check_cust("cuCtxSetCurrent", CurrentContext::set_current(&self.inner.context))?;
-        }
-        Ok(restore)
+        self.inner.context.bind()
     }
 
     /// What the device has room for, of a kernel that it has registers for so many blocks of on a
@@ -261,29 +263,6 @@ impl Hash for Gpu {
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.inner.name, self.inner.ordinal)
-    }
-}
-
-/// Puts a thread's own context back when it is dropped. A thread that had none keeps the library's.
-pub(crate) struct Restore {
-    context: sys::CUcontext,
-}
-
-impl Restore {
-    fn current() -> Result<Self> {
-        let mut context = std::ptr::null_mut();
-        // SAFETY: writes the context to the pointer it is given.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
-        Ok(Restore { context })
-    }
-}
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        if !self.context.is_null() {
-            // SAFETY: it was current on this thread.
-            let _ = unsafe { sys::cuCtxSetCurrent(self.context) };
-        }
     }
 }
 

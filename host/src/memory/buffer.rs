@@ -98,6 +98,15 @@ impl Buffer {
         // SAFETY: the buffer has these bytes, and nothing uses them any more.
         unsafe { self.gpu.set_to_zero(self.address + offset as u64, bytes) }
     }
+
+    /// Waits for all work that uses the memory, and frees it.
+    fn free(&self) -> Result<()> {
+        self.synchronize()?;
+        let _current = self.gpu.bind()?;
+        let memory = DevicePointer::<u8>::from_raw(self.address);
+        // SAFETY: allocated by `new`, and no queued work uses it any more; `drop` calls this once.
+        check_cust("cuMemFree", unsafe { cuda_free(memory) })
+    }
 }
 
 /// Says what there was no memory for, if that is the error.
@@ -121,14 +130,10 @@ impl Drop for Buffer {
             return;
         }
         // A fault of the work it waits for belongs to whoever waits for the work itself. Memory
-        // that may still be in use is not given to others: where a fault has broken the context,
-        // nothing is.
-        if self.synchronize().is_err() {
-            return;
-        }
-        if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: allocated by `new`, and no queued work uses it any more.
-            let _ = unsafe { cuda_free(DevicePointer::<u8>::from_raw(self.address)) };
+        // that may still be in use is not given to others before all work on the device is done.
+        if self.free().is_err() {
+            // SAFETY: allocated by `new` on this device, and nobody can use it any more.
+            unsafe { self.gpu.free_with_device(self.address) };
         }
     }
 }

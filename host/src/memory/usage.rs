@@ -106,18 +106,19 @@ impl Usage {
         }
     }
 
-    /// Waits for everything, and forgets what is done.
+    /// Waits for everything, and forgets what is done. Of work that has failed, which is over too,
+    /// this call says so, and no later one.
     pub(super) fn wait(&self) -> Result<()> {
-        let mut users = self.users();
+        let (mut users, mut outcome) = (self.users(), Ok(()));
         while let Some(reader) = users.readers.last() {
-            reader.end_of_work()?.synchronize()?;
+            outcome = outcome.and(reader.end_of_work()?.outcome()?);
             users.readers.pop();
         }
         if let Some(writer) = &users.writer {
-            writer.end()?.synchronize()?;
+            outcome = outcome.and(writer.end()?.outcome()?);
             users.writer = None;
         }
-        Ok(())
+        outcome
     }
 }
 

@@ -5,6 +5,14 @@ use crate::error::Result;
 use crate::gpu::Gpu;
 use cust::sys::{self, CUresult, CUstreamCaptureMode};
 
+/// What the driver says of a kernel that has failed. A GPU's context is lost then; on the emulator,
+/// other streams go on.
+const FAULTS_OF_WORK: [CUresult; 3] = [
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED,
+];
+
 /// A point in a stream's work.
 pub(crate) struct Event {
     gpu: Gpu,
@@ -35,9 +43,17 @@ impl Event {
 
     /// Waits for it.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        self.outcome()?
+    }
+
+    /// Waits for it, and returns whether the work before it has succeeded: it is over either way.
+    /// Fails where it cannot wait.
+    pub(crate) fn outcome(&self) -> Result<Result<()>> {
         let _current = self.gpu.bind()?;
         // SAFETY: the handle is valid while `self` is.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+        let result = unsafe { sys::cuEventSynchronize(self.handle) };
+        let outcome = check("cuEventSynchronize", result);
+        if FAULTS_OF_WORK.contains(&result) { Ok(outcome) } else { outcome.map(Ok) }
     }
 
     /// Whether all before it is done, and without a fault.
@@ -63,27 +79,30 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: created by `record`; the driver keeps what still waits for it.
-            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
-        }
+        // Where the context cannot be made current, the driver may destroy the event all the same.
+        let _current = self.gpu.bind();
+        // SAFETY: created by `record`; the driver keeps what still waits for it.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
     }
 }
 
-/// What this thread may ask while streams are captured; put back when it is dropped.
-struct CaptureMode(CUstreamCaptureMode);
+/// What this thread may ask while streams are captured; put back when it is dropped, where the
+/// driver has changed it.
+struct CaptureMode(Option<CUstreamCaptureMode>);
 
 impl CaptureMode {
     fn exchange(mut mode: CUstreamCaptureMode) -> Self {
         // SAFETY: reads and writes the mode through the pointer it is given.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-        CaptureMode(mode)
+        let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        CaptureMode((result == CUresult::CUDA_SUCCESS).then_some(mode))
     }
 }
 
 impl Drop for CaptureMode {
     fn drop(&mut self) {
-        // SAFETY: as above.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+        if let Some(mode) = &mut self.0 {
+            // SAFETY: as above.
+            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) };
+        }
     }
 }

@@ -170,11 +170,11 @@ impl Queue {
         if !self.owned {
             return;
         }
-        if let Ok(_current) = self.gpu.bind() {
-            // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued
-            // goes on.
-            let _ = unsafe { sys::cuStreamDestroy_v2(handle) };
-        }
+        // Where the context cannot be made current, the driver may destroy the stream all the same.
+        let _current = self.gpu.bind();
+        // SAFETY: created by `Stream::new` and not destroyed yet; work that is still queued goes
+        // on.
+        let _ = unsafe { sys::cuStreamDestroy_v2(handle) };
     }
 }
 

@@ -81,8 +81,8 @@ impl Stream {
     /// handle is another stream: what would queue work on this one there, or wait for it, is
     /// refused with [`Error::OtherThread`](crate::Error::OtherThread). A loss that a call has
     /// returned can be read on any thread. The library's other memory that was used on the stream
-    /// has to be dropped on its thread: elsewhere it is not freed, since nothing there can wait for
-    /// the work that uses it.
+    /// has to be dropped on its thread: elsewhere nothing can wait for the work that uses it, and
+    /// it is not freed before the last [`Gpu`] of the device is dropped.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.
@@ -368,8 +368,12 @@ mod tests {
         // SAFETY: the emulator refuses what is behind the tensor.
         let behind = unsafe { View::<f32>::from_raw(&gpu, short.as_raw(), behind) };
         let (behind, loss) = (behind.unwrap(), &mut faulty);
-        let result = mean.forward_into(behind, &first, loss, &mut workspace, &stream);
-        assert!(result.and_then(|()| stream.synchronize()).is_err());
+        mean.forward_into(behind, &first, loss, &mut workspace, &stream).unwrap();
+        // Who waits for the fault is told of it, and need not wait for its stream again, which
+        // stays in error.
+        workspace.synchronize().unwrap_err();
+        workspace.synchronize().unwrap();
+        stream.synchronize().unwrap_err();
 
         let stream = gpu.stream().unwrap();
         let row = |workspace: &mut Workspace| {
@@ -381,6 +385,11 @@ mod tests {
             }
         };
         assert_eq!(row(&mut workspace), 0, "the fault has left nothing");
+        workspace.clear().unwrap();
+        assert_eq!(row(&mut workspace), 5);
+        // A fault that nobody was told of yet is no reason not to clear it.
+        let failed = gpu.stream().unwrap();
+        mean.forward_into(behind, &first, &mut faulty, &mut workspace, &failed).unwrap();
         workspace.clear().unwrap();
         assert_eq!(row(&mut workspace), 5);
     }

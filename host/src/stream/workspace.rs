@@ -41,6 +41,8 @@ impl Workspace {
     /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the
     /// process ends.
     pub fn clear(&mut self) -> Result<()> {
+        // Of work that has failed, whoever reads what it computes is told.
+        let _ = self.buffer.synchronize();
         // Blocks take zero for a sum that is not there yet, and set each place back to zero when
         // they have taken it.
         self.buffer.clear(0, Self::BYTES)

@@ -19,6 +19,7 @@ driver_functions! {
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxSynchronize();
 
     fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void,

@@ -85,6 +85,17 @@ pub(crate) fn check_cust<T>(call: &'static str, result: CudaResult<T>) -> Result
     result.map_err(|code| error(call, code).into())
 }
 
+/// Turns the result of `cudarc`'s function that wraps `call` into an error.
+#[cfg(feature = "cudarc")]
+pub(crate) fn check_cudarc<T>(
+    call: &'static str,
+    result: std::result::Result<T, cudarc::driver::DriverError>,
+) -> Result<T> {
+    result.map_err(|cudarc::driver::DriverError(code)| {
+        error(call, CUresult(code as u32).into()).into()
+    })
+}
+
 fn error(call: &'static str, source: CudaError) -> DriverError {
     // A driver that does not have the function has no words for that.
     let missing = (source == CudaError::NotSupported).then(|| driver::missing(call)).flatten();

@@ -212,6 +212,34 @@ pub enum Error {
     )]
     OtherThread,
 
+    /// A view of cudarc's memory is used on another stream than that which it was made for, or was
+    /// to be made for a stream that is not cudarc's.
+    #[error("{argument}: expected {expected}, got another")]
+    OtherStream {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The stream that fits.
+        expected: &'static str,
+    },
+
+    /// A context of cudarc's is not the one that fits.
+    #[error("{argument}: expected {expected}, got another")]
+    OtherContext {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The context that fits.
+        expected: &'static str,
+    },
+
+    /// A call on a stream of cudarc's would be captured into a graph, of whose replays the library
+    /// would know nothing. `Stream::from_raw` and `View::from_raw` take calls that are captured, on
+    /// conditions.
+    #[error(
+        "stream: expected one whose work runs, got one that is captured into a graph; make the \
+         stream and the views by from_raw, whose conditions say how long what a graph uses stays"
+    )]
+    Capture,
+
     /// A null pointer stands for elements.
     #[error("{argument}: expected a device address for {len} elements, got a null pointer")]
     NullPointer {

@@ -13,17 +13,16 @@ use std::ffi::c_void;
 /// One argument of a call: its name in errors, and its memory.
 pub(crate) type Argument<'a> = (&'static str, Memory<'a>);
 
-/// Refuses a stream that is another on this thread, arguments on another device than the stream,
-/// and memory to be written that overlaps other memory of the call.
+/// Refuses a stream that takes no calls on this thread or now, arguments on another device than the
+/// stream or borrowed for another, and memory to be written that overlaps other memory of the call.
 pub(crate) fn check_memory(
     stream: &Stream,
     reads: &[Argument<'_>],
     writes: &[Argument<'_>],
 ) -> Result<()> {
-    stream.queue().check_thread()?;
-    let expected = stream.gpu().ordinal();
+    stream.queue().check_call()?;
     for &(argument, memory) in reads.iter().chain(writes) {
-        memory.check_device(argument, expected)?;
+        memory.check_place(argument, stream.queue())?;
     }
     for (index, &(argument, memory)) in writes.iter().enumerate() {
         for &(other, others) in reads.iter().chain(&writes[..index]) {
@@ -53,13 +52,14 @@ pub(crate) unsafe fn launch<A: Copy>(
         .entry(dtype)
         .ok_or(Error::MissingKernel { name: family.name, module: dtype.name() })?;
     for (_, memory) in reads {
-        memory.usage.map_or(Ok(()), |usage| usage.before_read(stream.queue()))?;
+        memory.before_read(stream.queue())?;
     }
     for (_, memory) in writes {
-        memory.usage.map_or(Ok(()), |usage| usage.before_write(stream.queue()))?;
+        memory.before_write(stream.queue())?;
     }
     // SAFETY: the caller's condition.
-    unsafe { launch_entry(stream, entry, shape, args) }
+    unsafe { launch_entry(stream, entry, shape, args)? };
+    reads.iter().chain(writes).try_for_each(|(_, memory)| memory.after_launch())
 }
 
 /// Queues a kernel on `stream`.

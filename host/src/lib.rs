@@ -32,6 +32,10 @@
 //! element type. The driver is found at run time: a program that uses this crate builds and starts
 //! without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`]. With
 //! the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
+//!
+//! With the feature `cudarc`, `Stream::from_cudarc`, `View::from_cudarc` and
+//! `ViewMut::from_cudarc` take streams and memory of cudarc's without `unsafe`: a call reads and
+//! writes a `CudaSlice` where it lies, and cudarc's events order it with cudarc's other work.
 #![deny(missing_docs)]
 
 mod bce;
@@ -42,6 +46,8 @@ mod cross_entropy;
 mod driver;
 mod element;
 mod error;
+#[cfg(feature = "cudarc")]
+mod from_cudarc;
 mod gpu;
 mod grads;
 mod huber;
@@ -65,6 +71,8 @@ pub use bce::BceWithLogits;
 pub use cross_entropy::{CrossEntropy, Saved, Targets};
 pub use element::{Class, Element, Float};
 pub use error::{DriverError, Error, Result};
+#[cfg(feature = "cudarc")]
+pub use from_cudarc::{CudarcMemory, CudarcMemoryMut};
 pub use gpu::Gpu;
 pub use grads::Grads;
 pub use huber::Huber;

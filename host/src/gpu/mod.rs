@@ -182,6 +182,12 @@ impl Gpu {
         })
     }
 
+    /// The device's primary context.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn context(&self) -> sys::CUcontext {
+        self.inner.context.as_raw()
+    }
+
     /// The device's number.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal

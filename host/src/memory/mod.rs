@@ -1,16 +1,22 @@
 //! Memory on a GPU: what the library owns, who uses it, and what a call is given.
 
 mod buffer;
+#[cfg(feature = "cudarc")]
+mod events;
 mod fault;
 mod usage;
 
 pub(crate) use buffer::Buffer;
+#[cfg(feature = "cudarc")]
+pub(crate) use events::Events;
 pub(crate) use fault::{Fault, Writes};
 pub(crate) use usage::Usage;
 
 use crate::error::{Error, Result};
+use crate::queue::Queue;
 use crate::shape::Shape;
 use kernels_gpu::abi::Matrix;
+use std::sync::Arc;
 
 /// Memory that a call is given, without its element type.
 #[derive(Clone, Copy)]
@@ -26,6 +32,9 @@ pub(crate) struct Memory<'a> {
     pub(crate) device: u32,
     /// Who else uses it, where the library keeps count.
     pub(crate) usage: Option<&'a Usage>,
+    /// The event by which cudarc knows who else uses it, where it is cudarc's.
+    #[cfg(feature = "cudarc")]
+    pub(crate) events: Option<Events<'a>>,
 }
 
 impl<'a> Memory<'a> {
@@ -37,7 +46,17 @@ impl<'a> Memory<'a> {
         usage: Option<&'a Usage>,
     ) -> Self {
         let (row_stride, bytes) = (shape.cols(), shape.len() * size_of::<T>());
-        Memory { address, shape, row_stride, element_stride: 1, bytes, device, usage }
+        Memory {
+            address,
+            shape,
+            row_stride,
+            element_stride: 1,
+            bytes,
+            device,
+            usage,
+            #[cfg(feature = "cudarc")]
+            events: None,
+        }
     }
 
     /// Rows of somebody else's memory.
@@ -62,7 +81,7 @@ impl<'a> Memory<'a> {
             return Err(Error::Stride { argument, expected, got: row_stride });
         };
         let bytes = if shape.is_empty() { 0 } else { bytes };
-        Ok(Memory { address, shape, row_stride, element_stride: 1, bytes, device, usage: None })
+        Ok(Memory { row_stride, bytes, ..Self::dense::<T>(address, shape, device, None) })
     }
 
     /// Whether the elements lie in order without gaps.
@@ -87,12 +106,37 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Refuses memory of another device.
-    pub(crate) fn check_device(&self, argument: &'static str, expected: u32) -> Result<()> {
-        if self.device == expected {
-            return Ok(());
+    /// Refuses memory of another device than that of `queue`, and memory of cudarc's that was
+    /// borrowed for calls on another stream.
+    pub(crate) fn check_place(&self, argument: &'static str, queue: &Queue) -> Result<()> {
+        let expected = queue.gpu().ordinal();
+        if self.device != expected {
+            return Err(Error::Device { argument, expected, got: self.device });
         }
-        Err(Error::Device { argument, expected, got: self.device })
+        #[cfg(feature = "cudarc")]
+        if let Some(events) = &self.events {
+            events.check_stream(argument, queue)?;
+        }
+        Ok(())
+    }
+
+    /// Orders what `queue` gets next, which reads the memory, behind the last write.
+    pub(crate) fn before_read(&self, queue: &Arc<Queue>) -> Result<()> {
+        self.usage.map_or(Ok(()), |usage| usage.before_read(queue))
+    }
+
+    /// Orders what `queue` gets next, which writes the memory, behind everything before.
+    pub(crate) fn before_write(&self, queue: &Arc<Queue>) -> Result<()> {
+        self.usage.map_or(Ok(()), |usage| usage.before_write(queue))
+    }
+
+    /// Notes that a launch was queued which uses the memory.
+    pub(crate) fn after_launch(&self) -> Result<()> {
+        #[cfg(feature = "cudarc")]
+        if let Some(events) = &self.events {
+            events.record()?;
+        }
+        Ok(())
     }
 
     /// Refuses one element that stands for many.

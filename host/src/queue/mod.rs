@@ -8,6 +8,8 @@ pub(crate) use event::Event;
 use crate::driver::check;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+#[cfg(feature = "cudarc")]
+use cudarc::driver::CudaStream;
 use cust::sys::{self, CUstreamCaptureStatus};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::{self, ThreadId};
@@ -21,11 +23,22 @@ pub(crate) const PER_THREAD: usize = 2;
 /// nobody queues on it any more, it is but the point behind all its work.
 pub(crate) struct Queue {
     gpu: Gpu,
-    owned: bool,
+    owner: Owner,
     /// The only thread for which the handle is this stream: that of `CU_STREAM_PER_THREAD` is
     /// another stream on each thread.
     thread: Option<ThreadId>,
     state: RwLock<State>,
+}
+
+/// Who destroys the driver's stream.
+pub(crate) enum Owner {
+    /// The library, once nobody queues on it any more.
+    Library,
+    /// Whoever made it, who answers for its being there.
+    Caller,
+    /// cudarc, which keeps it as long as this is there.
+    #[cfg(feature = "cudarc")]
+    Cudarc(Arc<CudaStream>),
 }
 
 enum State {
@@ -35,16 +48,17 @@ enum State {
     Ended(Arc<Event>),
 }
 
-// SAFETY: the handle may be used from any thread; the driver locks it.
+// SAFETY: the handle may be used from any thread; the driver locks it. The owner and the event are
+// `Send` and `Sync` themselves.
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
 
 impl Queue {
-    /// A stream of `gpu`, which is destroyed when it ends if it is `owned`.
-    pub(crate) fn new(gpu: &Gpu, handle: sys::CUstream, owned: bool) -> Self {
+    /// A stream of `gpu`, which is destroyed when it ends if it is the library's.
+    pub(crate) fn new(gpu: &Gpu, handle: sys::CUstream, owner: Owner) -> Self {
         let thread = (handle as usize == PER_THREAD).then(|| thread::current().id());
-        Queue { gpu: gpu.clone(), owned, thread, state: RwLock::new(State::Open(handle)) }
+        Queue { gpu: gpu.clone(), owner, thread, state: RwLock::new(State::Open(handle)) }
     }
 
     /// Refuses a thread on which the handle is another stream.
@@ -52,6 +66,27 @@ impl Queue {
         match self.thread {
             Some(thread) if thread != thread::current().id() => Err(Error::OtherThread),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses a call on a thread on which the handle is another stream. Also refuses to capture a
+    /// call on a stream of cudarc's into a graph: cudarc launches graphs in safe code, and nothing
+    /// there keeps the memory that a replay uses.
+    pub(crate) fn check_call(&self) -> Result<()> {
+        self.check_thread()?;
+        #[cfg(feature = "cudarc")]
+        if matches!(self.owner, Owner::Cudarc(_)) && self.captures()? {
+            return Err(Error::Capture);
+        }
+        Ok(())
+    }
+
+    /// The stream as cudarc has it, of a stream of cudarc's.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn cudarc(&self) -> Option<&CudaStream> {
+        match &self.owner {
+            Owner::Cudarc(stream) => Some(stream),
+            Owner::Library | Owner::Caller => None,
         }
     }
 
@@ -122,19 +157,18 @@ impl Queue {
     /// Whether a graph is being made of what is queued, not work. Also where the driver will not
     /// say.
     pub(crate) fn is_capturing(&self) -> bool {
-        let current = self.check_thread().and_then(|()| self.gpu.bind());
-        match (&*self.state(), current) {
-            (State::Open(handle), Ok(_current)) => {
-                let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-                // SAFETY: the stream is there; the driver writes to the pointer it is given.
-                let result = check("cuStreamIsCapturing", unsafe {
-                    sys::cuStreamIsCapturing(*handle, &mut status)
-                });
-                result.is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
-            }
-            (State::Open(_), Err(_)) => true,
-            (State::Ended(_), _) => false,
-        }
+        self.captures().unwrap_or(true)
+    }
+
+    /// Whether a graph is being made of what is queued, not work.
+    fn captures(&self) -> Result<bool> {
+        let State::Open(handle) = &*self.state() else { return Ok(false) };
+        self.check_thread()?;
+        let _current = self.gpu.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is there; the driver writes to the pointer it is given.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(*handle, &mut status) })?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Nobody queues on it any more. What is captured has no end that can be waited for: then the
@@ -167,12 +201,10 @@ impl Queue {
     }
 
     fn destroy(&self, handle: sys::CUstream) {
-        if !self.owned {
-            return;
-        }
+        let Owner::Library = self.owner else { return };
         // Where the context cannot be made current, the driver may destroy the stream all the same.
         let _current = self.gpu.bind();
-        // SAFETY: created by `Stream::new` and not destroyed yet; work that is still queued goes
+        // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued goes
         // on.
         let _ = unsafe { sys::cuStreamDestroy_v2(handle) };
     }
@@ -183,6 +215,12 @@ impl Drop for Queue {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Open(handle) = *state {
             self.destroy(handle);
+        }
+        #[cfg(feature = "cudarc")]
+        {
+            // cudarc makes its context current to destroy a stream, and leaves it current.
+            let _current = self.gpu.bind();
+            self.owner = Owner::Caller;
         }
     }
 }

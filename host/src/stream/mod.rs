@@ -8,7 +8,7 @@ use crate::driver::check;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::queue::{LEGACY, Queue};
+use crate::queue::{LEGACY, Owner, Queue};
 use cust::sys;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -65,11 +65,20 @@ impl Stream {
         let non_blocking = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes the handle to the pointer it is given.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, non_blocking) })?;
-        Ok(Self::with(gpu, handle, true, workspace))
+        Ok(Self::with(gpu, handle, Owner::Library, workspace))
     }
 
-    fn with(gpu: &Gpu, handle: sys::CUstream, owned: bool, workspace: Workspace) -> Self {
-        let queue = Arc::new(Queue::new(gpu, handle, owned));
+    /// The driver's stream `handle`, which is one of `gpu`.
+    pub(crate) fn with(
+        gpu: &Gpu,
+        handle: sys::CUstream,
+        owner: Owner,
+        workspace: Workspace,
+    ) -> Self {
+        // Two names of one stream: work through both is known to be in order.
+        let is_legacy = handle as usize == LEGACY;
+        let handle = if is_legacy { std::ptr::null_mut() } else { handle };
+        let queue = Arc::new(Queue::new(gpu, handle, owner));
         Stream {
             inner: Arc::new(StreamInner { queue, handle, workspace, calls: Mutex::default() }),
         }
@@ -99,10 +108,7 @@ impl Stream {
     ///    which the kernels go; and nothing else uses it but in the order of the stream that the
     ///    graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
-        // Two names of one stream: work through both is known to be in order.
-        let is_legacy = handle as usize == LEGACY;
-        let handle = if is_legacy { std::ptr::null_mut() } else { handle };
-        Ok(Self::with(gpu, handle.cast(), false, Workspace::new(gpu)?))
+        Ok(Self::with(gpu, handle.cast(), Owner::Caller, Workspace::new(gpu)?))
     }
 
     /// Waits for all work queued so far.

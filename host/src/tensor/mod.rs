@@ -177,17 +177,15 @@ impl<T: Element> View<'_, T> {
     ///
     /// # Errors
     /// [`Error::Stride`] where there are gaps between rows, or where one element stands for all;
-    /// [`Error::NullPointer`], [`Error::Misaligned`], [`Error::Device`]; [`Error::Driver`] where
-    /// that work failed.
+    /// [`Error::NullPointer`], [`Error::Misaligned`], [`Error::Device`], [`Error::OtherStream`];
+    /// [`Error::Driver`] where that work failed.
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
         let memory = self.memory;
         memory.check::<T>("self")?;
         memory.check_elements("self")?;
         memory.check_dense("self")?;
-        memory.check_device("self", stream.gpu().ordinal())?;
-        if let Some(usage) = memory.usage {
-            usage.before_read(stream.queue())?;
-        }
+        memory.check_place("self", stream.queue())?;
+        memory.before_read(stream.queue())?;
         let mut data = vec![T::default(); memory.shape.len()];
         if data.is_empty() {
             return Ok(data);

@@ -2,11 +2,15 @@
 //!
 //! The crate is compiled twice. For `nvptx64` each line of the table becomes one `ptx-kernel` entry
 //! per dtype; elsewhere it becomes the data that the host, the emulator and the PTX checks read:
-//! the entry's name, its block size, its barriers and the function itself.
+//! the entry's name, its block size, its barriers and, with the feature `emulator`, the function
+//! itself.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
-// Their table is short.
-#![cfg_attr(test, allow(dead_code, unused_imports, unused_macros))]
+// Without the feature `emulator`, and in this crate's own tests, nothing calls the kernels.
+#![cfg_attr(
+    not(any(target_arch = "nvptx64", all(feature = "emulator", not(test)))),
+    allow(dead_code, unused_imports, unused_macros)
+)]
 
 pub mod abi;
 mod bce;
@@ -37,7 +41,6 @@ pub use table::{Entry, Family, all, find};
 // The table: a loss a line, with the kind of kernels it has, its type in them, the most threads of
 // their blocks (more threads have fewer registers), and how many groups of 16 bytes a thread has in
 // flight in the pass that does all.
-#[cfg(not(test))]
 table::losses! {
     mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4, rows by 3 3 2);
     huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4, rows by 3 3 2);
@@ -55,13 +58,6 @@ table::losses! {
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], lane rows []);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], lane rows []);
     // What the benchmarks measure against.
-    ceiling: ceiling();
-}
-
-// This crate's own tests are of functions, and launch nothing: with the kernels, they would take
-// minutes more to compile.
-#[cfg(test)]
-table::losses! {
     ceiling: ceiling();
 }
 

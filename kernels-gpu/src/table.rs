@@ -25,7 +25,7 @@ pub struct Entry {
     /// # Safety
     /// 1. The argument points to the `args_size` bytes of the entry's arguments.
     /// 2. [`cuda_std`]'s machine is set, and refuses what is not allowed.
-    #[cfg(not(target_arch = "nvptx64"))]
+    #[cfg(all(feature = "emulator", not(test)))]
     pub run: unsafe fn(*const u8),
 }
 
@@ -132,7 +132,7 @@ macro_rules! family {
                     resident: $resident,
                     barriers: $barriers,
                     args_size: size_of::<$args>(),
-                    #[cfg(not(target_arch = "nvptx64"))]
+                    #[cfg(all(feature = "emulator", not(test)))]
                     run: {
                         unsafe fn run(args: *const u8) {
                             // SAFETY: `Entry::run`'s first condition.

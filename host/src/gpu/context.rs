@@ -26,6 +26,12 @@ impl Context {
         Ok(Context { handle, device })
     }
 
+    /// The driver's handle.
+    #[cfg(feature = "cudarc")]
+    pub(super) fn as_raw(&self) -> sys::CUcontext {
+        self.handle
+    }
+
     /// Makes it current on this thread, until what this returns is dropped.
     pub(super) fn bind(&self) -> Result<Restore> {
         let mut restore = Restore::current()?;

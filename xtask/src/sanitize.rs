@@ -23,11 +23,12 @@ const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 13] = [
+const SUITES: [&str; 14] = [
     LIBRARY,
     "bce",
     "concurrency",
     "cross_entropy",
+    "cudarc",
     "elementwise",
     "errors",
     "face",

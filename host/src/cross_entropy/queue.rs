@@ -79,9 +79,11 @@ impl<'a> Launches<'a> {
         let alike = [args.grad_input, args.grad_target, args.probabilities()]
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
-        let lie = packed_rows(args, element_bytes);
+        let kernels = Kernels::of(args);
+        let has_lane_rows = kernels.forward.of(Form::LaneRows).entry(T::DTYPE).is_some();
+        let lie = packed_rows(args, element_bytes, has_lane_rows);
         Launches {
-            kernels: Kernels::of(args),
+            kernels,
             dtype: T::DTYPE,
             element_bytes,
             rows: args.rows as usize,
@@ -129,11 +131,11 @@ impl<'a> Launches<'a> {
 
     /// How a launch is made that computes `pass`.
     fn plan(&self, pass: Pass, args: &CrossEntropyArgs) -> Planned {
-        let (kernels, gpu) = (self.kernels, self.stream.gpu());
+        let gpu = self.stream.gpu();
         let kernels = match pass {
-            Pass::Forward => &kernels.forward,
-            Pass::ForwardBackward => &kernels.forward_backward,
-            Pass::Backward => &kernels.backward,
+            Pass::Forward => &self.kernels.forward,
+            Pass::ForwardBackward => &self.kernels.forward_backward,
+            Pass::Backward => &self.kernels.backward,
         };
         let entry = |form| kernels.of(form).entry(self.dtype);
         let most_threads = |form| entry(form).map_or(32, |entry| entry.block);
@@ -250,7 +252,7 @@ fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool 
 }
 
 /// How the rows of a call lie, for those that are short enough to be packed.
-fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize) -> packed::Rows {
+fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: bool) -> packed::Rows {
     let size = element_bytes as u64;
     let cols = u64::from(args.cols);
     let probabilities = args.probabilities();
@@ -274,6 +276,7 @@ fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize) -> packed::Rows {
             .into_iter()
             .chain(writes)
             .all(|tensor| tensor.start == 0 || tensor.row_stride == cols),
+        has_lane_rows,
         tiles: if probabilities.start == 0 { 1 } else { 2 },
     }
 }

@@ -708,6 +708,7 @@ mod tests {
             store_alignment: alignment,
             alike: true,
             contiguous: true,
+            has_lane_rows: false,
             tiles: 1,
         };
         let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };

@@ -26,8 +26,9 @@ const SMALL_TILE_BYTES: usize = 4 << 10;
 /// See [`SMALL_TILE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
 
-/// Bytes of the rows of a tile and of their classes, where a lane has a row in registers: two
-/// stages a warp leave room for as many blocks on a multiprocessor as there are registers for.
+/// Bytes of a tile's rows and classes, where a lane has a row: with two stages a warp, seven blocks
+/// fit into the shared memory of an H100's multiprocessor, as many as its registers allow. Chosen,
+/// not searched for.
 const LANES_STAGE_BYTES: usize = 3680;
 
 /// Tiles of a warp: one that it works on, and one under way.
@@ -55,6 +56,8 @@ pub(crate) struct Rows {
     pub(crate) alike: bool,
     /// Whether no tensor has gaps between its rows.
     pub(crate) contiguous: bool,
+    /// Whether there are kernels that give a lane a row.
+    pub(crate) has_lane_rows: bool,
     /// Tiles of a block: one of logits, and one of probabilities.
     pub(crate) tiles: usize,
 }
@@ -66,7 +69,7 @@ pub(crate) struct Packed {
     /// Rows of the tiles that a block's warps work on at the same time.
     block_rows: usize,
     shared_bytes: usize,
-    /// Whether a lane has registers for a row.
+    /// Whether a kernel with a lane per row takes them.
     pub(crate) fits_lanes: bool,
 }
 
@@ -120,7 +123,8 @@ pub(crate) fn packed(rows: Rows) -> Option<Packed> {
     let tile_bytes = if row_bytes <= SMALL_ROW_BYTES { SMALL_TILE_BYTES } else { TILE_BYTES };
     let fit = (tile_bytes / rows.tiles / row_bytes.max(pitch)).max(1);
     let warp_rows = if fit >= 32 { 32 } else { 1 << fit.ilog2() };
-    let fits_lanes = rows.cols <= lane_row_cols(rows.element_bytes as u32) as usize
+    let fits_lanes = rows.has_lane_rows
+        && rows.cols <= lane_row_cols(rows.element_bytes as u32) as usize
         && warp_rows == 32
         && rows.tiles == 1
         && rows.contiguous
@@ -185,14 +189,16 @@ mod tests {
                 let natural = 1 << (cols * element_bytes).trailing_zeros().min(4);
                 [(natural, true), (16, false), (element_bytes, true), (element_bytes, false)]
                     .into_iter()
-                    .map(move |(alignment, contiguous)| Rows {
+                    .flat_map(move |lie| [(lie, 1), (lie, 2)])
+                    .map(move |((alignment, contiguous), tiles)| Rows {
                         cols,
                         element_bytes,
                         alignment,
                         store_alignment: alignment,
                         alike: true,
                         contiguous,
-                        tiles: 2,
+                        has_lane_rows: tiles == 1,
+                        tiles,
                     })
             })
         })

@@ -62,6 +62,7 @@ mod tests {
             store_alignment: 16,
             alike: true,
             contiguous: true,
+            has_lane_rows: false,
             tiles: 1,
         }
     }

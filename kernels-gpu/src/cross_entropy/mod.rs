@@ -125,7 +125,8 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
     }
 }
 
-/// The same of those of a lane a row.
+/// Blocks of the kernels with a lane per row that a multiprocessor has registers for, without spills
+/// (ptxas 13.0, sm_90).
 pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
     match (computes, size_of::<E>()) {
         (computes::BOTH, 8) => 4,

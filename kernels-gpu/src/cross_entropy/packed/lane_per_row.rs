@@ -2,7 +2,7 @@
 //! computes a row in registers, and gradients leave from where the logits were.
 
 use super::register_row::{RegisterRow, SharedRow};
-use super::stage::STAGES;
+use super::stage::{STAGES, class_at};
 use super::{Share, computes};
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, TileArgs, VECTOR_BYTES};
 use crate::cross_entropy::label::totals_ahead;
@@ -85,22 +85,6 @@ impl<E: Element> Tile<E> {
         }
     }
 
-    /// Class `index` of those from byte `classes` on.
-    ///
-    /// # Safety
-    /// The tile has arrived, and has the row.
-    #[inline(always)]
-    unsafe fn class_of(args: &CrossEntropyArgs, shared: Shared, classes: u32, index: u32) -> i64 {
-        // SAFETY: the caller's conditions.
-        unsafe {
-            match args.class_bytes {
-                8 => shared.word::<i64>(classes, index),
-                4 => i64::from(shared.word::<i32>(classes, index)),
-                _ => i64::from(shared.word::<u8>(classes, index)),
-            }
-        }
-    }
-
     /// Computes the tile, which has arrived, one row per lane at a time. Adds the rows' terms to
     /// `terms`.
     ///
@@ -133,7 +117,7 @@ impl<E: Element> Tile<E> {
             };
             // SAFETY: the caller's conditions; each lane writes over its own rows.
             unsafe {
-                let class = Self::class_of(args, shared, classes, index);
+                let class = class_at(args, shared, classes, index);
                 let mut logit = E::Real::ZERO;
                 // A negative class is beyond every row.
                 if class.cast_unsigned() < args.cols.into() {

@@ -40,13 +40,13 @@ struct Share {
     step: u64,
 }
 
-/// Rows of any length that fits a tile, of which a lane or several have one; or, with `LANE_ROWS`,
-/// rows of at most `lane_row_cols`, of which a lane has one.
-///
-/// The same where a lane has a row in registers: with more, the block would need registers of which
-/// the rows have no use.
+/// The same for the kernels with a lane per row: more targets in flight would need registers that
+/// the rows leave unused.
 const LANE_ROWS_TARGETS: usize = 4;
 
+/// Rows of any length that fits a tile, with one lane or several per row; with `LANE_ROWS`, rows of
+/// at most [`lane_row_cols`](crate::abi::lane_row_cols) columns, with one lane per row.
+///
 /// # Safety
 /// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind the blocks that
 /// add up totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has

@@ -9,8 +9,8 @@ use crate::tile::{Shared, Tile};
 use cuda_std::memory::{end_copies, load};
 use cuda_std::warp::{WARP_SIZE, lane_id};
 
-/// Tiles that a warp has in shared memory: one that it works on, and one under way. The loop in
-/// [`packed`] changes between the two.
+/// Tiles that a warp has in shared memory: one that it works on, and one under way. The loops over
+/// tiles alternate between the two.
 pub(super) const STAGES: u32 = 2;
 
 /// Tiles of a stage: of the logits, and of the target's probabilities.
@@ -45,6 +45,27 @@ impl Totals for Known {
         match which {
             Total::Weights => self.0[0],
             Total::Rows => self.0[1],
+        }
+    }
+}
+
+/// Class `index` of those from byte `classes` of shared memory on.
+///
+/// # Safety
+/// The classes have arrived, and `index` is one of them.
+#[inline(always)]
+pub(super) unsafe fn class_at(
+    args: &CrossEntropyArgs,
+    shared: Shared,
+    classes: u32,
+    index: u32,
+) -> i64 {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        match args.class_bytes {
+            8 => shared.word::<i64>(classes, index),
+            4 => i64::from(shared.word::<i32>(classes, index)),
+            _ => i64::from(shared.word::<u8>(classes, index)),
         }
     }
 }
@@ -91,13 +112,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
             return args.ignore_index;
         }
         // SAFETY: the caller's condition.
-        unsafe {
-            match args.class_bytes {
-                8 => self.shared.word::<i64>(at, index),
-                4 => i64::from(self.shared.word::<i32>(at, index)),
-                _ => i64::from(self.shared.word::<u8>(at, index)),
-            }
-        }
+        unsafe { class_at(args, self.shared, at, index) }
     }
 
     /// Begins to copy a tile and its classes, in a batch of its own.

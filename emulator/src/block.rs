@@ -23,11 +23,40 @@ enum Waiting {
     /// For the block.
     Barrier(Place),
     /// For its warp.
-    Shuffle { value: u32, lane_mask: u32, place: Place },
+    Shuffle { value: u32, by: Shuffle, place: Place },
     /// For another block, of a cooperative launch: it may go on when that has had its turn.
     Spin(Place),
     /// It has returned.
     Done,
+}
+
+/// From which lane a shuffle receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shuffle {
+    /// From the lane whose index differs by this mask, the same for all lanes of the warp.
+    Xor(u32),
+    /// From this lane.
+    Lane(u32),
+}
+
+impl Shuffle {
+    /// Whether this lane and another one can take part in one shuffle.
+    fn goes_with(self, other: Self) -> bool {
+        match (self, other) {
+            (Shuffle::Xor(mask), Shuffle::Xor(other)) => mask == other,
+            (Shuffle::Lane(_), Shuffle::Lane(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Shuffle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shuffle::Xor(mask) => write!(f, "by {mask}"),
+            Shuffle::Lane(lane) => write!(f, "from lane {lane}"),
+        }
+    }
 }
 
 impl Waiting {
@@ -54,8 +83,8 @@ impl fmt::Display for Waiting {
             Waiting::Barrier(at) => {
                 write!(f, "waits at the barrier at {}:{}", at.file(), at.line())
             }
-            Waiting::Shuffle { lane_mask, place: at, .. } => {
-                write!(f, "waits at the shuffle by {lane_mask} at {}:{}", at.file(), at.line())
+            Waiting::Shuffle { by, place: at, .. } => {
+                write!(f, "waits at the shuffle {by} at {}:{}", at.file(), at.line())
             }
             Waiting::Spin(at) => {
                 write!(f, "waits for another block at {}:{}", at.file(), at.line())
@@ -211,7 +240,13 @@ impl Machine for Thread<'_> {
     }
 
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32 {
-        self.wait(Waiting::Shuffle { value, lane_mask, place });
+        self.wait(Waiting::Shuffle { value, by: Shuffle::Xor(lane_mask), place });
+        self.received.get()
+    }
+
+    fn shuffle(&self, value: u32, lane: u32, place: Place) -> u32 {
+        // As the hardware does, which takes the lower bits.
+        self.wait(Waiting::Shuffle { value, by: Shuffle::Lane(lane % WARP_SIZE), place });
         self.received.get()
     }
 
@@ -536,7 +571,7 @@ fn as_fault(thread: &Thread<'_>, payload: Box<dyn Any + Send>) -> Fault {
 
 /// Exchanges the values of a warp whose threads all wait at the same shuffle.
 fn shuffle(threads: &[Thread<'_>]) -> Result<(), Fault> {
-    let (Waiting::Shuffle { lane_mask, place, .. }, leader) = threads
+    let (Waiting::Shuffle { by, place, .. }, leader) = threads
         .iter()
         .map(|thread| (thread.waiting.get(), thread))
         .find(|(waiting, _)| matches!(waiting, Waiting::Shuffle { .. }))
@@ -547,8 +582,8 @@ fn shuffle(threads: &[Thread<'_>]) -> Result<(), Fault> {
     let mut values = [0; WARP_SIZE as usize];
     for (lane, value) in values.iter_mut().enumerate() {
         match threads.get(lane).map(|thread| thread.waiting.get()) {
-            Some(Waiting::Shuffle { value: sent, lane_mask: mask, place: other })
-                if mask == lane_mask && other == place =>
+            Some(Waiting::Shuffle { value: sent, by: other_by, place: other })
+                if other_by.goes_with(by) && other == place =>
             {
                 *value = sent;
             }
@@ -556,11 +591,16 @@ fn shuffle(threads: &[Thread<'_>]) -> Result<(), Fault> {
         }
     }
     for (lane, thread) in threads.iter().enumerate() {
-        thread.received.set(values[lane ^ lane_mask as usize]);
+        let from = match thread.waiting.get() {
+            Waiting::Shuffle { by: Shuffle::Xor(mask), .. } => lane ^ mask as usize,
+            Waiting::Shuffle { by: Shuffle::Lane(from), .. } => from as usize,
+            _ => unreachable!("every lane waits at the shuffle"),
+        };
+        thread.received.set(values[from]);
         thread.waiting.set(Waiting::No);
     }
     // As `sync_warp` is written: each lane's own value.
-    if lane_mask == 0 {
+    if by == Shuffle::Xor(0) {
         leader.block.clock.pass_warp(leader.index);
     }
     Ok(())

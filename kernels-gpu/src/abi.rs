@@ -306,16 +306,29 @@ pub mod saved {
 pub struct TileArgs {
     /// Rows of a tile.
     pub rows: u32,
+    /// Tiles of all rows, fewer than 2³¹.
+    pub count: u32,
+    /// Rows of the last tile.
+    pub last_rows: u32,
     /// log2 of the rows that a warp works on at the same time.
     pub warp_rows_shift: u32,
-    /// Bytes of one access of a lane to shared memory: 16, 8, 4 or the element's. Rows begin and
-    /// end at multiples of it.
+    /// Bytes of one access of a lane to shared memory: 16, 8, 4 or the element's. Rows that are read
+    /// begin and end at multiples of it.
     pub access: u32,
-    /// Bytes from row to row in shared memory, a multiple of 16; 0 where a tile is one contiguous
-    /// span of every tensor.
-    pub pitch: u32,
-    /// Whether gradients are aligned as what they are the gradient of; 1 or 0.
-    pub alike: u32,
+    /// The same of rows of gradients.
+    pub store_access: u32,
+    /// Bytes from row to row in shared memory, of logits and of probabilities; as many modulo 16 as
+    /// in global memory.
+    pub step: [u32; 2],
+    /// The same of their gradients, where these are not written in place.
+    pub store_step: [u32; 2],
+    /// Whether rows are copied as one span, gaps included; 1 or 0. They are as far from each other in
+    /// shared memory as in global memory then.
+    pub load_span: u32,
+    /// Whether gradients are stored as one span, which has no gaps; 1 or 0.
+    pub store_span: u32,
+    /// log2 of the lanes that copy or store a row, where rows are no span.
+    pub copy_shift: u32,
     /// A lane takes the vectors of row `r` in an order of their own, so that lanes of other rows
     /// read other banks: vector `v` in place of `v ^ ((r >> order_right & order_mask) <<
     /// order_left)`.
@@ -329,6 +342,11 @@ pub struct TileArgs {
     pub bytes: u32,
     /// Bytes of a stage: of what is in shared memory of rows that are loaded together.
     pub stage_bytes: u32,
+    /// Bytes of a warp: two stages, and the tiles of gradients that are not written in place.
+    pub warp_bytes: u32,
+    /// Where the tiles of gradients begin in what a warp has; 0: gradients are written over what
+    /// they are the gradients of.
+    pub gradients: u32,
 }
 
 /// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a

@@ -6,7 +6,7 @@ use super::options::CrossEntropy;
 use crate::element::Float;
 use crate::error::Result;
 use crate::launch::{Argument, check_memory, launch};
-use crate::plan::packed::{self, Packed};
+use crate::plan::packed;
 use crate::plan::{self, Ahead, Form, Launch, Pass, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
 use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
@@ -49,9 +49,8 @@ struct Launches<'a> {
     element_bytes: usize,
     rows: usize,
     cols: usize,
-    /// How rows lie, and how they are packed into tiles if they are short enough.
-    lie: packed::Rows,
-    packed: Option<Packed>,
+    /// How rows are laid out.
+    layout: packed::Rows,
     /// Whether rows of all tensors lie from one boundary of 16 bytes to another.
     whole: bool,
     stream: &'a Stream,
@@ -88,8 +87,7 @@ impl<'a> Launches<'a> {
             element_bytes,
             rows: args.rows as usize,
             cols: args.cols as usize,
-            lie,
-            packed: packed::packed(lie),
+            layout: lie,
             whole: alike && (start | stride | len).is_multiple_of(16),
             stream,
             reads,
@@ -140,18 +138,16 @@ impl<'a> Launches<'a> {
         let entry = |form| kernels.of(form).entry(self.dtype);
         let most_threads = |form| entry(form).map_or(32, |entry| entry.block);
         let room = |form| entry(form).map(|entry| gpu.room_for(entry.resident));
+        let packed = packed::packed(pass, self.layout);
         let can = SamplesKernels {
             held: self.kernels.held,
             held_with_gradients: (self.kernels.held_with_gradients)(self.element_bytes),
-            packed: self.packed.zip(room(Form::Packed)),
-            lane_rows: self
-                .packed
-                .zip(room(Form::LaneRows))
-                .filter(|(packed, _)| packed.fits_lanes),
+            packed: packed.zip(room(Form::Packed)),
+            lane_rows: packed.zip(room(Form::LaneRows)).filter(|(packed, _)| packed.fits_lanes),
             stream: (pass == Pass::Forward)
                 .then(|| room(Form::Stream))
                 .flatten()
-                .map(|device| (self.lie, device)),
+                .map(|device| (self.layout, device)),
             whole: self.whole,
             short_block: most_threads(Form::ShortWhole).min(ROWS_BLOCK),
             held_block: most_threads(Form::Held),
@@ -254,7 +250,6 @@ fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool 
 /// How the rows of a call lie, for those that are short enough to be packed.
 fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: bool) -> packed::Rows {
     let size = element_bytes as u64;
-    let cols = u64::from(args.cols);
     let probabilities = args.probabilities();
     let exist = |tensors: [Matrix; 2]| tensors.into_iter().filter(|tensor| tensor.start != 0);
     let alignment = |tensors: [Matrix; 2]| {
@@ -263,6 +258,10 @@ fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: boo
         1 << bits.trailing_zeros()
     };
     let (reads, writes) = ([args.input, probabilities], [args.grad_input, args.grad_target]);
+    let strides = |tensors: [Matrix; 2]| {
+        tensors.map(|tensor| if tensor.start == 0 { 0 } else { tensor.row_stride as usize })
+    };
+    let bytes = |strides: [usize; 2]| strides.map(|stride| stride.wrapping_mul(element_bytes));
     packed::Rows {
         cols: args.cols as usize,
         element_bytes,
@@ -272,10 +271,8 @@ fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: boo
         alike: [(args.grad_input, args.input), (args.grad_target, probabilities)]
             .iter()
             .all(|(to, from)| to.start == 0 || rows_are_alike(to, from, element_bytes)),
-        contiguous: reads
-            .into_iter()
-            .chain(writes)
-            .all(|tensor| tensor.start == 0 || tensor.row_stride == cols),
+        strides: bytes(strides(reads)),
+        store_strides: bytes(strides(writes)),
         has_lane_rows,
         tiles: if probabilities.start == 0 { 1 } else { 2 },
     }

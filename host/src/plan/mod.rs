@@ -478,7 +478,7 @@ fn packed_samples(
         form,
         rows_of_block: one,
         tail: Tail::NONE,
-        tile: packed.args,
+        tile: packed.args_of(rows),
         stream: StreamArgs::default(),
     }
 }
@@ -707,12 +707,13 @@ mod tests {
             alignment,
             store_alignment: alignment,
             alike: true,
-            contiguous: true,
+            strides: [4 * cols, 0],
+            store_strides: [0; 2],
             has_lane_rows: false,
             tiles: 1,
         };
         let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
-        let packed = packed::packed(rows).map(|packed| (packed, device));
+        let packed = packed::packed(Pass::Forward, rows).map(|packed| (packed, device));
         SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }
     }
 

@@ -11,19 +11,25 @@ pub(crate) const fn most_row_bytes(element_bytes: usize) -> usize {
     if element_bytes == 2 { 2048 } else { 4096 }
 }
 
-/// Bytes that a warp loads together, if its rows are short enough: they travel while others are
-/// computed.
+/// Bytes of a tile: what a warp loads together, while it computes what it has. More bytes are more
+/// under way, fewer leave room for more warps.
 const TILE_BYTES: usize = 8 << 10;
 
-/// The same of rows of at most `SMALL_ROW_BYTES`: most of their work is done once a row, and more
-/// warps on a multiprocessor hide its latency better than more bytes under way. H200, 2026-11-25,
-/// ceiling ÷ ours with tiles of 8 and of 4 KiB: 6710886×10 f32 forward 0.48 and 0.58, with
-/// gradients 0.46 and 0.59; 13421772×10 bf16 0.28 and 0.35, 0.24 and 0.32; 4194304×32 bf16 forward
-/// 0.64 and 0.70. The tile was not all that changed between the two, and the threshold was not
-/// searched for.
-const SMALL_TILE_BYTES: usize = 4 << 10;
+/// The same in a pass that computes gradients, which has more to do for each byte, of rows from
+/// `LONG_ROW_BYTES` on. H200, 2026-11-25, ceiling ÷ ours of gradients alone, with tiles of 8 KiB and
+/// with these: 524288×64 f32 0.81 and 0.91, 65536×511 f32 0.73 and 0.85, 262144×255 bf16 0.66 and
+/// 0.78; but 671088×100 bf16 0.77 and 0.75.
+const GRADIENT_TILE_BYTES: usize = 5200;
 
-/// See [`SMALL_TILE_BYTES`].
+/// See [`GRADIENT_TILE_BYTES`].
+const LONG_ROW_BYTES: usize = 256;
+
+/// Bytes of a stage of rows of at most `SMALL_ROW_BYTES`, which have one lane each: with two stages a
+/// warp, five blocks fit into the shared memory of an H100's multiprocessor, as many as its
+/// registers allow. A stage of fewer rows costs as many instructions.
+const SMALL_STAGE_BYTES: usize = 5400;
+
+/// See [`SMALL_STAGE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
 
 /// Bytes of a tile's rows and classes, where a lane has a row: with two stages a warp, seven blocks
@@ -42,7 +48,7 @@ const TURNS: usize = 8;
 /// Bytes of a vector.
 const VECTOR: usize = VECTOR_BYTES as usize;
 
-/// Rows, as they lie in all tensors of a call.
+/// How the rows of a call are laid out in its tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rows {
     pub(crate) cols: usize,
@@ -52,14 +58,37 @@ pub(crate) struct Rows {
     pub(crate) alignment: usize,
     /// The same of those that are written.
     pub(crate) store_alignment: usize,
-    /// Whether rows of what is written begin as far from a vector's boundary as those of the input.
+    /// Whether rows of what is written begin as far from a vector's boundary as those of what it is
+    /// the gradient of.
     pub(crate) alike: bool,
-    /// Whether no tensor has gaps between its rows.
-    pub(crate) contiguous: bool,
+    /// Bytes from row to row of the logits and of the probabilities; 0 where there are none.
+    pub(crate) strides: [usize; 2],
+    /// The same of their gradients.
+    pub(crate) store_strides: [usize; 2],
     /// Whether there are kernels that give a lane a row.
     pub(crate) has_lane_rows: bool,
     /// Tiles of a block: one of logits, and one of probabilities.
     pub(crate) tiles: usize,
+}
+
+impl Rows {
+    fn row_bytes(&self) -> usize {
+        self.cols * self.element_bytes
+    }
+
+    /// Whether no tensor that is written has gaps between its rows.
+    fn stores_span(&self) -> bool {
+        self.store_strides.iter().all(|&stride| stride == 0 || stride == self.row_bytes())
+    }
+
+    /// Whether the rows of the tensors that are read are read with what is between them. A sector
+    /// of memory has 32 bytes, so what is less costs next to nothing.
+    fn loads_span(&self) -> bool {
+        let row_bytes = self.row_bytes();
+        let gap = (row_bytes / 8).max(32);
+        let is_span = |stride| (row_bytes..=row_bytes + gap).contains(stride);
+        self.strides.iter().all(|stride| *stride == 0 || is_span(stride))
+    }
 }
 
 /// What the kernels need to know.
@@ -85,6 +114,14 @@ impl Packed {
         rows.div_ceil(self.block_rows).min(multiprocessors * room * times)
     }
 
+    /// What the kernels need to know of `rows` rows.
+    pub(crate) fn args_of(&self, rows: usize) -> TileArgs {
+        let of_tile = self.args.rows as usize;
+        let count = rows.div_ceil(of_tile);
+        let last_rows = rows - count.saturating_sub(1) * of_tile;
+        TileArgs { count: count as u32, last_rows: last_rows as u32, ..self.args }
+    }
+
     /// The launch of so many blocks.
     pub(crate) fn launch(&self, blocks: usize) -> Launch {
         let shared_bytes = self.shared_bytes as u32;
@@ -108,57 +145,122 @@ pub(crate) struct Device {
     pub(crate) registers_for: usize,
 }
 
+/// The shared memory that a block may have on the smallest device, of compute capability 8.6.
+const MOST_SHARED_BYTES: usize = 99 << 10;
+
+/// Where rows of two tensors are in shared memory.
+#[derive(Clone, Copy)]
+struct Placed {
+    /// Bytes from row to row, as `TileArgs::step`.
+    steps: [usize; 2],
+    /// Bytes that the first row may be behind a cache line's beginning.
+    lead: usize,
+}
+
+impl Placed {
+    /// Of rows of `row_bytes` that are aligned to `alignment` and `strides` bytes apart in global
+    /// memory; in shared memory too, if they are one span, or else as close as they can be where
+    /// each has vectors of its own.
+    fn new(row_bytes: usize, alignment: usize, strides: [usize; 2], is_span: bool) -> Self {
+        let line = CACHE_LINE as usize;
+        let lead = line - alignment.min(line);
+        if is_span {
+            return Placed { steps: strides, lead };
+        }
+        // A row may begin anywhere in its first vector that its alignment allows. An odd number of
+        // vectors from row to row, so that rows begin in other banks.
+        let vectors = (VECTOR - alignment.min(VECTOR) + row_bytes).div_ceil(VECTOR);
+        let steps = strides.map(|stride| (vectors | 1) * VECTOR + stride % VECTOR);
+        Placed { steps, lead }
+    }
+
+    fn step(&self) -> usize {
+        self.steps[0].max(self.steps[1])
+    }
+
+    /// Bytes of a tile of so many rows.
+    fn bytes(&self, rows: usize) -> usize {
+        (self.lead + rows * self.step()).next_multiple_of(CACHE_LINE as usize)
+    }
+}
+
 /// How rows are packed, if they are short enough.
-pub(crate) fn packed(rows: Rows) -> Option<Packed> {
-    let row_bytes = rows.cols * rows.element_bytes;
+pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
+    let row_bytes = rows.row_bytes();
     if row_bytes > most_row_bytes(rows.element_bytes) {
         return None;
     }
     let power_of_two_in = |bytes: usize| 1 << bytes.trailing_zeros().min(4);
-    let access = rows.alignment.min(power_of_two_in(row_bytes));
-    let alignment = rows.alignment.min(rows.store_alignment);
-    // A row may begin anywhere in its first vector that its alignment allows.
-    let vectors = (VECTOR - alignment.min(VECTOR) + row_bytes).div_ceil(VECTOR);
-    let pitch = if rows.contiguous { 0 } else { (vectors | 1) * VECTOR };
-    let tile_bytes = if row_bytes <= SMALL_ROW_BYTES { SMALL_TILE_BYTES } else { TILE_BYTES };
-    let fit = (tile_bytes / rows.tiles / row_bytes.max(pitch)).max(1);
-    let warp_rows = if fit >= 32 { 32 } else { 1 << fit.ilog2() };
+    let access_of = |alignment: usize| alignment.min(power_of_two_in(row_bytes));
+    let access = access_of(rows.alignment);
+    let (loads_span, stores_span) = (rows.loads_span(), rows.stores_span());
+    let read = Placed::new(row_bytes, rows.alignment, rows.strides, loads_span);
+    let mut written = Placed::new(row_bytes, rows.store_alignment, rows.store_strides, stores_span);
+    if rows.alike {
+        written = read;
+    }
+    let tile_bytes = match pass {
+        Pass::ForwardBackward | Pass::Backward if row_bytes >= LONG_ROW_BYTES => {
+            GRADIENT_TILE_BYTES
+        }
+        _ => TILE_BYTES,
+    };
+    // Tiles that a warp has, and the bytes of a row in the one that has the most.
+    let tiles = if rows.alike { STAGES } else { STAGES + 1 };
+    // Tensors without rows have no strides.
+    let step = read.step().max(written.step()).max(row_bytes);
+    let fit = (tile_bytes * STAGES / tiles / rows.tiles / step).max(1);
     let fits_lanes = rows.has_lane_rows
         && rows.cols <= lane_row_cols(rows.element_bytes as u32) as usize
-        && warp_rows == 32
-        && rows.tiles == 1
-        && rows.contiguous
-        && rows.alike;
+        && rows.tiles == 1;
+    let is_small = row_bytes <= SMALL_ROW_BYTES && rows.tiles == 1;
+    let warp_rows = if fits_lanes || is_small || fit >= 32 { 32 } else { 1 << fit.ilog2() };
     let turns = if fits_lanes {
-        LANES_STAGE_BYTES / ((row_bytes + 8) * warp_rows)
+        LANES_STAGE_BYTES * STAGES / tiles / ((step + 8) * warp_rows)
+    } else if is_small {
+        SMALL_STAGE_BYTES * STAGES / tiles / ((step + 8) * warp_rows)
     } else {
         fit / warp_rows
     };
     let tile_rows = warp_rows * turns.clamp(1, TURNS);
-    let bytes = if rows.contiguous {
-        // Rows begin as far from a cache line in shared memory as they do in global memory.
-        let line = CACHE_LINE as usize;
-        (line - rows.alignment.min(line) + tile_rows * row_bytes).next_multiple_of(line)
-    } else {
-        tile_rows * pitch
-    };
+    let bytes = read.bytes(tile_rows).max(written.bytes(tile_rows));
     // With a class of eight bytes a row, where there are no probabilities.
     let classes = if rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
     let stage_bytes = (rows.tiles * bytes + classes).next_multiple_of(CACHE_LINE as usize);
-    let [order_right, order_mask, order_left] = order(access, row_bytes, pitch, warp_rows);
+    let gradients = if rows.alike { 0 } else { STAGES * stage_bytes };
+    let warp_bytes = STAGES * stage_bytes + if rows.alike { 0 } else { rows.tiles * bytes };
+    let shared_bytes = WARPS * warp_bytes;
+    if shared_bytes > MOST_SHARED_BYTES {
+        return None;
+    }
+    // As many lanes copy a row as it has vectors.
+    let alignment = rows.alignment.min(rows.store_alignment).min(VECTOR);
+    let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
+    let copy_lanes = vectors.next_power_of_two().min(32);
+    let [order_right, order_mask, order_left] = order(access, read.steps[0], warp_rows);
+    let numbers = |steps: [usize; 2]| steps.map(|step| step as u32);
     let args = TileArgs {
         rows: tile_rows as u32,
+        count: 0,
+        last_rows: 0,
         warp_rows_shift: warp_rows.trailing_zeros(),
         access: access as u32,
-        pitch: pitch as u32,
-        alike: rows.alike.into(),
+        store_access: if rows.alike { access } else { access_of(rows.store_alignment) } as u32,
+        step: numbers(read.steps),
+        store_step: numbers(written.steps),
+        load_span: loads_span.into(),
+        // In place, there may be gaps between rows in shared memory where there are none in global
+        // memory.
+        store_span: (stores_span && written.steps[0] == row_bytes).into(),
+        copy_shift: copy_lanes.trailing_zeros(),
         order_right,
         order_mask,
         order_left,
         bytes: bytes as u32,
         stage_bytes: stage_bytes as u32,
+        warp_bytes: warp_bytes as u32,
+        gradients: gradients as u32,
     };
-    let shared_bytes = WARPS * STAGES * stage_bytes;
     Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, fits_lanes })
 }
 
@@ -168,12 +270,11 @@ pub(crate) fn packed(rows: Rows) -> Option<Packed> {
 /// all banks serve them together where their vectors' numbers differ modulo eight. Rows that are 2ᵃ
 /// vectors long, or a multiple, differ in the bits from a on; what is left of a row's number is
 /// exchanged for bits below.
-fn order(access: usize, row_bytes: usize, pitch: usize, warp_rows: usize) -> [u32; 3] {
-    let row = if pitch == 0 { row_bytes } else { pitch };
+fn order(access: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
     if access < VECTOR {
         return [0; 3];
     }
-    let a = (row / VECTOR).trailing_zeros().min(3);
+    let a = (row_step / VECTOR).trailing_zeros().min(3);
     let row_bits = warp_rows.trailing_zeros().min(3);
     let left = (row_bits + a).saturating_sub(3);
     [3 - a, (1 << left) - 1, 3 - row_bits]
@@ -186,43 +287,80 @@ mod tests {
     fn shapes() -> impl Iterator<Item = Rows> {
         [2, 4, 8].into_iter().flat_map(|element_bytes| {
             (1..=most_row_bytes(element_bytes) / element_bytes).flat_map(move |cols| {
-                let natural = 1 << (cols * element_bytes).trailing_zeros().min(4);
-                [(natural, true), (16, false), (element_bytes, true), (element_bytes, false)]
-                    .into_iter()
-                    .flat_map(move |lie| [(lie, 1), (lie, 2)])
-                    .map(move |((alignment, contiguous), tiles)| Rows {
-                        cols,
-                        element_bytes,
-                        alignment,
-                        store_alignment: alignment,
-                        alike: true,
-                        contiguous,
-                        has_lane_rows: tiles == 1,
-                        tiles,
+                let row_bytes = cols * element_bytes;
+                // Without gaps, with short ones, and with gaps that nobody would read.
+                let gaps = [0, 16, 1 << 20].into_iter().chain([element_bytes, (1 << 20) + 2]);
+                gaps.map(move |gap| row_bytes + gap)
+                    .flat_map(|stride| [(stride, true), (stride, false)])
+                    .flat_map(|rows| [(rows, 1), (rows, 2)])
+                    .map(move |((stride, alike), tiles)| {
+                        let alignment = 1 << stride.trailing_zeros().min(4);
+                        let strides = [stride, if tiles == 2 { stride } else { 0 }];
+                        Rows {
+                            cols,
+                            element_bytes,
+                            alignment,
+                            store_alignment: alignment,
+                            alike,
+                            strides,
+                            store_strides: if alike { strides } else { [row_bytes; 2] },
+                            has_lane_rows: tiles == 1,
+                            tiles,
+                        }
                     })
             })
         })
     }
 
-    /// Tiles fit into the shared memory that a block may have on the smallest device, of compute
-    /// capability 8.6.
+    fn passes() -> impl Iterator<Item = (Pass, Rows)> {
+        shapes().flat_map(|rows| [(Pass::Forward, rows), (Pass::ForwardBackward, rows)])
+    }
+
+    /// Tiles fit into the shared memory that a block may have, and rows into tiles: all rows but
+    /// the longest with probabilities and gradients that are aligned differently.
     #[test]
     fn tiles_fit_into_shared_memory() {
-        for rows in shapes() {
-            let packed = packed(rows).expect("short enough");
-            let TileArgs { rows: of_tile, bytes, .. } = packed.args;
+        for (pass, rows) in passes() {
             let row_bytes = rows.cols * rows.element_bytes;
-            assert!(packed.shared_bytes <= 99 << 10, "{rows:?}: {packed:?}");
-            assert!(of_tile as usize * row_bytes <= bytes as usize);
-            assert!(bytes.is_multiple_of(16));
+            let Some(packed) = packed(pass, rows) else {
+                assert!(rows.tiles == 2 && !rows.alike && row_bytes > 3 << 10, "{rows:?}");
+                continue;
+            };
+            let TileArgs { rows: of_tile, bytes, step, .. } = packed.args;
+            assert!(packed.shared_bytes <= MOST_SHARED_BYTES, "{rows:?}: {packed:?}");
+            assert!(bytes.is_multiple_of(CACHE_LINE));
+            // The last row of a tile that begins as far behind a cache line as it may.
+            let misaligned = |of: usize| of - rows.alignment.min(of);
+            let others = (of_tile as usize - 1) * step[0] as usize;
+            let end = misaligned(CACHE_LINE as usize) + others + row_bytes;
+            assert!(end.next_multiple_of(VECTOR) <= bytes as usize, "{rows:?}: {packed:?}");
+        }
+    }
+
+    /// Rows that are copied one by one do not share a vector of shared memory.
+    #[test]
+    fn rows_of_their_own_share_no_vector() {
+        for (pass, rows) in passes().filter(|(_, rows)| !rows.loads_span()) {
+            let Some(packed) = packed(pass, rows) else { continue };
+            let row_bytes = rows.cols * rows.element_bytes;
+            let step = packed.args.step[0] as usize;
+            assert_eq!(step % VECTOR, rows.strides[0] % VECTOR);
+            for begins in (0..VECTOR).step_by(rows.alignment.min(VECTOR)) {
+                let end = (begins + row_bytes).next_multiple_of(VECTOR);
+                let next = begins + step;
+                assert!(end <= next - next % VECTOR, "{rows:?}: {packed:?}");
+            }
         }
     }
 
     /// Eight lanes that read 16 bytes each at the same time do so from all banks.
     #[test]
     fn lanes_do_not_meet_in_a_bank() {
-        for rows in shapes().filter(|rows| rows.alignment == 16 && rows.contiguous) {
-            let args = packed(rows).expect("short enough").args;
+        let is_whole = |rows: &Rows| {
+            rows.alignment == 16 && rows.strides[0] == rows.row_bytes() && rows.stores_span()
+        };
+        for (pass, rows) in passes().filter(|(_, rows)| is_whole(rows)) {
+            let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
             let row_vectors = (rows.cols * rows.element_bytes / VECTOR) as u32;
             let warp_rows = 1 << args.warp_rows_shift;
             // Rows of fewer than eight that are an odd number of vectors long are read in two

@@ -61,7 +61,8 @@ mod tests {
             alignment: 1 << (4 * cols).trailing_zeros().min(7),
             store_alignment: 16,
             alike: true,
-            contiguous: true,
+            strides: [4 * cols, 0],
+            store_strides: [0; 2],
             has_lane_rows: false,
             tiles: 1,
         }

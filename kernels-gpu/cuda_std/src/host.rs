@@ -18,15 +18,17 @@ pub enum Access {
     Store,
 }
 
-/// Bytes of global memory that are to be copied to shared memory: 4, 8 or 16.
+/// Bytes of global memory that are to be copied to shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied {
     /// The address in shared memory.
     pub to: usize,
     /// The address in global memory.
     pub from: usize,
-    /// How many.
+    /// Bytes that are written: 4, 8 or 16.
     pub bytes: usize,
+    /// The first of them that is in global memory; what is written before it is 0.
+    pub first: usize,
     /// Where in the source the copy is asked for.
     pub place: Place,
 }
@@ -47,6 +49,8 @@ pub trait Machine {
     fn spin(&self, place: Place);
     /// Exchanges a value with a lane of the warp.
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32;
+    /// Sends a value to the warp, and receives that of this lane.
+    fn shuffle(&self, value: u32, lane: u32, place: Place) -> u32;
     /// The address of the block's shared array that `key` stands for.
     fn shared_array(&self, key: usize, bytes: usize) -> usize;
     /// The address of the block's dynamic shared memory.
@@ -108,6 +112,11 @@ pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     machine().shuffle_xor(value, lane_mask, Location::caller())
 }
 
+#[track_caller]
+pub(crate) fn shuffle(value: u32, lane: u32) -> u32 {
+    machine().shuffle(value, lane, Location::caller())
+}
+
 #[doc(hidden)]
 pub fn shared_array<T: Word>(key: usize, len: u32) -> SharedArray<T> {
     let start = machine().shared_array(key, len as usize * size_of::<T>());
@@ -142,7 +151,22 @@ pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
 pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
     check_global(from, Access::Load);
     let (to, from, bytes) = (to as usize, from as usize, size_of::<T>());
-    machine().copy_to_shared(Copied { to, from, bytes, place: Location::caller() });
+    let (first, place) = (0, Location::caller());
+    machine().copy_to_shared(Copied { to, from, bytes, first, place });
+}
+
+/// Copies what is asked for alone: what is before it may be no memory of this process.
+#[track_caller]
+pub(crate) unsafe fn copy_end_to_shared(to: *mut Vec16, from: *const Vec16, first: u32) {
+    let (to, from, bytes, place) =
+        (to as usize, from as usize, size_of::<Vec16>(), Location::caller());
+    let first = first as usize;
+    // A vector is aligned, and a part of one may begin at any byte.
+    let piece = if first == 0 { bytes } else { 1 };
+    for at in (first..bytes).step_by(piece) {
+        machine().global_access(from + at, piece, Access::Load, place);
+    }
+    machine().copy_to_shared(Copied { to, from, bytes, first, place });
 }
 
 pub(crate) fn end_copies() {
@@ -151,10 +175,14 @@ pub(crate) fn end_copies() {
 
 /// Here the copies are made: whoever does not wait finds nothing.
 pub(crate) fn wait_for_copies<const BUT: u32>() {
-    for Copied { to, from, bytes, place } in machine().take_copies(BUT as usize) {
+    for Copied { to, from, bytes, first, place } in machine().take_copies(BUT as usize) {
         machine().shared_access(to, bytes, Access::Store, place);
-        // SAFETY: the machine has checked both addresses.
-        unsafe { (to as *mut u8).copy_from_nonoverlapping(from as *const u8, bytes) };
+        // SAFETY: the machine has checked both addresses, of global memory from the first byte on.
+        unsafe {
+            (to as *mut u8).write_bytes(0, first);
+            let (to, from) = ((to + first) as *mut u8, (from + first) as *const u8);
+            to.copy_from_nonoverlapping(from, bytes - first);
+        }
     }
 }
 

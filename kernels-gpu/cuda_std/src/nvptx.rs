@@ -12,6 +12,8 @@ unsafe extern "C" {
     safe fn barrier_sync(barrier: i32);
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
     safe fn shfl_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+    safe fn shfl_idx(members: i32, value: i32, lane: i32, clamp: i32) -> i32;
     #[link_name = "llvm.nvvm.membar.gl"]
     safe fn membar_gl();
     #[link_name = "llvm.nvvm.rcp.approx.ftz.f"]
@@ -86,6 +88,11 @@ pub(crate) fn sync_threads() {
 #[inline(always)]
 pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     shfl_bfly(-1, value as i32, lane_mask as i32, 31) as u32
+}
+
+#[inline(always)]
+pub(crate) fn shuffle(value: u32, lane: u32) -> u32 {
+    shfl_idx(-1, value as i32, lane as i32, 31) as u32
 }
 
 /// Loads and stores name the state space: through a plain pointer, which may point anywhere, they
@@ -183,6 +190,12 @@ pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
             }
         }
     }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn copy_end_to_shared(to: *mut Vec16, from: *const Vec16, _first: u32) {
+    // SAFETY: the caller's conditions; the bytes before the first are read as well.
+    unsafe { copy_to_shared(to, from) }
 }
 
 #[inline(always)]

@@ -204,4 +204,18 @@ impl SharedArray<Vec16> {
         // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
         unsafe { side::copy_to_shared(self.start.add(index as usize), from) }
     }
+
+    /// Copies the 16 bytes at `from` from number `first` on to the same bytes of those at `index`,
+    /// like [`copy`](Self::copy). Anything is written before them: a device copies what is there.
+    ///
+    /// # Safety
+    /// As [`copy`](Self::copy), but only the bytes from `first` on, below 16, have to be in global
+    /// memory. A device's allocations begin at multiples of 16 bytes, so what is before them is in
+    /// the same allocation.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn copy_end(self, index: u32, from: *const Vec16, first: u32) {
+        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        unsafe { side::copy_end_to_shared(self.start.add(index as usize), from, first) }
+    }
 }

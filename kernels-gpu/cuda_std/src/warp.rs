@@ -22,6 +22,9 @@ pub trait WarpShuffleValue: Copy {
     /// The value of `self` in the lane whose index differs by `lane_mask` (exclusive or).
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn shuffle_xor(self, lane_mask: u32) -> Self;
+    /// The value of `self` in lane `lane`, which may be another for each lane that asks.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn shuffle(self, lane: u32) -> Self;
 }
 
 impl WarpShuffleValue for u32 {
@@ -29,12 +32,22 @@ impl WarpShuffleValue for u32 {
     fn shuffle_xor(self, lane_mask: u32) -> Self {
         side::shuffle_xor(self, lane_mask)
     }
+
+    #[inline(always)]
+    fn shuffle(self, lane: u32) -> Self {
+        side::shuffle(self, lane)
+    }
 }
 
 impl WarpShuffleValue for f32 {
     #[inline(always)]
     fn shuffle_xor(self, lane_mask: u32) -> Self {
         f32::from_bits(self.to_bits().shuffle_xor(lane_mask))
+    }
+
+    #[inline(always)]
+    fn shuffle(self, lane: u32) -> Self {
+        f32::from_bits(self.to_bits().shuffle(lane))
     }
 }
 
@@ -44,6 +57,14 @@ impl WarpShuffleValue for f64 {
         let bits = self.to_bits();
         let low = (bits as u32).shuffle_xor(lane_mask);
         let high = ((bits >> 32) as u32).shuffle_xor(lane_mask);
+        f64::from_bits(u64::from(high) << 32 | u64::from(low))
+    }
+
+    #[inline(always)]
+    fn shuffle(self, lane: u32) -> Self {
+        let bits = self.to_bits();
+        let low = (bits as u32).shuffle(lane);
+        let high = ((bits >> 32) as u32).shuffle(lane);
         f64::from_bits(u64::from(high) << 32 | u64::from(low))
     }
 }

@@ -120,8 +120,8 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
 pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
     match mode {
         mode::CLASS if size_of::<E>() < 8 => 5,
-        mode::CLASS => 4,
-        _ => 3,
+        mode::PROBABILITIES if size_of::<E>() == 8 => 3,
+        _ => 4,
     }
 }
 

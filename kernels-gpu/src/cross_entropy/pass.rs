@@ -195,6 +195,12 @@ impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
     pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
         Pass { args, late: true, element: PhantomData }
     }
+
+    /// The same pass, where targets are known to be classes.
+    #[inline(always)]
+    pub(crate) fn of_classes(&self) -> Pass<'a, E, { mode::CLASS }> {
+        Pass { args: self.args, late: self.late, element: PhantomData }
+    }
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {

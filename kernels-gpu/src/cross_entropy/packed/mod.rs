@@ -1,20 +1,22 @@
 //! Short rows, packed into tiles: a warp stages whole rows in shared memory by asynchronous copies,
-//! and one lane or a few compute each row. Gradients are written over the tile, which is then
-//! stored as it came.
+//! and one lane or a few compute each row. Gradients are written over the tile, or to one of their
+//! own if they are aligned differently in memory, and stored from there.
 //!
 //! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each
 //! other until the end, where the block adds up what its rows come to.
 
 mod lane_per_row;
+mod lanes_per_row;
+mod part;
 mod register_row;
-mod slice;
 mod stage;
 
 use super::finish::{finish_pieces, has_sums, leave_terms};
-use super::label::add_up_totals;
-use super::pass::Pass;
+use super::label::{Label, add_up_totals, totals_ahead};
+use super::pass::{Factors, Pass, TERMS, Total, writes};
+use super::stats::Stats;
 use crate::abi::CrossEntropyArgs;
-use crate::element::Element;
+use crate::element::{Element, unrolled};
 use crate::reduce::{self, Workspace, block_sums};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, warp_id};
@@ -33,11 +35,11 @@ type Place = reduce::Place<2>;
 /// rows are a large part of all bytes, so this is as many as hide the latency of memory.
 const TARGETS: usize = 8;
 
-/// The rows of a warp: tiles of `args.tile.rows` rows that begin at `first`, and then every `step`.
+/// The tiles of a warp: number `first`, and then every `step`th.
 #[derive(Clone, Copy)]
 struct Share {
-    first: u64,
-    step: u64,
+    first: u32,
+    step: u32,
 }
 
 /// The same for the kernels with a lane per row: more targets in flight would need registers that
@@ -50,9 +52,7 @@ const LANE_ROWS_TARGETS: usize = 4;
 /// # Safety
 /// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind the blocks that
 /// add up totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has
-/// dynamic shared memory for the tiles of its warps. With `LANE_ROWS`, targets are classes, and a
-/// tile is one contiguous span of the logits and, as far from a boundary of 16 bytes, of their
-/// gradients.
+/// dynamic shared memory for the tiles of its warps. With `LANE_ROWS`, targets are classes.
 #[inline(always)]
 pub(crate) unsafe fn packed<
     E: Element,
@@ -94,16 +94,13 @@ pub(crate) unsafe fn packed<
         return;
     }
     let warps = block_dim_x() / WARP_SIZE;
-    let share = Share {
-        first: u64::from(piece * warps + warp_id()) * u64::from(args.tile.rows),
-        step: u64::from(pieces) * u64::from(warps * args.tile.rows),
-    };
+    let share = Share { first: piece * warps + warp_id(), step: pieces * warps };
     // SAFETY: the caller's conditions.
     let terms = unsafe {
         if LANE_ROWS {
-            lane_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
+            lane_per_row::rows::<E, COMPUTES>(&pass.of_classes(), share, workspace)
         } else {
-            slice::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
+            lanes_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
         }
     };
     // The next launch would take for its own what a block leaves and nobody sums.
@@ -126,5 +123,71 @@ pub(crate) unsafe fn packed<
                 leave_terms::<E::Real, _>(place, [loss, second, square, count], 2, workspace);
             }
         }
+    }
+}
+
+/// Adds a row's terms to `terms`, and writes the results that the call asks for per row.
+///
+/// # Safety
+/// As [`Pass::finish_row`].
+#[inline(always)]
+unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
+    pass: &Pass<'_, E, MODE>,
+    row: u64,
+    class: i64,
+    stats: Stats<E::Real>,
+    logit: E::Real,
+    workspace: Workspace,
+    terms: &mut [f64; TERMS],
+) {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        if pass.is_plain() {
+            let label = pass.plain_label(class);
+            let of_row =
+                pass.finish_row::<{ writes::NOTHING }>(row, &label, stats, logit, workspace);
+            terms[0] += of_row[0];
+            if COMPUTES == computes::LOSS {
+                terms[1] += if label.counts { 1.0 } else { 0.0 };
+            }
+            return;
+        }
+        let label = pass.label(class);
+        if COMPUTES == computes::BOTH {
+            let of_row = pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
+            // The normaliser was summed before, so the weights are not summed again.
+            terms[0] += of_row[0];
+            terms[2] += of_row[2];
+        } else {
+            let of_row = pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
+            unrolled!(for term in 0..TERMS; { terms[term] += of_row[term]; });
+        }
+    }
+}
+
+/// The factors of a row's gradients, from its statistics or, in a pass of gradients alone, from what
+/// is saved of it. `scale` is that of all rows, where they share one upstream gradient.
+///
+/// # Safety
+/// The kernels' conditions 1 and 2; `row` is one of `rows`.
+#[inline(always)]
+unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
+    pass: &Pass<'_, E, MODE>,
+    label: &Label<E::Real>,
+    stats: Stats<E::Real>,
+    row: u64,
+    scale: E::Real,
+) -> Factors<E::Real> {
+    // SAFETY: the caller's conditions.
+    unsafe {
+        if COMPUTES == computes::GRADIENTS {
+            return pass.factors_of_saved(label, pass.saved_of(row), |which| {
+                pass.scale_of_saved(row, which)
+            });
+        }
+        let scale_of = |which| pass.scale(row, totals_ahead(pass.args), which);
+        let has_own = pass.args.upstream_stride != 0;
+        let scale = if has_own { scale_of(Total::Weights) } else { scale };
+        pass.factors(label, stats, scale, || scale_of(Total::Rows))
     }
 }

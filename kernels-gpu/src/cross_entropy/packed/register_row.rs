@@ -103,6 +103,25 @@ impl SharedRow {
     pub(super) fn rematerialize(self) -> Self {
         SharedRow { at: opaque(self.at.into()) as u32, ..self }
     }
+
+    /// The shared memory from the column on. The address of a chunk is computed once; the position
+    /// within it becomes the constant offset of a load.
+    ///
+    /// # Safety
+    /// The row has the column.
+    #[inline(always)]
+    unsafe fn shared_at<const ACCESS: usize, E: Element>(self, first: u32, within: u32) -> Shared {
+        let SharedRow { shared, at, order, .. } = self;
+        let [first, within] = [first, within].map(|column| column * size_of::<E>() as u32);
+        // SAFETY: the caller's condition.
+        unsafe {
+            if ACCESS == size_of::<Vec16>() {
+                shared.after(at + ((first + within) ^ (order * ACCESS as u32)))
+            } else {
+                shared.after(at + first).after(within)
+            }
+        }
+    }
 }
 
 /// A row in registers. The registers of its columns are initialised, and no others.
@@ -149,7 +168,7 @@ impl<E: Element> RegisterRow<E> {
             if chunk >= columns && (within as usize).is_multiple_of(columns) {
                 // SAFETY: the caller's conditions.
                 let vector = unsafe {
-                    self.shared_at::<ACCESS>(first, within).load_bytes::<ACCESS>(0)
+                    self.source.shared_at::<ACCESS, E>(first, within).load_bytes::<ACCESS>(0)
                 };
                 unrolled!(for k in 0..MAX_LANES; {
                     if k < columns {
@@ -160,19 +179,19 @@ impl<E: Element> RegisterRow<E> {
         });
     }
 
-    /// Writes the registers over the row in shared memory.
+    /// Writes the registers to a row in shared memory.
     ///
     /// # Safety
-    /// As [`load`](Self::load); nobody else accesses the row until the warp has met.
+    /// As [`load`](Self::load), for this row; nobody else accesses it until the warp has met.
     #[inline(always)]
-    pub(super) unsafe fn store(&self) {
+    pub(super) unsafe fn store(&self, to: SharedRow) {
         // SAFETY: the caller's conditions.
         unsafe {
-            match self.source.access {
-                16 => self.store_by::<16>(),
-                8 => self.store_by::<8>(),
-                4 if size_of::<E>() <= 4 => self.store_by::<4>(),
-                _ if size_of::<E>() == 2 => self.store_by::<2>(),
+            match to.access {
+                16 => self.store_by::<16>(to),
+                8 => self.store_by::<8>(to),
+                4 if size_of::<E>() <= 4 => self.store_by::<4>(to),
+                _ if size_of::<E>() == 2 => self.store_by::<2>(to),
                 _ => {}
             }
         }
@@ -181,8 +200,8 @@ impl<E: Element> RegisterRow<E> {
     /// # Safety
     /// As [`store`](Self::store), with this access.
     #[inline(always)]
-    unsafe fn store_by<const ACCESS: usize>(&self) {
-        let cols = self.source.cols;
+    unsafe fn store_by<const ACCESS: usize>(&self, to: SharedRow) {
+        let cols = to.cols;
         let columns = ACCESS / size_of::<E>();
         for_each_column!(Column { register, first, within, chunk } in cols, E; {
             if chunk >= columns && (within as usize).is_multiple_of(columns) {
@@ -194,30 +213,11 @@ impl<E: Element> RegisterRow<E> {
                             values[k] = self.registers[register + k].assume_init();
                         }
                     });
-                    let at = self.shared_at::<ACCESS>(first, within);
+                    let at = to.shared_at::<ACCESS, E>(first, within);
                     at.store_bytes::<ACCESS>(0, E::narrow_all(values));
                 }
             }
         });
-    }
-
-    /// The shared memory from the column on. The address of a chunk is computed once; the position
-    /// within it becomes the constant offset of a load.
-    ///
-    /// # Safety
-    /// The row has the column.
-    #[inline(always)]
-    unsafe fn shared_at<const ACCESS: usize>(&self, first: u32, within: u32) -> Shared {
-        let SharedRow { shared, at, order, .. } = self.source;
-        let [first, within] = [first, within].map(|column| column * size_of::<E>() as u32);
-        // SAFETY: the caller's condition.
-        unsafe {
-            if ACCESS == size_of::<Vec16>() {
-                shared.after(at + ((first + within) ^ (order * ACCESS as u32)))
-            } else {
-                shared.after(at + first).after(within)
-            }
-        }
     }
 
     /// The statistics of the row's exponentials. The largest logit is left out of their sum: it

@@ -1,151 +1,182 @@
-//! What a warp has in shared memory: two stages, each with the tiles and the classes of some rows.
+//! What a warp has in shared memory: two stages, each with the rows of a tile and their targets, and
+//! perhaps gradients.
 
-use crate::abi::{CrossEntropyArgs, Matrix};
+use super::{Share, computes};
+use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES};
 use crate::cross_entropy::label::totals_ahead;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Pass, Total, Totals};
-use crate::element::Element;
+use crate::cross_entropy::pass::{Pass, TERMS, Total};
+use crate::element::{Element, Real};
 use crate::tile::{Shared, Tile};
-use cuda_std::memory::{end_copies, load};
-use cuda_std::warp::{WARP_SIZE, lane_id};
+use cuda_std::hint::opaque;
+use cuda_std::memory::{end_copies, wait_for_copies};
+use cuda_std::warp::{sync_warp, warp_id};
 
-/// Tiles that a warp has in shared memory: one that it works on, and one under way. The loops over
-/// tiles alternate between the two.
-pub(super) const STAGES: u32 = 2;
+/// Stages of a warp: one that it computes, and one under way.
+const STAGES: u32 = 2;
 
-/// Tiles of a stage: of the logits, and of the target's probabilities.
-const fn tiles_of_stage<const MODE: u32>() -> u32 {
-    if MODE == mode::PROBABILITIES { 2 } else { 1 }
-}
-
-/// What a mean is divided by, for the gradients and for those of the z-loss.
+/// Adjacent rows of logits, and their targets, in a stage of shared memory.
 #[derive(Clone, Copy)]
-pub(super) struct Known(pub(super) [f64; 2]);
-
-impl Known {
-    /// Waits for the blocks that add up the totals, if any do.
-    ///
-    /// # Safety
-    /// The kernels' condition 2.
-    #[inline(always)]
-    pub(super) unsafe fn wait(args: &CrossEntropyArgs) -> Self {
-        // SAFETY: the caller's condition.
-        let ahead = unsafe { totals_ahead(args) };
-        if args.divisor != 0.0 {
-            return Known([0.0; 2]);
-        }
-        let rows = if args.z_loss == 0.0 { 0.0 } else { ahead.wait(Total::Rows as u32) };
-        Known([ahead.wait(Total::Weights as u32), rows])
-    }
-}
-
-impl Totals for Known {
-    #[inline(always)]
-    fn total(self, which: Total) -> f64 {
-        match which {
-            Total::Weights => self.0[0],
-            Total::Rows => self.0[1],
-        }
-    }
-}
-
-/// Class `index` of those from byte `classes` of shared memory on.
-///
-/// # Safety
-/// The classes have arrived, and `index` is one of them.
-#[inline(always)]
-pub(super) unsafe fn class_at(
-    args: &CrossEntropyArgs,
-    shared: Shared,
-    classes: u32,
-    index: u32,
-) -> i64 {
-    // SAFETY: the caller's conditions.
-    unsafe {
-        match args.class_bytes {
-            8 => shared.word::<i64>(classes, index),
-            4 => i64::from(shared.word::<i32>(classes, index)),
-            _ => i64::from(shared.word::<u8>(classes, index)),
-        }
-    }
-}
-
-/// A warp's tiles.
-pub(super) struct Tiles<'a, E: Element, const MODE: u32> {
-    pub(super) pass: &'a Pass<'a, E, MODE>,
+pub(super) struct Stage<'a, const MODE: u32> {
+    pub(super) args: &'a CrossEntropyArgs,
     pub(super) shared: Shared,
-    /// Where the warp's stages begin in shared memory.
-    pub(super) base: u32,
-    pub(super) stage: u32,
+    /// The number of the tile.
+    number: u32,
+    /// Rows of the stage.
+    pub(super) rows: u32,
+    /// Its first byte in shared memory.
+    base: u32,
 }
 
-impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
+impl<'a, const MODE: u32> Stage<'a, MODE> {
     #[inline(always)]
-    pub(super) fn rows(&self, first: u64) -> u32 {
-        let rows = self.pass.args.rows.saturating_sub(first);
-        rows.min(u64::from(self.pass.args.tile.rows)) as u32
+    fn new(args: &'a CrossEntropyArgs, shared: Shared, number: u32, base: u32) -> Self {
+        let tile = &args.tile;
+        let rows = if number + 1 == tile.count { tile.last_rows } else { tile.rows };
+        Stage { args, shared, number, rows, base }
     }
 
-    /// The stage's tile of rows of a tensor from `first` on: number 0 or 1 of those of the stage.
+    /// Its first row. Opaque, or two registers keep it while the stage is computed.
     #[inline(always)]
-    pub(super) fn tile(&self, tensor: Matrix, first: u64, number: u32) -> Tile<E> {
-        let args = self.pass.args;
-        let base = self.base + self.stage * args.tile.stage_bytes + number * args.tile.bytes;
-        Tile::new(self.shared, &args.tile, tensor, first, args.cols, base)
+    pub(super) fn first(&self) -> u64 {
+        opaque(self.number.into()) * u64::from(self.args.tile.rows)
     }
 
-    /// Where the stage's classes are in shared memory: behind its tiles.
     #[inline(always)]
-    fn classes(&self) -> u32 {
-        let tile = &self.pass.args.tile;
-        self.base + self.stage * tile.stage_bytes + tiles_of_stage::<MODE>() * tile.bytes
+    fn tile<E: Element>(&self, tensor: Matrix, base: u32, step: u32) -> Tile<E> {
+        Tile::new(self.shared, tensor, self.first(), self.args.cols, base, step)
     }
 
-    /// The class of row `index` of the stage's tile; one to be ignored where there is no such row.
-    ///
-    /// # Safety
-    /// The tile has arrived; it has so many `rows`.
+    /// The logits.
     #[inline(always)]
-    pub(super) unsafe fn class_of(&self, index: u32, rows: u32) -> i64 {
-        let (args, at) = (self.pass.args, self.classes());
-        if MODE == mode::PROBABILITIES || index >= rows {
-            return args.ignore_index;
+    pub(super) fn logits<E: Element>(&self) -> Tile<E> {
+        self.tile(self.args.input, self.base, self.args.tile.step[0])
+    }
+
+    /// The probabilities that are the targets.
+    #[inline(always)]
+    pub(super) fn probabilities<E: Element>(&self) -> Tile<E> {
+        let tile = &self.args.tile;
+        self.tile(self.args.probabilities(), self.base + tile.bytes, tile.step[1])
+    }
+
+    /// Where the gradients are made of logits, or of probabilities, number 0 and 1: over what they
+    /// are the gradients of, or where they are aligned as in global memory.
+    #[inline(always)]
+    pub(super) fn gradients<E: Element>(
+        &self,
+        over: Tile<E>,
+        to: Matrix,
+        number: usize,
+    ) -> Tile<E> {
+        let tile = &self.args.tile;
+        if self.in_place() {
+            return over;
         }
-        // SAFETY: the caller's condition.
-        unsafe { class_at(args, self.shared, at, index) }
+        let warp = warp_id() * tile.warp_bytes;
+        let base = warp + tile.gradients + number as u32 * tile.bytes;
+        self.tile(to, base, tile.store_step[number])
     }
 
-    /// Begins to copy a tile and its classes, in a batch of its own.
+    /// Whether gradients are written over what they are the gradients of.
+    #[inline(always)]
+    pub(super) fn in_place(&self) -> bool {
+        self.args.tile.gradients == 0
+    }
+
+    /// Where classes that come from this address begin: behind the logits, as far from a boundary
+    /// of 16 bytes.
+    #[inline(always)]
+    fn classes(&self, from: u64) -> u32 {
+        self.base + self.args.tile.bytes + from as u32 % VECTOR_BYTES
+    }
+
+    /// The address of the first row's class. Opaque, or LLVM makes an induction variable of all
+    /// that is computed from it.
+    #[inline(always)]
+    fn class_address(&self) -> u64 {
+        opaque(self.args.target + self.first() * u64::from(self.args.class_bytes))
+    }
+
+    /// The class of row `index` of the stage.
     ///
     /// # Safety
-    /// The kernels' condition 1; the lanes of the warp have met since they read the stage.
+    /// The stage has arrived, targets are classes, and `index` is below `rows`.
     #[inline(always)]
-    pub(super) unsafe fn load_async(&self, first: u64) {
-        let (args, rows) = (self.pass.args, self.rows(first));
+    pub(super) unsafe fn class(&self, index: u32) -> i64 {
+        let classes = self.classes(self.class_address());
         // SAFETY: the caller's conditions.
         unsafe {
-            if rows > 0 {
-                self.tile(args.input, first, 0).load_async(rows);
-                if MODE == mode::PROBABILITIES {
-                    self.tile(args.probabilities(), first, 1).load_async(rows);
-                } else {
-                    let at = self.classes();
-                    let from = args.target + first * u64::from(args.class_bytes);
-                    match args.class_bytes {
-                        8 => self.shared.load_words_async::<i64>(at, from, rows),
-                        4 => self.shared.load_words_async::<i32>(at, from, rows),
-                        _ => {
-                            let mut index = lane_id();
-                            while index < rows {
-                                let class = load((from + u64::from(index)) as *const u8);
-                                self.shared.set_word(at, index, class);
-                                index += WARP_SIZE;
-                            }
-                        }
-                    }
-                }
+            match self.args.class_bytes {
+                8 => self.shared.word::<i64>(classes, index),
+                4 => i64::from(self.shared.word::<i32>(classes, index)),
+                _ => i64::from(self.shared.word::<u8>(classes, index)),
             }
-            end_copies();
         }
     }
+
+    /// Starts the copies of the stage.
+    ///
+    /// # Safety
+    /// As [`packed`](super::packed); the lanes of the warp have met since they read the stage.
+    #[inline(always)]
+    unsafe fn load_async<E: Element>(&self) {
+        let tile = &self.args.tile;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            self.logits::<E>().load_async(tile, self.rows);
+            if MODE == mode::PROBABILITIES {
+                self.probabilities::<E>().load_async(tile, self.rows);
+            } else {
+                let (from, bytes) = (self.class_address(), self.rows * self.args.class_bytes);
+                self.shared.copy_span_async(self.classes(from), from, bytes);
+            }
+        }
+    }
+}
+
+/// Calls `compute(stage, scale, terms)` for each stage of a warp's share of the rows, while the next
+/// one is copied, and returns the terms that it has added up. `scale` is that of the gradients of
+/// all rows, where they share one upstream gradient and are computed with the loss.
+///
+/// # Safety
+/// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
+#[inline(always)]
+pub(super) unsafe fn for_each_stage<E: Element, const MODE: u32, const COMPUTES: u32>(
+    pass: &Pass<'_, E, MODE>,
+    share: Share,
+    compute: impl Fn(Stage<'_, MODE>, E::Real, &mut [f64; TERMS]),
+) -> [f64; TERMS] {
+    let args = pass.args;
+    let shared = Shared::new();
+    let mut terms = [0.0; TERMS];
+    let mut scale = E::Real::ZERO;
+    let first = || opaque(warp_id().into()) as u32 * args.tile.warp_bytes;
+    let (mut base, mut next, mut has_stage) = (first(), share.first, false);
+    let tiles = args.tile.count;
+    // SAFETY: the caller's conditions.
+    unsafe {
+        // The first iteration only loads, so the code of a load exists once.
+        while next < tiles || has_stage {
+            if next < tiles {
+                Stage::<MODE>::new(args, shared, next, base).load_async::<E>();
+            }
+            end_copies();
+            // The other of the two stages.
+            base = 2 * first() + (STAGES - 1) * args.tile.stage_bytes - base;
+            if has_stage {
+                wait_for_copies::<1>();
+                sync_warp();
+                let stage = Stage::<MODE>::new(args, shared, next - share.step, base);
+                compute(stage, scale, &mut terms);
+                // The stage is free for the tile after the next.
+                sync_warp();
+            } else if COMPUTES == computes::BOTH {
+                scale = pass.scale(0, totals_ahead(args), Total::Weights);
+            }
+            has_stage = next < tiles;
+            next += share.step;
+        }
+    }
+    terms
 }

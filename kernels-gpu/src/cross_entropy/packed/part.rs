@@ -1,0 +1,375 @@
+//! What a lane has of a row in shared memory: chunks of 16 bytes.
+//!
+//! Rows that begin and end at multiples of 16 bytes are read a vector at a time. Any other row is
+//! cut into words of 4 bytes, or of 8 in f64, and a chunk is as many as make 16 bytes. Of 16-bit
+//! elements, one before the first word and one behind the last may be left; they and the words that
+//! make no whole chunk are the row's rest. So no lane reads or writes what another row's lane does,
+//! and only the rest asks which of its elements exist.
+
+use crate::element::{Element, MAX_LANES, unrolled};
+use crate::tile::Shared;
+use core::marker::PhantomData;
+use cuda_std::memory::Vec16;
+use cuda_std::warp::{WARP_SIZE, WarpShuffleValue};
+
+/// A lane's part of a row: every `parts`th chunk, from number `part` on.
+#[derive(Clone, Copy)]
+pub(super) struct Part<E> {
+    shared: Shared,
+    /// The first byte of the row.
+    row: u32,
+    pub(super) cols: u32,
+    part: u32,
+    parts: u32,
+    /// Chunk `c` is taken in place of `c ^ order`, so that lanes of other rows read other banks.
+    order: u32,
+    /// Whether a chunk is a vector.
+    is_aligned: bool,
+    element: PhantomData<E>,
+}
+
+/// Which elements of a row are in a chunk.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk {
+    number: u32,
+    /// Its first element but those of `edges`.
+    first: u32,
+    /// How many elements it has from `first` on.
+    count: u32,
+    /// Whether it is a vector.
+    is_aligned: bool,
+    /// Whether it is the row's rest, whose last two lanes are for what is before the first word and
+    /// behind the last.
+    is_rest: bool,
+    has_head: bool,
+    has_tail: bool,
+}
+
+impl Chunk {
+    /// The column of a lane's element, if it has one.
+    #[inline(always)]
+    pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
+        if size_of::<E>() == 2 && self.is_rest && lane >= E::LANES - 2 {
+            let is_head = lane == E::LANES - 2;
+            let has = if is_head { self.has_head } else { self.has_tail };
+            return has.then_some(if is_head { 0 } else { cols - 1 });
+        }
+        (lane < self.count).then_some(self.first + lane)
+    }
+}
+
+/// Whether a lane has two chunks under way: the second arrives while the first is worked on, for
+/// more code.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pairs {
+    /// Never, and `body` is called in one place: LLVM does not inline a large closure into two.
+    None,
+    /// Where chunks are vectors.
+    Vectors,
+    All,
+}
+
+/// A lane's position among the lanes that share rows.
+#[derive(Clone, Copy)]
+pub(super) struct Split {
+    /// Rows that the warp works on at the same time, as a power of two.
+    pub(super) rows_shift: u32,
+    /// The lane's row among them, and its part of the row.
+    pub(super) slot: u32,
+    pub(super) part: u32,
+}
+
+impl Split {
+    #[inline(always)]
+    pub(super) fn new(rows_shift: u32, lane: u32) -> Self {
+        Split { rows_shift, slot: lane & ((1 << rows_shift) - 1), part: lane >> rows_shift }
+    }
+
+    /// `value` combined over the lanes that share a row, in each of them.
+    #[inline(always)]
+    pub(super) fn over_row<T: WarpShuffleValue>(
+        self,
+        mut value: T,
+        combine: impl Fn(T, T) -> T,
+    ) -> T {
+        let mut mask = 1 << self.rows_shift;
+        while mask < WARP_SIZE {
+            value = combine(value, value.shuffle_xor(mask));
+            mask *= 2;
+        }
+        value
+    }
+}
+
+impl<E: Element> Part<E> {
+    const SIZE: u32 = size_of::<E>() as u32;
+    /// Bytes of a word.
+    const WORD: u32 = if Self::SIZE == 8 { 8 } else { 4 };
+    /// Words of a chunk.
+    const WORDS: u32 = 16 / Self::WORD;
+    /// Whether there are elements that are in no word.
+    const HAS_EDGES: bool = Self::SIZE < Self::WORD;
+
+    /// The lane's part of the row from byte `row` on. `access` divides where rows begin and how long
+    /// they are.
+    #[inline(always)]
+    pub(super) fn new(
+        shared: Shared,
+        row: u32,
+        cols: u32,
+        split: Split,
+        order: u32,
+        access: u32,
+    ) -> Self {
+        Part {
+            shared,
+            row,
+            cols,
+            part: split.part,
+            parts: WARP_SIZE >> split.rows_shift,
+            order,
+            is_aligned: access == 16,
+            element: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn has_head(&self) -> bool {
+        Self::HAS_EDGES && !self.row.is_multiple_of(Self::WORD)
+    }
+
+    #[inline(always)]
+    fn has_tail(&self) -> bool {
+        Self::HAS_EDGES && !(self.row + self.cols * Self::SIZE).is_multiple_of(Self::WORD)
+    }
+
+    /// Elements that are before the first word.
+    #[inline(always)]
+    fn head(&self) -> u32 {
+        u32::from(self.has_head())
+    }
+
+    /// Words of the row.
+    #[inline(always)]
+    fn words(&self) -> u32 {
+        (self.cols - self.head()) / (Self::WORD / Self::SIZE)
+    }
+
+    /// Calls `body(chunk, vector)` for each chunk of the lane, with its elements and, where it has
+    /// fewer than a vector, −∞.
+    ///
+    /// # Safety
+    /// The row has arrived, and until the warp meets nobody else writes it.
+    #[inline(always)]
+    pub(super) unsafe fn for_each(&self, pairs: Pairs, mut body: impl FnMut(Chunk, Vec16)) {
+        let (has_head, has_tail, head) = (self.has_head(), self.has_tail(), self.head());
+        let (whole, rest) = (self.words() / Self::WORDS, self.words() % Self::WORDS);
+        let has_rest = rest > 0 || has_head || has_tail;
+        let chunks = whole + u32::from(has_rest);
+        let chunk = |number: u32, is_aligned: bool, is_rest: bool| {
+            let number = if is_aligned { number ^ self.order } else { number };
+            let first = head + number * E::LANES;
+            let count = if is_rest { rest * (Self::WORD / Self::SIZE) } else { E::LANES };
+            Chunk { number, first, count, is_aligned, is_rest, has_head, has_tail }
+        };
+        let mut number = self.part;
+        // Vectors have a loop of their own, or each chunk would cost the instructions of both.
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if pairs == Pairs::None {
+                while number < chunks {
+                    let chunk = chunk(number, self.is_aligned, number >= whole);
+                    body(chunk, self.load(chunk));
+                    number += self.parts;
+                }
+                return;
+            }
+            if self.is_aligned {
+                let chunk = |number| chunk(number, true, false);
+                while number + self.parts < whole {
+                    let pair = [chunk(number), chunk(number + self.parts)];
+                    let vectors = [self.load(pair[0]), self.load(pair[1])];
+                    body(pair[0], vectors[0]);
+                    body(pair[1], vectors[1]);
+                    number += 2 * self.parts;
+                }
+                if number < whole {
+                    let chunk = chunk(number);
+                    body(chunk, self.load(chunk));
+                }
+                return;
+            }
+            while pairs == Pairs::All && number + self.parts < whole {
+                let chunk = |number| chunk(number, false, false);
+                let pair = [chunk(number), chunk(number + self.parts)];
+                let vectors = [self.load(pair[0]), self.load(pair[1])];
+                body(pair[0], vectors[0]);
+                body(pair[1], vectors[1]);
+                number += 2 * self.parts;
+            }
+            while number < chunks {
+                let chunk = chunk(number, false, number >= whole);
+                body(chunk, self.load(chunk));
+                number += self.parts;
+            }
+        }
+    }
+
+    /// The byte of a chunk.
+    #[inline(always)]
+    fn at(&self, chunk: Chunk) -> u32 {
+        self.row + self.head() * Self::SIZE + chunk.number * 16
+    }
+
+    /// # Safety
+    /// As [`for_each`](Self::for_each).
+    #[inline(always)]
+    unsafe fn load(&self, chunk: Chunk) -> Vec16 {
+        let at = self.at(chunk);
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if chunk.is_aligned {
+                return self.shared.load_bytes::<16>(at);
+            }
+            let mut vector = E::pack([E::LOWEST; MAX_LANES]);
+            let count = chunk.count * Self::SIZE / Self::WORD;
+            if !chunk.is_rest {
+                self.for_each_word(Self::WORDS, |word| {
+                    self.load_word(at, word, &mut vector);
+                });
+            } else {
+                self.for_each_word(count, |word| self.load_word(at, word, &mut vector));
+                if Self::HAS_EDGES {
+                    let half = |has: bool, at: u32| {
+                        if has { self.shared.word::<u16>(at, 0) } else { (vector.0[3]) as u16 }
+                    };
+                    let end = self.row + (self.cols - 1) * Self::SIZE;
+                    let [head, tail] = [half(chunk.has_head, self.row), half(chunk.has_tail, end)];
+                    vector.0[3] = u32::from(head) | u32::from(tail) << 16;
+                }
+            }
+            vector
+        }
+    }
+
+    /// # Safety
+    /// As [`for_each`](Self::for_each); the chunk is the lane's.
+    #[inline(always)]
+    unsafe fn store(&self, chunk: Chunk, vector: Vec16) {
+        let at = self.at(chunk);
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if chunk.is_aligned {
+                self.shared.store_bytes::<16>(at, vector);
+                return;
+            }
+            let count = chunk.count * Self::SIZE / Self::WORD;
+            if !chunk.is_rest {
+                self.for_each_word(Self::WORDS, |word| self.store_word(at, word, vector));
+            } else {
+                self.for_each_word(count, |word| self.store_word(at, word, vector));
+                if Self::HAS_EDGES {
+                    let end = self.row + (self.cols - 1) * Self::SIZE;
+                    let halves = vector.0[3];
+                    if chunk.has_head {
+                        self.shared.set_word(self.row, 0, halves as u16);
+                    }
+                    if chunk.has_tail {
+                        self.shared.set_word(end, 0, (halves >> 16) as u16);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same part of another row, of another tensor, if it is as far from where an access may
+    /// begin.
+    #[inline(always)]
+    fn beside(&self, row: u32, chunk: Chunk) -> Option<Self> {
+        let access = if chunk.is_aligned { 16 } else { Self::WORD };
+        (row ^ self.row).is_multiple_of(access).then_some(Part { row, ..*self })
+    }
+
+    /// The elements of the same columns of the row that begins at byte `row`.
+    ///
+    /// # Safety
+    /// As [`for_each`](Self::for_each), for that row.
+    #[inline(always)]
+    pub(super) unsafe fn load_beside(&self, row: u32, chunk: Chunk) -> Vec16 {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if let Some(beside) = self.beside(row, chunk) {
+                return beside.load(chunk);
+            }
+            let mut elements = [E::LOWEST; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if let Some(column) = chunk.column::<E>(lane as u32, self.cols) {
+                    elements[lane] = self.shared.element(row + column * Self::SIZE);
+                }
+            });
+            E::pack(elements)
+        }
+    }
+
+    /// Stores a chunk's elements to the same columns of the row that begins at byte `row`.
+    ///
+    /// # Safety
+    /// The elements are this lane's to write.
+    #[inline(always)]
+    pub(super) unsafe fn store_beside(&self, row: u32, chunk: Chunk, vector: Vec16) {
+        // SAFETY: the caller's condition.
+        unsafe {
+            if let Some(beside) = self.beside(row, chunk) {
+                beside.store(chunk, vector);
+                return;
+            }
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if let Some(column) = chunk.column::<E>(lane as u32, self.cols) {
+                    let element = E::extract(vector, lane as u32);
+                    self.shared.set_element(row + column * Self::SIZE, element);
+                }
+            });
+        }
+    }
+
+    /// Calls `body` for the first `count` words of a chunk.
+    #[inline(always)]
+    fn for_each_word(&self, count: u32, mut body: impl FnMut(usize)) {
+        unrolled!(for word in 0..Self::WORDS as usize; {
+            if (word as u32) < count {
+                body(word);
+            }
+        });
+    }
+
+    /// # Safety
+    /// As [`for_each`](Self::for_each).
+    #[inline(always)]
+    unsafe fn load_word(&self, at: u32, word: usize, vector: &mut Vec16) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if Self::WORD == 8 {
+                let bits = self.shared.word::<u64>(at, word as u32);
+                vector.0[2 * word] = bits as u32;
+                vector.0[2 * word + 1] = (bits >> 32) as u32;
+            } else {
+                vector.0[word] = self.shared.word::<u32>(at, word as u32);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`store`](Self::store).
+    #[inline(always)]
+    unsafe fn store_word(&self, at: u32, word: usize, vector: Vec16) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if Self::WORD == 8 {
+                let [low, high] = [vector.0[2 * word], vector.0[2 * word + 1]];
+                self.shared.set_word(at, word as u32, u64::from(high) << 32 | u64::from(low));
+            } else {
+                self.shared.set_word(at, word as u32, vector.0[word]);
+            }
+        }
+    }
+}

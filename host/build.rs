@@ -22,7 +22,7 @@ fn main() {
                 if module.starts_with("ceiling") && env::var_os("CARGO_FEATURE_BENCH").is_none() {
                     continue;
                 }
-                let text = format!("concat!(include_str!({file:?}), \"\\0\")");
+                let text = format!("include_str!({file:?})");
                 writeln!(table, "    Ptx::new({module:?}, {capability}, {text}),").unwrap();
             }
         }

@@ -63,13 +63,11 @@ pub enum Error {
         got: usize,
     },
 
-    /// The driver cannot compile the kernels.
-    #[error(
-        "kernels {module}: the driver (CUDA {driver}) refuses their PTX ({ptx}); {advice}\n{log}"
-    )]
+    /// The driver cannot compile a kernel.
+    #[error("kernel {name}: the driver (CUDA {driver}) refuses its PTX ({ptx}); {advice}\n{log}")]
     UnsupportedPtx {
-        /// The module of kernels.
-        module: &'static str,
+        /// The kernel.
+        name: &'static str,
         /// The CUDA version that the driver supports.
         driver: String,
         /// Version and target of the PTX.

@@ -17,7 +17,7 @@ static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 /// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned),
 /// [`Device`](crate::Error::Device), [`Overlap`](crate::Error::Overlap) and
 /// [`NoGradient`](crate::Error::NoGradient) name the argument; nothing is queued then. The first
-/// use of an element type on a device compiles its kernels, which can fail with
+/// call on a device that needs a kernel has the driver compile it, which can fail with
 /// [`UnsupportedPtx`](crate::Error::UnsupportedPtx).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

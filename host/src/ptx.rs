@@ -1,18 +1,21 @@
-//! The PTX in the library: one text a module (a loss and dtype) and architecture.
+//! The PTX in the library: one text a module (a loss and dtype) and architecture, of which the
+//! driver gets one kernel at a time.
 
 use crate::error::{Error, Result};
 use kernels_gpu::LAYOUTS;
 use kernels_gpu::overlap::overlapping;
-use std::borrow::Cow;
 
 /// One compiled module.
 pub(crate) struct Ptx {
     pub(crate) module: &'static str,
     /// The oldest compute capability it runs on, ten times major plus minor.
     capability: u32,
-    /// The text, ended by a zero byte.
+    /// The header, which declares what the kernels share, and then the kernels.
     text: &'static str,
 }
+
+/// What each kernel of a module begins with.
+const ENTRY: &str = ".visible .entry ";
 
 static ALL: &[Ptx] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
@@ -46,10 +49,18 @@ impl Ptx {
         Ptx { module, capability, text }
     }
 
-    /// The text for the driver, ended by a zero byte; for kernels that wait for what is before
-    /// them, if they are to overlap it.
-    pub(crate) fn text(&self, overlaps: bool) -> Cow<'static, str> {
-        if overlaps { overlapping(self.text).into() } else { self.text.into() }
+    /// The text for the driver of one kernel, ended by a zero byte; `None` if the module has none
+    /// of that name. Where it is to overlap the kernel before it, it waits for that one.
+    ///
+    /// The driver compiles all that it is given, so that the first call of a loss would wait for
+    /// each kernel of the module if it got the whole text.
+    pub(crate) fn text(&self, name: &str, overlaps: bool) -> Option<String> {
+        let begin = self.text.find(&format!("{ENTRY}{name}("))?;
+        let header = &self.text[..self.text.find(ENTRY)?];
+        let behind = begin + ENTRY.len();
+        let end = self.text[behind..].find(ENTRY).map_or(self.text.len(), |next| behind + next);
+        let text = [header, &self.text[begin..end], "\0"].concat();
+        Some(if overlaps { overlapping(&text) } else { text })
     }
 
     /// What the text says of itself: `.version` and `.target`.
@@ -65,6 +76,36 @@ mod tests {
     use kernels_gpu::abi::WAITS;
     use kernels_gpu::overlap::OVERLAPS;
 
+    /// The kernels of a module, in the order of its text.
+    fn names(ptx: &Ptx) -> impl Iterator<Item = &'static str> {
+        let name = |entry: &'static str| entry.split_once('(').expect("an entry has a name").0;
+        ptx.text.split(ENTRY).skip(1).map(name)
+    }
+
+    /// The body of the one kernel of a text, and what is before it: the header and the parameters.
+    fn head_and_body(text: &str) -> (&str, &str) {
+        assert_eq!(text.matches(ENTRY).count(), 1, "{text}");
+        let body = text.find(ENTRY).and_then(|entry| Some(entry + text[entry..].find("\n{\n")?));
+        text.split_at(body.expect("a kernel has a body"))
+    }
+
+    /// The first thing at the level of the module that stands behind a kernel and is none.
+    fn other_item(text: &str) -> Option<&str> {
+        let mut depth = 0;
+        let mut lines = text[text.find(ENTRY)?..].lines();
+        lines.find(|line| {
+            let is_outside = depth == 0;
+            for char in line.chars() {
+                depth += i32::from("({".contains(char)) - i32::from(")}".contains(char));
+            }
+            // What stands between the name of a kernel and its body.
+            let is_of_kernel = [ENTRY, "{", ".minnctapersm ", ".maxntid "]
+                .iter()
+                .any(|start| line.starts_with(start));
+            is_outside && !is_of_kernel && !line.is_empty()
+        })
+    }
+
     #[test]
     fn every_entry_of_the_table_is_in_its_module() {
         let all = kernels_gpu::all();
@@ -72,42 +113,101 @@ mod tests {
             all.filter(|entry| cfg!(feature = "bench") || !entry.module.starts_with("ceiling"))
         {
             let ptx = find(entry.module, 80).expect(entry.module);
-            assert!(
-                ptx.text.contains(&format!(".visible .entry {}(", entry.name)),
-                "{}",
-                entry.name
-            );
+            for overlaps in [false, true] {
+                let text = ptx.text(entry.name, overlaps).expect(entry.name);
+                let (head, _) = head_and_body(&text);
+                assert!(head.contains(&format!("{ENTRY}{}(", entry.name)), "{head}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_driver_gets_the_header_and_one_kernel() {
+        let text = "\
+.version 8.0
+.target sm_80
+.shared .align 16 .b64 sums[32];
+.visible .entry sum_f32(
+)
+{
+\tret;
+}
+
+.visible .entry sum(
+)
+{
+\tbar.sync 0;
+}
+
+.visible .entry sum_rows(
+)
+{
+\ttrap;
+}
+";
+        let header = ".version 8.0\n.target sm_80\n.shared .align 16 .b64 sums[32];\n";
+        let ptx = Ptx::new("sum", 80, text);
+        for (name, body) in [
+            ("sum", "\tbar.sync 0;\n}\n\n"),
+            ("sum_rows", "\ttrap;\n}\n"),
+            ("sum_f32", "\tret;\n}\n\n"),
+        ] {
+            let expected = format!("{header}.visible .entry {name}(\n)\n{{\n{body}\0");
+            assert_eq!(ptx.text(name, false).as_deref(), Some(expected.as_str()));
+        }
+        assert_eq!(ptx.text("sum_f", false), None);
+        assert_eq!(ptx.text("rows", false), None);
+    }
+
+    /// What stands behind the first kernel belongs to one kernel: a function there would reach the
+    /// driver with the kernel before it alone.
+    #[test]
+    fn a_module_declares_all_that_its_kernels_share_before_them() {
+        for ptx in ALL {
+            assert_eq!(other_item(ptx.text), None, "{}", ptx.module);
+            let header = ptx.text.split(ENTRY).next().unwrap_or_default();
+            let kernels: String = names(ptx)
+                .map(|name| ptx.text(name, false).expect(name)[header.len()..].replace('\0', ""))
+                .collect();
+            assert!(*ptx.text == [header, &kernels].concat(), "{}: a part is lost", ptx.module);
+            // A module holds one kernel: another would see other bytes than this one has written.
+            let mut globals = header.lines().filter(|line| line.contains(".global"));
+            assert!(globals.all(|line| line.contains(" = {")), "{}: {header}", ptx.module);
+        }
+        let kernel = ".visible .entry f(\n)\n.maxntid 1, 1, 1\n{\n\t{ ret; }\n}\n";
+        assert_eq!(other_item(kernel), None);
+        for item in [".func g(", ".shared .b64 sums[1];"] {
+            assert_eq!(other_item(&format!("{item}\n{kernel}")), None);
+            assert_eq!(other_item(&format!("{kernel}\n{item}\n{kernel}")), Some(item));
         }
     }
 
     #[test]
     fn a_kernel_that_overlaps_waits_before_it_touches_memory() {
         for ptx in ALL {
-            let (plain, text) = (ptx.text(false), ptx.text(true));
-            let bodies = || plain.split(".visible .entry ").skip(1);
-            let overlapping = text.split(".visible .entry ").skip(1);
-            assert!(bodies().count() > 0, "{}", ptx.module);
-            for (entry, overlapping) in bodies().zip(overlapping) {
-                let (name, _) = entry.split_once('(').expect("an entry has a name");
-                let (before, behind) = overlapping.split_once(OVERLAPS).expect(name);
+            assert!(names(ptx).count() > 0, "{}", ptx.module);
+            for name in names(ptx) {
+                let [plain, text] = [false, true].map(|overlaps| ptx.text(name, overlaps).unwrap());
+                let ((_, plain), (head, body)) = (head_and_body(&plain), head_and_body(&text));
+                let (before, behind) = body.split_once(OVERLAPS).expect(name);
                 let touches =
                     ["ld.global", "st.global", "ld.relaxed", "st.relaxed", "atom.", "red.", "cp."];
                 assert!(touches.iter().all(|access| !before.contains(access)), "{name}");
                 assert!(touches.iter().any(|access| behind.contains(access)), "{name}");
-                let without = overlapping.replace(&format!("\t{OVERLAPS}\n"), "");
-                let marked = entry.replace(&format!("\t{WAITS}\n"), "");
+                let without = body.replace(&format!("\t{OVERLAPS}\n"), "");
+                let marked = plain.replace(&format!("\t{WAITS}\n"), "");
                 assert_eq!(without, marked, "{name}");
+                assert!(head.contains("\n.target sm_90\n") && text.ends_with('\0'), "{name}");
             }
-            assert!(text.contains("\n.target sm_90\n") && text.ends_with('\0'), "{}", ptx.module);
         }
     }
 
     #[test]
     fn cross_entropy_asks_for_its_first_rows_or_targets_before_it_waits() {
         let ptx = find("cross_entropy_f32", 80).expect("there is one");
-        for entry in ptx.text(true).split(".visible .entry ").skip(1) {
-            let (name, _) = entry.split_once('(').expect("an entry has a name");
-            let (before, _) = entry.split_once(OVERLAPS).expect(name);
+        for name in names(ptx) {
+            let text = ptx.text(name, true).expect(name);
+            let (before, _) = text.split_once(OVERLAPS).expect(name);
             let forward = !name.contains("_backward") && !name.contains("_split");
             let with_totals = name.contains("_forward_backward") && !name.contains("_long");
             // Tiles of packed rows are under way at once as it is.

@@ -1,5 +1,5 @@
-//! The benchmark's `--landscape`, without a device: its command line, what it draws, where it lays
-//! that out, and what it says of results.
+//! The benchmark's `--landscape`, without a device: its command line (and that of `--first-call`),
+//! what it draws, where it lays that out, and what it says of results.
 
 use std::error::Error;
 
@@ -194,6 +194,19 @@ fn the_command_line_says_what_is_drawn() {
 }
 
 #[test]
+fn the_command_line_says_whether_first_calls_are_measured() {
+    let all = options(&["--bench", "--first-call", "MSE"]).unwrap();
+    let first_call = all.first_call.unwrap();
+    assert_eq!((first_call.of, first_call.emulated), (None, false));
+    assert_eq!(all.wanted, ["MSE"]);
+    let one = options(&["--first-call-of", "CE 128×1000 f32", "--emulated"]).unwrap();
+    let first_call = one.first_call.unwrap();
+    assert_eq!(first_call.of.as_deref(), Some("CE 128×1000 f32"));
+    assert!(first_call.emulated && one.landscape.is_none());
+    assert!(options(&["MSE"]).unwrap().first_call.is_none());
+}
+
+#[test]
 fn options_that_do_not_go_together_are_named() {
     let shape = ["--shape", "ce f32 forward 3x4"];
     for (line, expected) in [
@@ -231,6 +244,18 @@ fn options_that_do_not_go_together_are_named() {
             "--only huber: expected one of ce, kl, mse, got 'huber'",
         ),
         (vec!["--landscape", "--seed"], "--seed: expected a value"),
+        (
+            vec!["--first-call", "--json", "x"],
+            "--first-call prints its own table: expected names alone beside it, got --json",
+        ),
+        (
+            vec!["--first-call", "--landscape"],
+            "--first-call prints its own table: expected names alone beside it, got --landscape",
+        ),
+        (
+            vec!["--first-call", "--seed", "1"],
+            "--first-call prints its own table: expected names alone beside it, got --seed",
+        ),
     ] {
         assert_eq!(options(&line).unwrap_err().to_string(), expected, "{line:?}");
     }

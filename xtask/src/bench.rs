@@ -22,6 +22,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Bench) -> anyhow::Result<()> {
             args.extend([option.into(), std::path::absolute(path)?.into()]);
         }
     }
+    args.extend(flags.first_call.then(|| "--first-call".into()));
     args.extend(flags.landscape.then(|| "--landscape".into()));
     let numbers = [
         ("--seed", flags.seed.map(|seed| seed.to_string())),

@@ -50,6 +50,9 @@ xflags::xflags! {
             optional --picture path: PathBuf
             /// Measures nothing, and shows the results of this JSON file.
             optional --from path: PathBuf
+            /// Measures first calls in place of the fixed list, each in a process of its own that uses
+            /// nothing of the driver's cache: from Gpu::new to the result, and the call alone.
+            optional --first-call
             /// Measures shapes that are drawn at random in place of the fixed list, each beside the
             /// ceiling of its bytes, and some of them with the other libraries.
             optional --landscape

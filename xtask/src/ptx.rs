@@ -1,8 +1,9 @@
 //! The text of PTX: its items, and one module of its own for some of its entries.
 //!
-//! rustc writes the whole crate as one PTX program. The driver compiles a module as a whole when it
-//! is loaded, so a program that uses one loss in one dtype should not load the others: every module
-//! of the kernel table gets a file of its own.
+//! rustc writes the whole crate as one PTX program. Every module of the kernel table, a loss in one
+//! dtype, gets a file of its own, with what its entries refer to and nothing else. The driver
+//! compiles all that it is given, so the host gives it one entry, and of the rest of the file what
+//! stands before the entries.
 
 pub(crate) mod check;
 pub(crate) mod manifest;

@@ -9,34 +9,60 @@ use cust::sys;
 use kernels_gpu::Entry;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// What is loaded on a device: once, for all who use it, until the last of them is gone.
+///
+/// Every map is by the address of a kernel's line in the table.
 #[derive(Default)]
 pub(super) struct Loaded {
-    /// Modules, for the time they are loaded in.
-    modules: Mutex<HashMap<&'static str, Module>>,
-    /// Kernels by the address of their line in the table.
+    /// Modules, of one kernel each, for the time they are loaded in.
+    modules: Mutex<HashMap<usize, Arc<Slot>>>,
+    /// Kernels, so that a launch does not ask the driver for them.
     functions: RwLock<HashMap<usize, Function>>,
-    /// The bytes of dynamic shared memory of those that were asked for them, by the same key.
+    /// The bytes of dynamic shared memory of those that were asked for them.
     dynamic_shared: Mutex<HashMap<usize, u32>>,
-    /// Whether multiprocessors are to have shared memory for one block more, by the same key.
+    /// Whether multiprocessors are to have shared memory for one block more.
     keep_shared: Mutex<HashMap<usize, bool>>,
 }
 
+/// Where the module of one kernel is. It is locked while the driver compiles the kernel: whoever
+/// wants the same kernel waits, and whoever wants another does not.
+type Slot = Mutex<Option<Module>>;
+
 impl Loaded {
+    /// The place of the kernel's module, empty until it is loaded.
+    pub(super) fn slot(&self, entry: &'static Entry) -> Arc<Slot> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(modules.entry(key(entry)).or_default())
+    }
+
+    /// The kernel, if it is loaded.
+    fn function(&self, entry: &'static Entry) -> Option<Function> {
+        let functions = self.functions.read().unwrap_or_else(PoisonError::into_inner);
+        functions.get(&key(entry)).copied()
+    }
+
     /// Unloads the modules. The device's context is current, and no kernel of them is used any
     /// more.
     pub(super) fn unload(&mut self) {
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (_, Module(module)) in modules.drain() {
-            // SAFETY: it is loaded, and nobody launches its kernels any more.
-            let _ = unsafe { sys::cuModuleUnload(module) };
+        for (_, slot) in modules.drain() {
+            let module = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(Module(module)) = module {
+                // SAFETY: it is loaded, and nobody launches its kernel any more.
+                let _ = unsafe { sys::cuModuleUnload(module) };
+            }
         }
     }
 }
 
-/// A loaded module.
+/// What a kernel is found by.
+fn key(entry: &'static Entry) -> usize {
+    std::ptr::from_ref(entry) as usize
+}
+
+/// A loaded module, of one kernel.
 pub(super) struct Module(sys::CUmodule);
 
 /// A kernel of a loaded module.
@@ -67,22 +93,23 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Gpu {
-    /// The kernel of this line of the table, loading its module if this is its first use. The
-    /// device's context is current.
+    /// The kernel of this line of the table, which the driver compiles if this is its first use.
+    /// The device's context is current.
     pub(crate) fn function(&self, entry: &'static Entry) -> Result<Function> {
-        let key = std::ptr::from_ref(entry) as usize;
-        let known = self.inner.loaded.functions.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&function) = known.get(&key) {
+        let loaded = &self.inner.loaded;
+        if let Some(function) = loaded.function(entry) {
             return Ok(function);
         }
-        drop(known);
-        let mut modules = self.inner.loaded.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(entry.module) {
+        let slot = loaded.slot(entry);
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have loaded it while this one waited.
+        if let Some(function) = loaded.function(entry) {
+            return Ok(function);
+        }
+        let module = match &mut *slot {
+            // The driver has compiled it before, and then failed to find the kernel.
             Some(module) => module,
-            None => {
-                let ptx = self.ptx(entry)?;
-                modules.entry(entry.module).or_insert(self.load(ptx)?)
-            }
+            empty => empty.insert(self.load(entry.name, self.ptx(entry)?)?),
         };
         let name = CString::new(entry.name).expect("entry names have no zero bytes");
         let mut function = std::ptr::null_mut();
@@ -93,31 +120,27 @@ impl Gpu {
         }
         check("cuModuleGetFunction", result)?;
         let function = Function(function);
-        self.inner
-            .loaded
-            .functions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, function);
+        let mut functions = loaded.functions.write().unwrap_or_else(PoisonError::into_inner);
+        functions.insert(key(entry), function);
         Ok(function)
     }
 
     /// The most bytes of dynamic shared memory that a block of this kernel can have, which its
     /// launches may ask for from now on.
     pub(crate) fn dynamic_shared(&self, entry: &'static Entry) -> Result<u32> {
-        let key = std::ptr::from_ref(entry) as usize;
-        let mut known =
-            self.inner.loaded.dynamic_shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&bytes) = known.get(&key) {
+        let known =
+            || self.inner.loaded.dynamic_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&bytes) = known().get(&key(entry)) {
             return Ok(bytes);
         }
         let _current = self.bind()?;
+        // Not under the lock: the driver may have to compile the kernel, and others are loaded.
         let function = self.function(entry)?;
         let bytes = self.inner.shared_bytes.saturating_sub(function.shared_bytes()?);
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // No more than the device has.
+        // No more than the device has. Two threads that come here at once set the same.
         function.set(attribute, bytes as i32)?;
-        known.insert(key, bytes);
+        known().insert(key(entry), bytes);
         Ok(bytes)
     }
 
@@ -132,12 +155,12 @@ impl Gpu {
     ) -> Result<()> {
         /// As much as the driver finds right.
         const DEFAULT: i32 = -1;
-        let key = std::ptr::from_ref(entry) as usize;
-        let mut kept = self.inner.loaded.keep_shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.get(&key).copied().unwrap_or_default() == one_more {
+        let kept = || self.inner.loaded.keep_shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept().get(&key(entry)).copied().unwrap_or_default() == one_more {
             return Ok(());
         }
         let _current = self.bind()?;
+        // Not under the lock, as above.
         let function = self.function(entry)?;
         let mut percent = DEFAULT;
         if one_more {
@@ -148,8 +171,10 @@ impl Gpu {
         }
         let carveout =
             sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // Under the lock, so that what is noted is what was set last.
+        let mut kept = kept();
         function.set(carveout, percent)?;
-        kept.insert(key, one_more);
+        kept.insert(key(entry), one_more);
         Ok(())
     }
 
@@ -159,10 +184,11 @@ impl Gpu {
         ptx::find(entry.module, self.inner.capability).ok_or(missing)
     }
 
-    /// Has the driver compile a module. cust's own call keeps neither the driver's log nor the code
-    /// of PTX that is too new for it. The device's context is current.
-    pub(super) fn load(&self, ptx: &Ptx) -> Result<Module> {
-        let text = ptx.text(self.inner.overlaps);
+    /// Has the driver compile one kernel of a module. cust's own call keeps neither the driver's
+    /// log nor the code of PTX that is too new for it. The device's context is current.
+    pub(super) fn load(&self, name: &'static str, ptx: &Ptx) -> Result<Module> {
+        let missing = Error::MissingKernel { name, module: ptx.module };
+        let text = ptx.text(name, self.inner.overlaps).ok_or(missing)?;
         let mut log = vec![0_u8; 8192];
         let mut options = [
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
@@ -196,7 +222,7 @@ impl Gpu {
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
         let version = self.inner.driver_version;
         Err(Error::UnsupportedPtx {
-            module: ptx.module,
+            name,
             driver: format!("{}.{}", version / 1000, version % 1000 / 10),
             ptx: ptx.describe(),
             advice,

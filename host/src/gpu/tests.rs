@@ -16,14 +16,14 @@ pub(crate) fn gpu() -> Gpu {
 #[test]
 fn ptx_that_is_too_new_for_the_driver_says_so() {
     let gpu = gpu();
-    let text =
-        ".version 99.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\nret;\n}\n\0";
+    let text = ".version 99.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\nret;\n}\n";
     let _current = gpu.bind().unwrap();
-    let error = gpu.load(&Ptx::new("mse_f32", 80, text)).err().unwrap();
-    let Error::UnsupportedPtx { module, driver, ptx, advice, log } = &error else {
+    let error = gpu.load("f", &Ptx::new("mse_f32", 80, text)).err().unwrap();
+    let Error::UnsupportedPtx { name, driver, ptx, advice, log } = &error else {
         panic!("expected UnsupportedPtx, got {error}");
     };
-    assert_eq!((*module, ptx.as_str()), ("mse_f32", ".version 99.0, .target sm_80"));
+    // The driver may get the text for another target; what is told is what the library holds.
+    assert_eq!((*name, ptx.as_str()), ("f", ".version 99.0, .target sm_80"));
     assert!(driver.split('.').all(|number| number.parse::<u32>().is_ok()), "{driver}");
     assert!(advice.contains("driver"), "{advice}");
     assert!(log.contains("99.0"), "the driver's own words are missing: {log}");
@@ -38,6 +38,62 @@ fn a_device_that_is_opened_twice_loads_its_kernels_once() {
     };
     let (one, two) = (gpu(), gpu());
     assert_eq!(kernel(&one), kernel(&two));
+}
+
+/// A kernel that no other test here uses, so that it is loaded here if anywhere.
+fn unused(family: &'static kernels_gpu::Family<kernels_gpu::abi::PairwiseArgs>) -> &'static Entry {
+    family.entry(kernels_gpu::abi::Dtype::F16).unwrap()
+}
+
+#[test]
+fn a_kernel_that_many_threads_want_at_once_is_loaded_once() {
+    let (gpu, entry) = (gpu(), unused(&kernels_gpu::kernels::huber::FORWARD));
+    let start = std::sync::Barrier::new(8);
+    let load = || {
+        let _current = gpu.bind().unwrap();
+        start.wait();
+        // As a number, which may go to another thread.
+        gpu.function(entry).unwrap().0 as usize
+    };
+    let kernels: Vec<usize> = std::thread::scope(|scope| {
+        let threads = [(); 8].map(|()| scope.spawn(load));
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    assert_eq!(kernels, [kernels[0]; 8]);
+}
+
+#[test]
+fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
+    use std::sync::mpsc::{TryRecvError, channel};
+    use std::time::Duration;
+    let gpu = gpu();
+    let slow = unused(&kernels_gpu::kernels::huber::BACKWARD);
+    let other = unused(&kernels_gpu::kernels::huber::FORWARD_BACKWARD);
+    let (slot, (sender, done)) = (gpu.inner.loaded.slot(slow), channel());
+    // As while the driver compiles it.
+    let compiling = slot.lock().unwrap();
+    let use_kernel = |entry: &'static Entry| {
+        let (gpu, sender) = (gpu.clone(), sender.clone());
+        std::thread::spawn(move || {
+            let used = gpu
+                .dynamic_shared(entry)
+                .and_then(|dynamic| gpu.keep_shared(entry, dynamic, true))
+                .map(|()| entry.name);
+            let _ = sender.send(used);
+        })
+    };
+    let waiting = use_kernel(slow);
+    // Until it has come to the place of its kernel, as we and the map of all have.
+    while Arc::strong_count(&slot) < 3 {
+        std::thread::yield_now();
+    }
+    use_kernel(other);
+    // A minute is for ever: the thread would wait for as long as we do.
+    assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(Ok(other.name)));
+    assert_eq!(done.try_recv(), Err(TryRecvError::Empty));
+    drop(compiling);
+    waiting.join().unwrap();
+    assert_eq!(done.try_recv(), Ok(Ok(slow.name)));
 }
 
 /// On the second device, which no other test here uses.
@@ -205,7 +261,7 @@ fn a_kernel_that_would_not_wait_for_the_one_before_is_refused() {
     let stream = gpu.stream().unwrap();
     let _current = gpu.bind().unwrap();
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-    let text = ptx::find("mse_f32", 80).unwrap().text(false);
+    let text = ptx::find("mse_f32", 80).unwrap().text("mse_forward_f32", false).unwrap();
     let none = std::ptr::null_mut::<c_void>();
     let mut args = std::mem::MaybeUninit::<kernels_gpu::abi::PairwiseArgs>::zeroed();
     let mut params = [args.as_mut_ptr().cast::<c_void>()];

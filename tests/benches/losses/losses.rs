@@ -280,13 +280,6 @@ impl Bench {
                     let mut call = |_: usize| {
                         loss_of.forward_into(&x, $target, &mut loss, &mut workspace, &stream)
                     };
-                    // With CUDA_CACHE_DISABLE=1 in the environment the driver has compiled nothing
-                    // before.
-                    let start = Instant::now();
-                    call(0)?;
-                    stream.synchronize()?;
-                    let first = start.elapsed().as_secs_f64() * 1e3;
-                    println!("{name}: the first call takes {first:.0} ms");
                     let calls = 200;
                     let graph = Graph::capture(&stream, calls, &mut call)?;
                     let in_graph = interleaved(&stream, &[&graph], SAMPLES)?[0] / calls as f64;

@@ -9,11 +9,13 @@
 //!
 //! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.
 //!
-//! `--landscape` measures shapes that are drawn at random in place of the fixed rows.
+//! `--landscape` measures shapes that are drawn at random in place of the fixed rows, `--first-call`
+//! what a program waits for before its first result.
 
 mod arena;
 mod ceiling;
 mod data;
+mod first_call;
 mod heat;
 mod landscape;
 mod layout;
@@ -86,6 +88,9 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let options = Options::from_args(std::env::args().skip(1))?;
+    if let Some(first_call) = &options.first_call {
+        return first_call::run(first_call, &options.wanted);
+    }
     let results = match (&options.from, &options.landscape) {
         (Some(path), _) => options::results(path)?,
         (None, Some(landscape)) => landscape::measure(&options, landscape)?,

@@ -17,6 +17,16 @@ pub(crate) struct Options {
     pub(crate) picture: Option<PathBuf>,
     pub(crate) from: Option<PathBuf>,
     pub(crate) landscape: Option<Landscape>,
+    pub(crate) first_call: Option<FirstCall>,
+}
+
+/// How `--first-call` measures.
+#[derive(Debug)]
+pub(crate) struct FirstCall {
+    /// The one call that this process measures for another. Not in the help.
+    pub(crate) of: Option<String>,
+    /// Runs on the emulator, as of [`Landscape`].
+    pub(crate) emulated: bool,
 }
 
 /// Which shapes `--landscape` measures.
@@ -35,10 +45,12 @@ pub(crate) struct Landscape {
     pub(crate) emulated: bool,
 }
 
-/// What is given with `--landscape` alone.
+/// What is given of `--landscape` and `--first-call`.
 #[derive(Default)]
 struct Given {
     landscape: bool,
+    first_call: bool,
+    first_call_of: Option<String>,
     seed: Option<u64>,
     shapes: Option<usize>,
     only: Option<Loss>,
@@ -50,7 +62,7 @@ struct Given {
 
 const EXPECTED: &str = "expected --no-peers, --json FILE, --picture FILE, --from FILE or a part \
     of a name, or --landscape with --seed N, --shapes N, --only LOSS, --max-mib N, --shape TEXT, \
-    --peers-shapes N";
+    --peers-shapes N, or --first-call";
 
 /// An option's value, which must be there and be of its type.
 fn value<T: FromStr<Err: fmt::Display>>(
@@ -59,6 +71,11 @@ fn value<T: FromStr<Err: fmt::Display>>(
 ) -> Result<T> {
     let text = args.next().ok_or_else(|| format!("{option}: expected a value"))?;
     text.parse().map_err(|why| format!("{option} {text}: {why}").into())
+}
+
+/// The first option that is given.
+fn first(all: &[(&'static str, bool)]) -> Option<&'static str> {
+    all.iter().find(|(_, given)| *given).map(|(option, _)| *option)
 }
 
 impl Options {
@@ -76,6 +93,8 @@ impl Options {
                         // `cargo bench` adds it.
                         "--bench" => {}
                         "--landscape" => given.landscape = true,
+                        "--first-call" => given.first_call = true,
+                        "--first-call-of" => given.first_call_of = Some(value(option, args)?),
                         "--emulated" => given.emulated = true,
                         "--seed" => given.seed = Some(value(option, args)?),
                         "--shapes" => given.shapes = Some(value(option, args)?),
@@ -97,21 +116,52 @@ impl Options {
             let path = args.next().ok_or_else(|| format!("{arg}: expected a file"))?;
             *file = Some(path.into());
         }
-        options.landscape = given.landscape(&options)?;
+        options.first_call = given.first_call(&options)?;
+        if options.first_call.is_none() {
+            options.landscape = given.landscape(&options)?;
+        }
         Ok(options)
     }
 }
 
 impl Given {
-    /// What `--landscape` is to measure, if it is given; an error names two options that do not go
-    /// together.
-    fn landscape(self, options: &Options) -> Result<Option<Landscape>> {
-        let of_draws = [
+    /// What says which shapes are drawn.
+    fn of_draws(&self) -> [(&'static str, bool); 4] {
+        [
             ("--seed", self.seed.is_some()),
             ("--shapes", self.shapes.is_some()),
             ("--only", self.only.is_some()),
             ("--max-mib", self.most_mib.is_some()),
+        ]
+    }
+
+    /// How `--first-call` measures, if it is given; an error names what does not go with it.
+    fn first_call(&self, options: &Options) -> Result<Option<FirstCall>> {
+        if !self.first_call && self.first_call_of.is_none() {
+            return Ok(None);
+        }
+        let others = [
+            ("--json", options.json.is_some()),
+            ("--picture", options.picture.is_some()),
+            ("--from", options.from.is_some()),
+            ("--no-peers", options.no_peers),
+            ("--landscape", self.landscape),
+            ("--shape", !self.named.is_empty()),
+            ("--peers-shapes", self.peers_shapes.is_some()),
         ];
+        match first(&others).or_else(|| first(&self.of_draws())) {
+            Some(got) => Err(format!(
+                "--first-call prints its own table: expected names alone beside it, got {got}"
+            )
+            .into()),
+            None => Ok(Some(FirstCall { of: self.first_call_of.clone(), emulated: self.emulated })),
+        }
+    }
+
+    /// What `--landscape` is to measure, if it is given; an error names two options that do not go
+    /// together.
+    fn landscape(self, options: &Options) -> Result<Option<Landscape>> {
+        let of_draws = self.of_draws();
         let of_landscape = [
             ("--shape", !self.named.is_empty()),
             ("--peers-shapes", self.peers_shapes.is_some()),
@@ -123,9 +173,6 @@ impl Given {
             ("--no-peers", options.no_peers),
             ("--landscape", self.landscape),
         ];
-        let first = |all: &[(&'static str, bool)]| {
-            all.iter().find(|(_, given)| *given).map(|(option, _)| *option)
-        };
         if options.from.is_some()
             && let Some(got) =
                 first(&of_a_run).or_else(|| first(&of_draws)).or_else(|| first(&of_landscape))

@@ -1,5 +1,8 @@
 //! What the losses are, in float64 and no faster than they can be read.
 
+pub mod pairwise;
+pub mod tracked;
+
 /// A sum that does not lose what is small beside it (Neumaier): plain float64 is off by more than
 /// the kernels may be, after 10⁵ terms.
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,8 +111,20 @@ pub mod cross_entropy {
             |class: usize| (1.0 - label_smoothing) * t(class) + label_smoothing / classes as f64;
         let q = |class: usize| weight[class] * smoothed(class);
         let all_q = (0..classes).map(q).sum::<Total>().value();
+        let loss = match target {
+            // Without smoothing no other logit counts, whatever it is; with it the class counts
+            // by itself, and with all others.
+            Target::Class(class) => {
+                let of_class = -(1.0 - label_smoothing) * weight[class] * log_p(class);
+                let share = label_smoothing / classes as f64;
+                let of_all = || (0..classes).map(|class| -weight[class] * log_p(class));
+                let of_all = || share * of_all().sum::<Total>().value();
+                of_class + if label_smoothing > 0.0 { of_all() } else { 0.0 }
+            }
+            _ => (0..classes).map(|class| -q(class) * log_p(class)).sum::<Total>().value(),
+        };
         Row {
-            loss: (0..classes).map(|class| -q(class) * log_p(class)).sum::<Total>().value(),
+            loss,
             z: z_loss * log_sum_exp * log_sum_exp,
             log_sum_exp,
             by_input: (0..classes).map(|class| p(class) * all_q - q(class)).collect(),

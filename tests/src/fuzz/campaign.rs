@@ -1,0 +1,65 @@
+//! Draws cases for as long as there is time, and reduces what is found.
+
+use super::{Case, case, check};
+use proptest::test_runner::{
+    Config, RngSeed, TestCaseError, TestError, TestRunner,
+};
+use std::time::{Duration, Instant};
+
+/// How long to go on, and from where. Case `n` is that of the seed `seed + n`.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    pub time: Duration,
+    pub seed: u64,
+}
+
+/// What is found before a campaign ends: one bug fails many cases.
+const MOST_FINDINGS: usize = 8;
+
+/// Draws cases and checks them; prints how many, and each finding as it comes.
+///
+/// # Panics
+/// If there is a finding.
+pub fn campaign(budget: Budget) {
+    let start = Instant::now();
+    println!("fuzz: from seed {} for {} s on {}", budget.seed, budget.time.as_secs(), crate::gpu().name());
+    let (mut cases, mut findings, mut said) = (0_u64, 0, Instant::now());
+    while start.elapsed() < budget.time && findings < MOST_FINDINGS {
+        let seed = budget.seed.wrapping_add(cases);
+        if let Err(finding) = draw(seed) {
+            println!("{finding}");
+            findings += 1;
+        }
+        cases += 1;
+        if said.elapsed() > Duration::from_secs(60) {
+            println!("fuzz: {cases} cases in {} s", start.elapsed().as_secs());
+            said = Instant::now();
+        }
+    }
+    println!("fuzz: {cases} cases in {} s, {findings} findings", start.elapsed().as_secs());
+    assert!(findings == 0, "{findings} findings");
+}
+
+/// The case of a seed, checked; where it fails, reduced.
+fn draw(seed: u64) -> Result<(), String> {
+    let config = Config {
+        cases: 1,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(seed),
+        max_shrink_iters: 2_000,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
+    let mut runner = TestRunner::new(config);
+    let result = runner.run(&case(), |case| check(&case).map_err(TestCaseError::fail));
+    let Err(error) = result else { return Ok(()) };
+    let TestError::Fail(why, case) = error else { return Err(format!("seed {seed}: {error}")) };
+    Err(format!("finding of seed {seed}: {why}\n{}", test_of(seed, &case)))
+}
+
+/// A regression test of a case.
+fn test_of(seed: u64, case: &Case) -> String {
+    format!(
+        "#[test]\nfn of_seed_{seed}() {{\n    assert_eq!(check(&{case:?}), Ok(()));\n}}"
+    )
+}

@@ -1,12 +1,19 @@
 //! Any call of any loss: what tests/src/fuzz draws, against float64 and against the documented
 //! errors. `cargo xtask fuzz` goes on for longer.
 
+use std::str::FromStr;
 use std::time::Duration;
 use std::{env, time};
-use tests::fuzz::{Budget, campaign};
+use tests::fuzz::{Budget, campaign, check};
+// What a case that is pasted here may name.
+#[allow(unused_imports)]
+use tests::fuzz::{
+    Arg::*, Case, Dtype::*, Kind::*, LossOf::*, NaN, OneFor::*, Pairwise::*, Pass::*, Reduce::*,
+    Upstream::*, Values::*, Wanted::*, Wrong::*, inf,
+};
 
 /// The number that a variable of the environment has.
-fn number(name: &str) -> Option<f64> {
+fn number<N: FromStr>(name: &str) -> Option<N> {
     let value = env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{name}: expected a number, got {value}")))
 }
@@ -21,6 +28,120 @@ fn new_seed() -> u64 {
 #[test]
 fn any_call() {
     let minutes = number("FUSED_LOSS_FUZZ_MINUTES").unwrap_or(1.0 / 6.0);
-    let seed = number("FUSED_LOSS_FUZZ_SEED").map_or_else(new_seed, |seed| seed as u64);
+    let seed = number("FUSED_LOSS_FUZZ_SEED").unwrap_or_else(new_seed);
     campaign(Budget { time: Duration::from_secs_f64(60.0 * minutes), seed });
+}
+
+/// A call that writes the gradient over its input, and is given that memory for its loss too.
+#[test]
+fn a_loss_over_the_input() {
+    check(&Case {
+        loss: Pairs(SmoothL1 { beta: 1.0 }),
+        dtype: F32,
+        reduction: Sum,
+        pass: BothInPlace,
+        rows: 1,
+        cols: 1,
+        rank: 2,
+        input: Ordinary,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: Some(Overlap(Loss)),
+        seed: 0,
+    })
+    .unwrap();
+}
+
+/// 2λ · log Σ exp x · upstream is beyond f32, and what is left of the gradient is not.
+#[test]
+fn a_gradient_that_cancels_beyond_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 1.0,
+            bad: false,
+        },
+        dtype: F32,
+        reduction: Sum,
+        pass: BackwardInto,
+        rows: 1,
+        cols: 2,
+        rank: 2,
+        input: Ordinary,
+        target: Ordinary,
+        upstream: Each(Huge),
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 0,
+    })
+    .unwrap();
+}
+
+/// Two logits are further apart than f32 reaches, and their share of the loss is not.
+#[test]
+fn smoothing_of_logits_beyond_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.5,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        reduction: Unreduced,
+        pass: Forward,
+        rows: 32,
+        cols: 3,
+        rank: 2,
+        input: Huge,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 5206502880450947083,
+    })
+    .unwrap();
+}
+
+/// Terms of both signs, which are beyond f64 before they cancel.
+#[test]
+fn a_sum_that_cancels_beyond_the_range() {
+    check(&Case {
+        loss: Pairs(KlDiv { log_input: true, log_target: false }),
+        dtype: F64,
+        reduction: Sum,
+        pass: Forward,
+        rows: 1,
+        cols: 21,
+        rank: 2,
+        input: Huge,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 0,
+    })
+    .unwrap();
 }

@@ -119,9 +119,7 @@ pairwise! {
     KlDiv<R>: DivergenceReduction;
 }
 
-impl<'t, T: Float, R: SampleReduction> Call<T, T::Loss, Targets<'t, T>>
-    for CrossEntropy<'_, T, R>
-{
+impl<'t, T: Float, R: SampleReduction> Call<T, T::Loss, Targets<'t, T>> for CrossEntropy<'_, T, R> {
     fn call(
         &self,
         pass: Pass,

@@ -34,7 +34,11 @@ pub struct Case {
 pub enum LossOf {
     Pairs(Pairwise),
     /// Binary cross-entropy with weights, of which there is one for what is named.
-    WeightedBce { weight: Option<OneFor>, pos_weight: Option<OneFor>, values: Values },
+    WeightedBce {
+        weight: Option<OneFor>,
+        pos_weight: Option<OneFor>,
+        values: Values,
+    },
     CrossEntropy {
         targets: Kind,
         weight: Option<Values>,
@@ -102,9 +106,9 @@ pub enum Upstream {
 /// The gradients that are asked for where a call lets its caller choose; of classes the input's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    Input,
-    Target,
-    Both,
+    OfInput,
+    OfTarget,
+    OfBoth,
 }
 
 /// An argument of a call.
@@ -241,9 +245,9 @@ impl Case {
         }
         match self.wanted {
             _ if self.classes().is_some() => [true, false],
-            Wanted::Input => [true, false],
-            Wanted::Target => [false, true],
-            Wanted::Both => [true, true],
+            Wanted::OfInput => [true, false],
+            Wanted::OfTarget => [false, true],
+            Wanted::OfBoth => [true, true],
         }
     }
 }

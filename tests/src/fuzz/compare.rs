@@ -2,7 +2,7 @@
 
 use super::expected::Expected;
 use super::perform::Outcome;
-use super::{Case, LossOf};
+use super::{Case, Checked, LossOf};
 use crate::number::Number;
 use crate::reference::tracked::{Range, Tracked};
 use fused_loss::Error;
@@ -11,10 +11,15 @@ pub(super) fn compare<T: Number>(
     case: &Case,
     expected: &Expected,
     outcome: &Outcome,
-) -> Result<(), String>
+) -> Result<Checked, String>
 where
     T::Loss: Number,
 {
+    let mut checked = Checked { cases: 1, ..Checked::default() };
+    let mut count = |exact: &Tracked| {
+        checked.results += 1;
+        checked.unpromised += u64::from(exact.is_lost());
+    };
     compare_fault(case, expected, outcome)?;
     for (row, (got, exact)) in
         outcome.log_sum_exp.iter().flatten().zip(&expected.log_sum_exp).enumerate()
@@ -26,6 +31,7 @@ where
     if let Some(losses) = &outcome.losses {
         same_length("losses", losses.len(), expected.losses.len())?;
         for (at, (got, exact)) in losses.iter().zip(&expected.losses).enumerate() {
+            count(exact);
             let largest = exact.value.abs().max(exact.size / 4.0);
             let (allowed, limits) = if case.losses_are_elements() {
                 (T::allowed(exact.value, largest, exact.size), T::LIMITS)
@@ -45,13 +51,14 @@ where
         let Some(got) = got else { continue };
         same_length(what, got.len(), expected.len())?;
         for (at, (got, exact)) in got.iter().zip(expected).enumerate() {
+            count(exact);
             let largest = exact.value.abs().max(exact.size / 4.0);
             let allowed = T::allowed(exact.value, largest, exact.size);
             fits(*got, exact, allowed, T::RANGE, T::LIMITS)
                 .map_err(|why| format!("{what}, element {at}: {why}"))?;
         }
     }
-    Ok(())
+    Ok(checked)
 }
 
 fn same_length(what: &str, got: usize, expected: usize) -> Result<(), String> {
@@ -98,5 +105,41 @@ fn compare_fault(case: &Case, expected: &Expected, outcome: &Outcome) -> Result<
             Ok(())
         }
         (said, expected) => Err(format!("expected to hear of {expected:?}, heard {said:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether `got` fits `value`, of which `size` was rounded and `off` was lost, in f32.
+    fn fits_f32(got: f64, value: f64, off: f64) -> bool {
+        let exact = Tracked { off, ..Tracked::exact(value, Range::F32) };
+        fits(got, &exact, 1e-6 * value.abs(), Range::F32, Range::F32).is_ok()
+    }
+
+    #[test]
+    fn a_number_is_near_and_nothing_else() {
+        assert!(fits_f32(1.0 + 9e-7, 1.0, 0.0));
+        assert!(fits_f32(1.0, 1.0 + 1e-3, 2e-3));
+        for got in [1.0 + 2e-6, -1.0, 0.0, f64::NAN, f64::INFINITY] {
+            assert!(!fits_f32(got, 1.0, 0.0), "{got}");
+        }
+        // Below the smallest normal number there are fewer digits.
+        assert!(fits_f32(0.0, 1e-38, 0.0));
+        assert!(!fits_f32(0.0, 3e-38, 0.0));
+    }
+
+    #[test]
+    fn infinity_and_nan_are_themselves() {
+        assert!(fits_f32(f64::NAN, f64::NAN, 0.0) && !fits_f32(0.0, f64::NAN, 0.0));
+        assert!(fits_f32(f64::INFINITY, f64::INFINITY, 0.0));
+        for got in [f64::NEG_INFINITY, f64::NAN, 3e38] {
+            assert!(!fits_f32(got, f64::INFINITY, 0.0), "{got}");
+        }
+        // What f32 cannot hold.
+        assert!(fits_f32(f64::INFINITY, 4e38, 0.0) && !fits_f32(f64::NEG_INFINITY, 4e38, 0.0));
+        assert!(!fits_f32(f64::INFINITY, 3e38, 0.0));
+        assert!(fits_f32(f64::NAN, 1.0, f64::INFINITY));
     }
 }

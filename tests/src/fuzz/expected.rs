@@ -37,12 +37,7 @@ impl Tensors<f64> {
     }
 }
 
-fn of_pairs(
-    case: &Case,
-    pairwise: Pairwise,
-    tensors: &Tensors<f64>,
-    range: Range,
-) -> Expected {
+fn of_pairs(case: &Case, pairwise: Pairwise, tensors: &Tensors<f64>, range: Range) -> Expected {
     let Target::Numbers(target) = &tensors.target else { unreachable!() };
     let (rows, cols) = (case.rows, case.cols);
     let len = rows * cols;
@@ -118,6 +113,11 @@ struct OfRows<'a> {
 
 /// Of a row, before upstream gradients and divisors.
 struct OfRow {
+    /// What probabilities are multiplied with in the gradients of loss and z.
+    most: Tracked,
+    z_most: Tracked,
+    /// The least of what they may be multiplied with first.
+    least: Tracked,
     loss: Tracked,
     z: Tracked,
     log_sum_exp: Tracked,
@@ -190,8 +190,19 @@ impl<'a> OfRows<'a> {
             let z_scale = self.exact(upstream).over(z_divisor);
             for col in 0..cols {
                 let by_input = always.unwrap_or_else(|| {
+                    // In whatever order factors are multiplied: that of a probability may be last.
+                    if of_row.most.times(scale).is_lost() || of_row.z_most.times(z_scale).is_lost()
+                    {
+                        return Tracked::lost(range);
+                    }
                     let z = of_row.z_by_input[col].times(z_scale);
-                    of_row.by_input[col].times(scale).plus(z)
+                    let mut by_input = of_row.by_input[col].times(scale).plus(z);
+                    let vanishes = of_row.least.times(scale).value.abs() < range.least;
+                    if vanishes && by_input.value.is_finite() {
+                        let most = of_row.most.value;
+                        by_input.off += by_input.value.abs() + range.least * most;
+                    }
+                    by_input
                 });
                 grads[0].push(by_input);
                 grads[1].push(always.unwrap_or_else(|| of_row.by_target[col].times(scale)));
@@ -251,6 +262,9 @@ impl<'a> OfRows<'a> {
         };
         let all = |value| vec![value; cols];
         let same = |loss, z, by_input, z_by_input, by_target| OfRow {
+            most: self.exact(1.0),
+            z_most: self.exact(1.0),
+            least: self.exact(1.0),
             loss,
             z,
             log_sum_exp,
@@ -307,7 +321,9 @@ impl<'a> OfRows<'a> {
         let span = parts().map(log_p).fold(1.0, f64::max);
         let most = numbers_above_one(&self.weight, t) * span;
         // Products of what is given, in whatever order.
-        let is_lost = magnitude > range.max / 4.0 || most > range.max && !is_smoothed(is, share);
+        let is_lost = magnitude > range.max / 4.0
+            || span > range.max
+            || most > range.max && !is_smoothed(is, share);
         let is_lost = is_lost || (most / cols as f64) * share.max(keep) > range.max;
         let off = range.least * span * (1.0 + all_q) * cols as f64 + f64::EPSILON * all_q;
         let tracked = |value: f64, size: f64, off: f64, is_lost: bool| {
@@ -319,6 +335,11 @@ impl<'a> OfRows<'a> {
                 self.exact(value)
             }
         };
+
+        let all: f64 = self.weight.iter().map(|weight| weight.abs()).sum();
+        let parts = [keep, share].into_iter().chain(self.weight.iter().map(|weight| weight.abs()));
+        let least = |least: f64, part: f64| if part > 0.0 { least.min(part) } else { least };
+        let least = parts.fold(1.0, least).powi(2);
 
         let lse_magnitude = max.abs() + log_sum;
         let z_loss = range.round(self.z_loss);
@@ -343,6 +364,9 @@ impl<'a> OfRows<'a> {
             tracked(value, by_target_largest + f64::EPSILON, off, most > range.max)
         };
         OfRow {
+            most: self.exact(if is_bare { all_q.max(1.0) } else { all_q.max(all).max(1.0) }),
+            z_most: self.exact((2.0 * z_loss * lse_magnitude).max(z_loss)),
+            least: self.exact(least),
             loss: tracked(of_row.loss, magnitude, off, is_lost),
             z: tracked(of_row.z, z_size, range.least * (1.0 + lse_magnitude), z_is_lost),
             log_sum_exp,
@@ -354,7 +378,9 @@ impl<'a> OfRows<'a> {
             z_by_input: of_row
                 .z_by_input
                 .iter()
-                .map(|&value| tracked(value, z_largest, range.least * (1.0 + lse_magnitude), z_is_lost))
+                .map(|&value| {
+                    tracked(value, z_largest, range.least * (1.0 + lse_magnitude), z_is_lost)
+                })
                 .collect(),
             by_target: of_row.by_target.iter().map(by_target).collect(),
         }

@@ -15,8 +15,6 @@ use std::cell::RefCell;
 /// What has come of a call; `None` for what it does not compute.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// Whether the call was refused, as it had to be.
-    pub(super) refused: bool,
     pub(super) losses: Option<Vec<f64>>,
     pub(super) grads: [Option<Vec<f64>>; 2],
     pub(super) log_sum_exp: Option<Vec<f64>>,
@@ -109,12 +107,15 @@ impl<T: Element> Slot<T> {
     }
 }
 
-/// Makes the call of a case.
+/// Makes the call of a case. Nothing comes of one that is refused, as it has to be.
 ///
 /// # Errors
 /// A finding that no reference is needed for: a call that is accepted and should not be, work that
 /// fails, memory that is written and should not be, another result of the same call.
-pub(super) fn perform<T: Number>(case: &Case, tensors: &Tensors<T>) -> Result<Outcome, String>
+pub(super) fn perform<T: Number>(
+    case: &Case,
+    tensors: &Tensors<T>,
+) -> Result<Option<Outcome>, String>
 where
     T::Loss: Number,
 {
@@ -171,7 +172,11 @@ where
 }
 
 /// A loss that compares element by element and is reduced.
-fn of_pairs<T: Number, L>(case: &Case, tensors: &Tensors<T>, loss: L) -> Result<Outcome, String>
+fn of_pairs<T: Number, L>(
+    case: &Case,
+    tensors: &Tensors<T>,
+    loss: L,
+) -> Result<Option<Outcome>, String>
 where
     T::Loss: Number,
     L: for<'t> Call<T, T::Loss, View<'t, T>>,
@@ -180,7 +185,11 @@ where
 }
 
 /// One that is not reduced.
-fn of_elements<T: Number, L>(case: &Case, tensors: &Tensors<T>, loss: L) -> Result<Outcome, String>
+fn of_elements<T: Number, L>(
+    case: &Case,
+    tensors: &Tensors<T>,
+    loss: L,
+) -> Result<Option<Outcome>, String>
 where
     L: for<'t> Call<T, T, View<'t, T>>,
 {
@@ -191,7 +200,7 @@ fn of_numbers<T: Number, V: Number, L>(
     case: &Case,
     tensors: &Tensors<T>,
     loss: L,
-) -> Result<Outcome, String>
+) -> Result<Option<Outcome>, String>
 where
     L: for<'t> Call<T, V, View<'t, T>>,
 {
@@ -201,7 +210,11 @@ where
     attempts(case, tensors, &of_target, &|given| loss.call(case.pass, given))
 }
 
-fn of_rows<T: Number, L>(case: &Case, tensors: &Tensors<T>, loss: L) -> Result<Outcome, String>
+fn of_rows<T: Number, L>(
+    case: &Case,
+    tensors: &Tensors<T>,
+    loss: L,
+) -> Result<Option<Outcome>, String>
 where
     T::Loss: Number,
     L: for<'t> Call<T, T::Loss, Targets<'t, T>>,
@@ -238,9 +251,10 @@ fn attempts<T: Number, V: Number, G>(
     tensors: &Tensors<T>,
     of_target: OfTarget<'_, G>,
     call: Calls<'_, T, V, G>,
-) -> Result<Outcome, String> {
+) -> Result<Option<Outcome>, String> {
     let outcome = attempt(case, tensors, of_target, call)?;
-    if case.twice && attempt(case, tensors, of_target, call)?.bits() != outcome.bits() {
+    let bits = |outcome: &Option<Outcome>| outcome.as_ref().map(Outcome::bits);
+    if case.twice && bits(&attempt(case, tensors, of_target, call)?) != bits(&outcome) {
         return Err("the same call has given other bits".to_owned());
     }
     Ok(outcome)
@@ -256,7 +270,7 @@ fn attempt<T: Number, V: Number, G>(
     tensors: &Tensors<T>,
     of_target: OfTarget<'_, G>,
     call: Calls<'_, T, V, G>,
-) -> Result<Outcome, String> {
+) -> Result<Option<Outcome>, String> {
     let kept = QUEUE.take();
     let new = || (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
     let (stream, mut workspace) = kept.unwrap_or_else(new);
@@ -272,7 +286,7 @@ fn attempt_on<T: Number, V: Number, G>(
     call: Calls<'_, T, V, G>,
     stream: &Stream,
     workspace: &mut Workspace,
-) -> Result<Outcome, String> {
+) -> Result<Option<Outcome>, String> {
     let (dims, of_loss) = (case.dims(), case.dims_of_loss());
     let unwritten = vec![T::round(UNWRITTEN); case.rows * case.cols];
     let guard = T::round(UNWRITTEN);
@@ -282,7 +296,8 @@ fn attempt_on<T: Number, V: Number, G>(
     let upstream: Vec<V> = tensors.upstream.iter().map(|&value| V::round(value)).collect();
     let of_value = V::round(UNWRITTEN);
     let upstream = Slot::new(case, Arg::Upstream, of_loss.clone(), &upstream, of_value);
-    let loss = Slot::new(case, Arg::Loss, of_loss.clone(), &vec![of_value; case.losses()], of_value);
+    let loss =
+        Slot::new(case, Arg::Loss, of_loss.clone(), &vec![of_value; case.losses()], of_value);
     let mut to_loss = None;
     if case.is_to_loss() && case.pass.writes_into() {
         let mut loss = Loss::zeros(gpu(), of_loss).unwrap();
@@ -350,7 +365,7 @@ fn attempt_on<T: Number, V: Number, G>(
             if !over.iter().map(|value| value.to_bits()).eq(before) {
                 return Err(format!("a refused call has written its input: {error}"));
             }
-            return refused(case, error);
+            return refused(case, &error).map(|()| None);
         }
     };
     let expected = case.refusals();
@@ -366,24 +381,19 @@ fn attempt_on<T: Number, V: Number, G>(
         Some(loss) => Some(wide_values(loss.values().to_vec().unwrap())),
         None => has_loss.then_some(in_memory),
     };
-    Ok(Outcome {
-        refused: false,
+    Ok(Some(Outcome {
         losses,
         grads: [has_input.then_some(by_input), has_target.then_some(by_target)],
         log_sum_exp: made.log_sum_exp.map(wide_values),
         fault,
-    })
+    }))
 }
 
-/// A call that was refused.
-fn refused(case: &Case, error: Error) -> Result<Outcome, String> {
+/// Holds the error of a call against those that it may have.
+fn refused(case: &Case, error: &Error) -> Result<(), String> {
     let expected = case.refusals();
-    if expected.is_empty() {
-        return Err(format!("refused: {}: {error}", name(&error)));
+    if expected.contains(&name(error)) {
+        return Ok(());
     }
-    if !expected.contains(&name(&error)) {
-        return Err(format!("expected an error {expected:?}, got {}: {error}", name(&error)));
-    }
-    let [losses, log_sum_exp] = [None, None];
-    Ok(Outcome { refused: true, losses, grads: [None, None], log_sum_exp, fault: None })
+    Err(format!("expected one of the errors {expected:?}, got {}: {error}", name(error)))
 }

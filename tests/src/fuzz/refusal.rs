@@ -125,7 +125,7 @@ impl Case {
                 How::Misaligned => format!("Misaligned of {name}"),
                 How::Expanded | How::Gaps => format!("Stride of {name}"),
                 How::Device => format!("Device of {name}"),
-                How::Overlap if arg == Arg::Target => "Overlap of input with target".to_owned(),
+                How::Overlap if self.pass.is_in_place() => format!("Overlap of input with {name}"),
                 How::Overlap => format!("Overlap of {name} with input"),
             });
         }

@@ -67,7 +67,7 @@ fn pass() -> impl Strategy<Value = Pass> {
 }
 
 fn wanted() -> impl Strategy<Value = Wanted> {
-    select(vec![Wanted::Input, Wanted::Target, Wanted::Both])
+    select(vec![Wanted::OfInput, Wanted::OfTarget, Wanted::OfBoth])
 }
 
 /// Ordinary numbers in half of the cases.
@@ -104,11 +104,7 @@ fn shape() -> impl Strategy<Value = [usize; 2]> {
 
 /// Numbers below `most`: none, the same for all arguments, or of each its own.
 fn places(most: usize) -> impl Strategy<Value = [usize; 6]> {
-    prop_oneof![
-        Just([0; 6]),
-        (0..most).prop_map(|same| [same; 6]),
-        prop::array::uniform6(0..most)
-    ]
+    prop_oneof![Just([0; 6]), (0..most).prop_map(|same| [same; 6]), prop::array::uniform6(0..most)]
 }
 
 fn loss() -> impl Strategy<Value = LossOf> {

@@ -54,15 +54,15 @@ fn value<T: Number>(values: Values, domain: Domain, seed: u64, index: u64, cols:
         Values::Ordinary => T::round(ordinary(index)),
         Values::Equal => T::round(ordinary(0)),
         Values::Wide => T::round(40.0 * ordinary(index)),
-        Values::Zeros if chance % 3 == 0 => T::round(0.0),
+        Values::Zeros if chance.is_multiple_of(3) => T::round(0.0),
         Values::Huge => T::round(f64::from(uniform(seed, index)) * max),
         Values::Tiny => T::round(ordinary(index) * least),
-        Values::Special if chance % 5 == 0 => match chance / 5 % 10 {
+        Values::Special if chance.is_multiple_of(5) => match chance / 5 % 10 {
             0 => T::round(f64::INFINITY),
             1 => T::round(f64::NEG_INFINITY),
             2 => T::round(f64::NAN),
             // A NaN with bits of its own, and a sign.
-            3 => T::from_low_bits(T::round(-f64::NAN).low_bits() | chance % 16),
+            3 => T::from_low_bits(T::round(-f64::NAN).low_bits() | (chance % 16)),
             4 => T::round(max),
             5 => T::round(-max),
             6 => T::from_low_bits(1),
@@ -72,8 +72,8 @@ fn value<T: Number>(values: Values, domain: Domain, seed: u64, index: u64, cols:
         },
         Values::MinusInfinity => {
             let row = bits(seed ^ 7, index / cols.max(1) as u64);
-            let is_whole = row % 4 == 0;
-            if is_whole || chance % 8 > 0 {
+            let is_whole = row.is_multiple_of(4);
+            if is_whole || !chance.is_multiple_of(8) {
                 T::round(f64::NEG_INFINITY)
             } else {
                 T::round(ordinary(index))
@@ -144,6 +144,7 @@ impl<T: Number> Tensors<T> {
             (0..len as u64).map(at).collect()
         };
         let upstream = match case.upstream {
+            _ if !case.has_upstream() => vec![1.0; case.losses()],
             Upstream::Ones => vec![1.0; case.losses()],
             Upstream::One(values) => numbers(values, 1),
             Upstream::Each(values) => numbers(values, case.losses()),
@@ -236,7 +237,8 @@ fn classes(case: &Case, kind: Kind) -> Vec<i64> {
         let class = (chance / 64) as i64 & i64::MAX;
         let class = match chance % 16 {
             0 | 1 => ignore_index,
-            2 if bad => [cols, -1, i64::MIN, i64::MAX, i64::from(i32::MIN), 1 << 31][chance as usize / 16 % 6],
+            2 if bad => [cols, -1, i64::MIN, i64::MAX, i64::from(i32::MIN), 1 << 31]
+                [chance as usize / 16 % 6],
             3 => 0,
             4 => cols - 1,
             _ => class % cols.max(1),

@@ -34,11 +34,9 @@ impl Pairwise {
             by_target: [one, slope.negative()],
         };
         match self {
-            Pairwise::Mse => Element {
-                term: d.times(d),
-                by_input: [exact(2.0), d],
-                by_target: [exact(-2.0), d],
-            },
+            Pairwise::Mse => {
+                Element { term: d.times(d), by_input: [exact(2.0), d], by_target: [exact(-2.0), d] }
+            }
             Pairwise::Huber { delta } => {
                 let delta = exact(range.round(delta));
                 let half = delta.times(exact(0.5));
@@ -83,10 +81,14 @@ fn bce(x: Tracked, y: Tracked, [w, p]: [Tracked; 2]) -> Element {
     } else {
         q.times(l).minus(Tracked::product(&[p, y, x]))
     };
+    // Of infinite weights of what is infinite, nothing is promised.
+    let is_odd = x.value.is_infinite() && !p.value.is_finite();
+    let term = if is_odd { Tracked::lost(x.range) } else { term };
     let tail = q.times(e).over(one.plus(e));
     let slope = if is_above { one.minus(y).minus(tail) } else { tail.minus(p.times(y)) };
     let of_input = if is_above { x } else { p.times(x) };
-    let by_target = if p.value == 1.0 { of_input.negative() } else { more.times(l).minus(of_input) };
+    let by_target =
+        if p.value == 1.0 { of_input.negative() } else { more.times(l).minus(of_input) };
     Element { term: w.times(term), by_input: [w, slope], by_target: [w, by_target] }
 }
 

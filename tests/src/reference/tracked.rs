@@ -120,11 +120,7 @@ impl Tracked {
         }
         if by == 0.0 && !self.is_lost() {
             let unsure = self.off >= self.value.abs() && self.off > 0.0;
-            return if unsure {
-                Self::lost(self.range)
-            } else {
-                Self::exact(value, self.range)
-            };
+            return if unsure { Self::lost(self.range) } else { Self::exact(value, self.range) };
         }
         let size = (self.size + value.abs() * divisor.size) / by;
         let off = (self.off + value.abs() * divisor.off) / (by - divisor.off);
@@ -162,12 +158,12 @@ impl Tracked {
             total.add(term.value);
             sum.size += term.size;
             sum.off += term.off;
-            magnitude += term.value.abs();
+            magnitude += if term.value.is_finite() { term.value.abs() } else { 0.0 };
         }
         sum.value = total.value();
         // Four roundings a term: a thread adds up many in the kernel's own type.
         sum.size += 4.0 * magnitude;
-        if sum.is_lost() || magnitude.is_finite() && magnitude > range.max {
+        if sum.is_lost() || magnitude > range.max {
             return Self::lost(range);
         }
         if sum.value.is_finite() { sum } else { Self::exact(sum.value, range) }

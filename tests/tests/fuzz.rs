@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use std::{env, time};
 use tests::fuzz::{Budget, campaign, check};
+use tests::{gpu, tensor};
 // What a case that is pasted here may name.
 #[allow(unused_imports)]
 use tests::fuzz::{
@@ -144,4 +145,24 @@ fn a_sum_that_cancels_beyond_the_range() {
         seed: 0,
     })
     .unwrap();
+}
+/// −exp(t)/p at t = ∞ is −∞: docs/semantics.md, KL divergence.
+#[test]
+#[ignore = "in f64 the kernel's quick division makes NaN of exp(t) = ∞: what is left of ∞ is ∞ − ∞"]
+fn the_gradient_of_a_probability_whose_target_is_infinite() {
+    let stream = gpu().stream().unwrap();
+    let (p, t) = (tensor(&[0.5_f64; 64]), tensor(&[f64::INFINITY; 64]));
+    let divergence = fused_loss::KlDiv::sum().log_input(false).log_target(true);
+    let (_, gradient) = divergence.forward_backward(&p, &t, &stream).unwrap();
+    assert_eq!(gradient.to_vec().unwrap(), [f64::NEG_INFINITY; 64]);
+}
+
+/// (1 − y)·(−∞) + q·∞ at y = ∞ is ∞: docs/semantics.md, binary cross-entropy.
+#[test]
+#[ignore = "the kernel adds q·log(1 + e^−|x|), which is ∞ · 0"]
+fn the_loss_of_an_infinite_target_at_minus_infinity() {
+    let stream = gpu().stream().unwrap();
+    let (x, y, p) = (tensor(&[f32::NEG_INFINITY]), tensor(&[f32::INFINITY]), tensor(&[2.0_f32]));
+    let loss = fused_loss::BceWithLogits::sum().pos_weight(&p).forward(&x, &y, &stream).unwrap();
+    assert_eq!(loss.item().unwrap(), f32::INFINITY);
 }

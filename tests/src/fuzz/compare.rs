@@ -32,7 +32,9 @@ where
         same_length("losses", losses.len(), expected.losses.len())?;
         for (at, (got, exact)) in losses.iter().zip(&expected.losses).enumerate() {
             count(exact);
-            let largest = exact.value.abs().max(exact.size / 4.0);
+            // What is rounded last counts once.
+            let size = exact.size - exact.value.abs();
+            let largest = exact.value.abs().max(size / 4.0);
             let (allowed, limits) = if case.losses_are_elements() {
                 (T::allowed(exact.value, largest, exact.size), T::LIMITS)
             } else {

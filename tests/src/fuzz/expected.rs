@@ -190,9 +190,10 @@ impl<'a> OfRows<'a> {
             let z_scale = self.exact(upstream).over(z_divisor);
             for col in 0..cols {
                 let by_input = always.unwrap_or_else(|| {
-                    // In whatever order factors are multiplied: that of a probability may be last.
-                    if of_row.most.times(scale).is_lost() || of_row.z_most.times(z_scale).is_lost()
-                    {
+                    // In whatever order factors are multiplied: that of a probability, which
+                    // loss and z have in common, may be last.
+                    let most = of_row.most.times(scale.magnitude());
+                    if most.plus(of_row.z_most.times(z_scale.magnitude())).is_lost() {
                         return Tracked::lost(range);
                     }
                     let z = of_row.z_by_input[col].times(z_scale);
@@ -311,7 +312,7 @@ impl<'a> OfRows<'a> {
         // The error of an exponential is that of its argument, as far as the logits are apart.
         let apart = |col: usize| 1.0 + (max - x[col]).min(800.0) / 8.0;
         let p = |col: usize| (x[col] - max - log_sum).exp();
-        let small = |log_p: f64| 1.0 + (-log_p.max(f64::MIN_POSITIVE).ln()).max(0.0) / 8.0;
+        let small = |log_p: f64| 1.0 + (-log_p.max(f64::MIN_POSITIVE).ln()).max(0.0) / 6.4;
         let is_bare = matches!(is, Is::Class(_)) && share == 0.0;
         let counts = |col: usize| q(col) > 0.0 && log_p(col).is_finite();
 

@@ -161,8 +161,8 @@ impl Tracked {
             magnitude += if term.value.is_finite() { term.value.abs() } else { 0.0 };
         }
         sum.value = total.value();
-        // Four roundings a term: a thread adds up many in the kernel's own type.
-        sum.size += 4.0 * magnitude;
+        // Four roundings of each term at least: a thread adds up many in the kernel's own type.
+        sum.size = sum.size.max(4.0 * magnitude);
         if sum.is_lost() || magnitude > range.max {
             return Self::lost(range);
         }

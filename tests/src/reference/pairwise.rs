@@ -127,7 +127,13 @@ fn ln_ratio(t: Tracked, p: Tracked, range: Range) -> Tracked {
     if !are_ordinary {
         return t.ln().minus(p.ln());
     }
-    let apart = (t.value - p.value) / p.value;
-    let value = if apart.abs() < 0.5 { apart.ln_1p() } else { t.value.ln() - p.value.ln() };
+    let (apart, ratio) = ((t.value - p.value) / p.value, t.value / p.value);
+    let value = if apart.abs() < 0.5 {
+        apart.ln_1p()
+    } else if ratio.is_normal() {
+        ratio.ln()
+    } else {
+        t.value.ln() - p.value.ln()
+    };
     Tracked { size: value.abs(), ..Tracked::exact(value, range) }
 }

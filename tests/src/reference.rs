@@ -117,8 +117,8 @@ pub mod cross_entropy {
             Target::Class(class) => {
                 let of_class = -(1.0 - label_smoothing) * weight[class] * log_p(class);
                 let share = label_smoothing / classes as f64;
-                let of_all = || (0..classes).map(|class| -weight[class] * log_p(class));
-                let of_all = || share * of_all().sum::<Total>().value();
+                let of_one = |class: usize| -share * weight[class] * log_p(class);
+                let of_all = || (0..classes).map(of_one).sum::<Total>().value();
                 of_class + if label_smoothing > 0.0 { of_all() } else { 0.0 }
             }
             _ => (0..classes).map(|class| -q(class) * log_p(class)).sum::<Total>().value(),

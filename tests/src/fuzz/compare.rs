@@ -81,6 +81,8 @@ fn fits(
         true
     } else if value.is_nan() {
         got.is_nan()
+    } else if value.is_infinite() {
+        got == value
     } else if got.is_infinite() {
         // What is beyond the type, or nearly.
         got.signum() == value.signum() && value.abs() + allowed >= limits.max

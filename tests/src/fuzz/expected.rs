@@ -164,13 +164,15 @@ impl<'a> OfRows<'a> {
         } else {
             (self.exact(1.0), self.exact(1.0))
         };
+        // With smoothing too, where PyTorch has infinity.
+        let has_no_weight = divisor.value == 0.0 && divisor.off == 0.0;
         let is_each = self.case.reduce() == Reduce::Unreduced;
         let losses = if is_each {
             of_rows.iter().map(|row| row.loss.plus(row.z)).collect()
         } else {
             let sum = Tracked::sum(of_rows.iter().map(|row| row.loss), range).over(divisor);
             let z = Tracked::sum(of_rows.iter().map(|row| row.z), range).over(z_divisor);
-            vec![sum.plus(z)]
+            vec![if has_no_weight { self.exact(f64::NAN) } else { sum.plus(z) }]
         };
         let mut grads = [Vec::new(), Vec::new()];
         for (row, of_row) in of_rows.iter().enumerate() {
@@ -181,8 +183,7 @@ impl<'a> OfRows<'a> {
                 _ if is != Is::NoClass && is_mean && fault.is_some() => Some(Tracked::lost(range)),
                 Is::Ignored => Some(self.exact(0.0)),
                 Is::NoClass => Some(self.exact(f64::NAN)),
-                // Weights that are all 0.
-                _ if divisor.value == 0.0 && divisor.off == 0.0 => Some(self.exact(f64::NAN)),
+                _ if has_no_weight => Some(self.exact(f64::NAN)),
                 _ if !upstream.is_finite() => Some(Tracked::lost(range)),
                 _ => None,
             };
@@ -319,7 +320,10 @@ impl<'a> OfRows<'a> {
         let all_q: f64 = (0..cols).map(q).sum();
         let parts = || (0..cols).filter(|&col| counts(col));
         let magnitude: f64 = parts().map(|col| q(col) * log_p(col) * small(log_p(col))).sum();
-        let span = parts().map(log_p).fold(1.0, f64::max);
+        // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is NaN.
+        let reads = |col: &usize| !is_bare || target(*col) > 0.0;
+        let finite_log_p = (0..cols).filter(reads).map(log_p).filter(|log_p| log_p.is_finite());
+        let span = finite_log_p.fold(1.0, f64::max);
         let most = numbers_above_one(&self.weight, t) * span;
         // Products of what is given, in whatever order.
         let is_lost = magnitude > range.max / 4.0

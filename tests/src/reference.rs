@@ -93,8 +93,13 @@ pub mod cross_entropy {
         let classes = x.len();
         let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum = x.iter().map(|x| (x - max).exp()).sum::<Total>().value();
-        let log_sum_exp = max + sum.ln();
-        let log_p = |class: usize| x[class] - max - sum.ln();
+        // Of one of the largest logits e⁰ is left out, so that the others are not lost beside it.
+        let first = x.iter().position(|&x| x == max).unwrap_or(0);
+        let others = x.iter().enumerate().filter(|(class, _)| *class != first);
+        let others = others.map(|(_, x)| (x - max).exp()).sum::<Total>().value();
+        let log_sum = if sum.is_nan() { sum } else { others.ln_1p() };
+        let log_sum_exp = max + log_sum;
+        let log_p = |class: usize| x[class] - max - log_sum;
         let p = |class: usize| (x[class] - max).exp() / sum;
         if let Target::Ignored = target {
             let none = vec![0.0; classes];

@@ -33,6 +33,32 @@ fn any_call() {
     campaign(Budget { time: Duration::from_secs_f64(60.0 * minutes), seed });
 }
 
+/// Losses by element with gaps between their rows, where no other tensor has any: a mistake there,
+/// made on purpose, escaped thousands of drawn cases.
+#[test]
+fn gaps_of_the_loss_alone() {
+    check(&Case {
+        loss: Pairs(Mse),
+        dtype: F32,
+        reduction: Unreduced,
+        pass: ForwardInto,
+        rows: 3,
+        cols: 2,
+        rank: 2,
+        input: Ordinary,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0, 0, 0, 3, 0, 0],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 0,
+    })
+    .unwrap();
+}
+
 /// A call that writes the gradient over its input, and is given that memory for its loss too.
 #[test]
 fn a_loss_over_the_input() {
@@ -165,4 +191,125 @@ fn the_loss_of_an_infinite_target_at_minus_infinity() {
     let (x, y, p) = (tensor(&[f32::NEG_INFINITY]), tensor(&[f32::INFINITY]), tensor(&[2.0_f32]));
     let loss = fused_loss::BceWithLogits::sum().pos_weight(&p).forward(&x, &y, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), f32::INFINITY);
+}
+
+/// Beside one logit the others come to a ten-trillionth, which log Σ exp x has, in full accuracy.
+#[test]
+fn the_logarithm_of_a_row_that_is_nearly_certain() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        reduction: Sum,
+        pass: BackwardInto,
+        rows: 63,
+        cols: 2,
+        rank: 2,
+        input: Bits,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 5604468264237773505,
+    })
+    .unwrap();
+}
+
+/// −∞ times a difference that f32 has as 0.
+#[test]
+fn an_infinite_weight_of_nearly_nothing() {
+    check(&Case {
+        loss: WeightedBce { weight: Some(All), pos_weight: None, values: MinusInfinity },
+        dtype: Bf16,
+        reduction: Sum,
+        pass: BothInto,
+        rows: 1,
+        cols: 4235,
+        rank: 2,
+        input: Bits,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfBoth,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 3526438745624489,
+    })
+    .unwrap();
+}
+
+/// 0 · ∞ in f32, where a weight times a probability is below its range.
+#[test]
+fn a_share_below_the_range_of_an_impossible_class() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: Probabilities,
+            weight: Some(Tiny),
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        reduction: Sum,
+        pass: Forward,
+        rows: 1,
+        cols: 2,
+        rank: 2,
+        input: Special,
+        target: Tiny,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 3477207890281241696,
+    })
+    .unwrap();
+}
+
+/// Twice the upstream gradient is beyond f32.
+#[test]
+fn smoothing_with_an_upstream_near_the_end_of_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: Some(Tiny),
+            ignore_index: -100,
+            label_smoothing: 1.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: F32,
+        reduction: Unreduced,
+        pass: BothInto,
+        rows: 1,
+        cols: 8,
+        rank: 2,
+        input: Ordinary,
+        target: Ordinary,
+        upstream: One(Huge),
+        wanted: OfInput,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 14070989839132467581,
+    })
+    .unwrap();
 }

@@ -207,7 +207,11 @@ impl<'a> OfRows<'a> {
                     by_input
                 });
                 grads[0].push(by_input);
-                grads[1].push(always.unwrap_or_else(|| of_row.by_target[col].times(scale)));
+                let by_target = of_row.by_target[col].times(scale);
+                let is_nothing = of_row.least.times(scale).value.abs() < range.least;
+                let is_lost = is_nothing && by_target.value.is_infinite();
+                let by_target = if is_lost { Tracked::lost(range) } else { by_target };
+                grads[1].push(always.unwrap_or(by_target));
             }
         }
         let log_sum_exp = of_rows.iter().map(|row| row.log_sum_exp).collect();
@@ -329,6 +333,9 @@ impl<'a> OfRows<'a> {
         let is_lost = magnitude > range.max / 4.0
             || span > range.max
             || most > range.max && !is_smoothed(is, share);
+        // 0 · ∞, where the kernel's q is 0 and this is not.
+        let is_nothing = |col: usize| q(col) > 0.0 && q(col) < range.least;
+        let is_lost = is_lost || (0..cols).any(|col| is_nothing(col) && log_p(col).is_infinite());
         let is_lost = is_lost || (most / cols as f64) * share.max(keep) > range.max;
         let off = range.least * span * (1.0 + all_q) * cols as f64 + f64::EPSILON * all_q;
         let tracked = |value: f64, size: f64, off: f64, is_lost: bool| {
@@ -369,7 +376,7 @@ impl<'a> OfRows<'a> {
             tracked(value, by_target_largest + f64::EPSILON, off, most > range.max)
         };
         OfRow {
-            most: self.exact(if is_bare { all_q.max(1.0) } else { all_q.max(all).max(1.0) }),
+            most: self.exact(if is_bare { all_q.max(1.0) } else { all_q.max(all).max(2.0) }),
             z_most: self.exact((2.0 * z_loss * lse_magnitude).max(z_loss)),
             least: self.exact(least),
             loss: tracked(of_row.loss, magnitude, off, is_lost),

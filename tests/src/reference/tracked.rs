@@ -14,6 +14,11 @@ impl Range {
     pub const F32: Range = Range { max: f32::MAX as f64, least: f32::MIN_POSITIVE as f64 };
     pub const F64: Range = Range { max: f64::MAX, least: f64::MIN_POSITIVE };
 
+    /// More than the relative error of some steps.
+    fn rounding(self) -> f64 {
+        if self == Range::F32 { 1e-6 } else { 1e-14 }
+    }
+
     /// The number as the kernel has it, of one that comes as float64.
     pub fn round(self, value: f64) -> f64 {
         if self == Range::F32 { f64::from(value as f32) } else { value }
@@ -98,7 +103,11 @@ impl Tracked {
         }
         // Some order may have infinity, or 0, where another has the product.
         let vanishes = small < range.least;
-        let unsure = |factor: &Tracked| factor.off > 0.0 && factor.off >= factor.value.abs();
+        // What is not known from 0 is 0 or not, of infinity.
+        let unsure = |factor: &Tracked| {
+            let error = factor.off + range.rounding() * factor.size;
+            error > 0.0 && error >= factor.value.abs()
+        };
         if large > range.max || !value.is_finite() && (vanishes || factors.iter().any(unsure)) {
             return Self::lost(range);
         }

@@ -85,7 +85,7 @@ fn fits(
         got == value
     } else if got.is_infinite() {
         // What is beyond the type, or nearly.
-        got.signum() == value.signum() && value.abs() + allowed >= limits.max
+        value * got.signum() + allowed >= limits.max
     } else {
         (got - value).abs() <= allowed
     };

@@ -209,7 +209,8 @@ impl<'a> OfRows<'a> {
                 grads[0].push(by_input);
                 let by_target = of_row.by_target[col].times(scale);
                 let is_nothing = of_row.least.times(scale).value.abs() < range.least;
-                let is_lost = is_nothing && by_target.value.is_infinite();
+                let is_lost = is_nothing && by_target.value.is_infinite()
+                    || of_row.most.times(scale).is_lost();
                 let by_target = if is_lost { Tracked::lost(range) } else { by_target };
                 grads[1].push(always.unwrap_or(by_target));
             }

@@ -1,6 +1,7 @@
 //! Element types as the references see them: rounding from float64, and how far a result may be
 //! off.
 
+use crate::reference::tracked::Range;
 use fused_loss::Float;
 use half::{bf16, f16};
 
@@ -9,6 +10,14 @@ pub trait Number: Float {
     /// Relative error of a loss of tensors of this type, against the larger of it and the mean
     /// term.
     const LOSS: f64;
+    /// The range of what tensors of this type are computed in.
+    const RANGE: Range;
+    /// The largest finite number, and the smallest that is normal.
+    const LIMITS: Range;
+    /// The number of the lowest bits.
+    fn from_low_bits(bits: u64) -> Self;
+    /// Its bits.
+    fn low_bits(self) -> u64;
     /// Rounded to nearest even.
     fn round(value: f64) -> Self;
     /// Exact.
@@ -20,6 +29,16 @@ pub trait Number: Float {
 
 impl Number for f32 {
     const LOSS: f64 = 1e-6;
+    const RANGE: Range = Range::F32;
+    const LIMITS: Range = Range::F32;
+
+    fn from_low_bits(bits: u64) -> Self {
+        f32::from_bits(bits as u32)
+    }
+
+    fn low_bits(self) -> u64 {
+        self.to_bits().into()
+    }
 
     fn round(value: f64) -> Self {
         value as f32
@@ -36,6 +55,16 @@ impl Number for f32 {
 
 impl Number for f64 {
     const LOSS: f64 = 1e-13;
+    const RANGE: Range = Range::F64;
+    const LIMITS: Range = Range::F64;
+
+    fn from_low_bits(bits: u64) -> Self {
+        f64::from_bits(bits)
+    }
+
+    fn low_bits(self) -> u64 {
+        self.to_bits()
+    }
 
     fn round(value: f64) -> Self {
         value
@@ -58,9 +87,19 @@ fn unit(value: f64, digits: i32, least: i32) -> f64 {
 }
 
 macro_rules! halves {
-    ($($name:ty, $digits:literal, $least:literal;)+) => {$(
+    ($($name:ty, $digits:literal, $least:literal, $limits:expr;)+) => {$(
         impl Number for $name {
             const LOSS: f64 = 1e-6;
+            const RANGE: Range = Range::F32;
+            const LIMITS: Range = $limits;
+
+            fn from_low_bits(bits: u64) -> Self {
+                <$name>::from_bits(bits as u16)
+            }
+
+            fn low_bits(self) -> u64 {
+                self.to_bits().into()
+            }
 
             fn round(value: f64) -> Self {
                 <$name>::from_f64(value)
@@ -78,6 +117,6 @@ macro_rules! halves {
 }
 
 halves! {
-    f16, 10, -14;
-    bf16, 7, -126;
+    f16, 10, -14, Range { max: 65504.0, least: f16::MIN_POSITIVE.to_f64_const() };
+    bf16, 7, -126, Range { max: bf16::MAX.to_f64_const(), least: f32::MIN_POSITIVE as f64 };
 }

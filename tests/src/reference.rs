@@ -1,5 +1,8 @@
 //! What the losses are, in float64 and no faster than they can be read.
 
+pub mod pairwise;
+pub mod tracked;
+
 /// A sum that does not lose what is small beside it (Neumaier): plain float64 is off by more than
 /// the kernels may be, after 10⁵ terms.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,8 +93,13 @@ pub mod cross_entropy {
         let classes = x.len();
         let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum = x.iter().map(|x| (x - max).exp()).sum::<Total>().value();
-        let log_sum_exp = max + sum.ln();
-        let log_p = |class: usize| x[class] - max - sum.ln();
+        // Of one of the largest logits e⁰ is left out, so that the others are not lost beside it.
+        let first = x.iter().position(|&x| x == max).unwrap_or(0);
+        let others = x.iter().enumerate().filter(|(class, _)| *class != first);
+        let others = others.map(|(_, x)| (x - max).exp()).sum::<Total>().value();
+        let log_sum = if sum.is_nan() { sum } else { others.ln_1p() };
+        let log_sum_exp = max + log_sum;
+        let log_p = |class: usize| x[class] - max - log_sum;
         let p = |class: usize| (x[class] - max).exp() / sum;
         if let Target::Ignored = target {
             let none = vec![0.0; classes];
@@ -108,8 +116,20 @@ pub mod cross_entropy {
             |class: usize| (1.0 - label_smoothing) * t(class) + label_smoothing / classes as f64;
         let q = |class: usize| weight[class] * smoothed(class);
         let all_q = (0..classes).map(q).sum::<Total>().value();
+        let loss = match target {
+            // Without smoothing no other logit counts, whatever it is; with it the class counts
+            // by itself, and with all others.
+            Target::Class(class) => {
+                let of_class = -(1.0 - label_smoothing) * weight[class] * log_p(class);
+                let share = label_smoothing / classes as f64;
+                let of_one = |class: usize| -share * weight[class] * log_p(class);
+                let of_all = || (0..classes).map(of_one).sum::<Total>().value();
+                of_class + if label_smoothing > 0.0 { of_all() } else { 0.0 }
+            }
+            _ => (0..classes).map(|class| -q(class) * log_p(class)).sum::<Total>().value(),
+        };
         Row {
-            loss: (0..classes).map(|class| -q(class) * log_p(class)).sum::<Total>().value(),
+            loss,
             z: z_loss * log_sum_exp * log_sum_exp,
             log_sum_exp,
             by_input: (0..classes).map(|class| p(class) * all_q - q(class)).collect(),

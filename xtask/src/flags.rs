@@ -79,6 +79,14 @@ xflags::xflags! {
             /// Builds nothing, and takes the test binaries of this folder, named as cargo names them.
             optional --binaries path: PathBuf
         }
+        /// Draws calls of the losses at random, on the GPU or the emulator, and holds each against float64 and
+        /// against the documented errors. Prints a test of each finding.
+        cmd fuzz {
+            /// How long to go on; 10 by default.
+            optional --minutes number: f64
+            /// Where to begin: the seed that a run or a finding has printed. By default a new one.
+            optional --seed number: u64
+        }
         /// Trains a softmax classifier: the example `03_softmax_classifier`, on the GPU or the emulator.
         cmd demo {
             /// Arguments of the example; after a `--` those that begin with a dash.

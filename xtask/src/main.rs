@@ -6,6 +6,7 @@ mod cuda_builder;
 mod demo;
 mod deny;
 mod flags;
+mod fuzz;
 mod package;
 mod ptx;
 mod ptxas;
@@ -41,6 +42,7 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
         XtaskCmd::Bench(flags) => bench::run(&sh, &flags),
         XtaskCmd::Package(_) => package::run(&sh),
         XtaskCmd::Sanitize(flags) => sanitize::run(&sh, &flags),
+        XtaskCmd::Fuzz(flags) => fuzz::run(&sh, &flags),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }
 }

@@ -23,7 +23,7 @@ const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 14] = [
+const SUITES: [&str; 15] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -32,6 +32,7 @@ const SUITES: [&str; 14] = [
     "elementwise",
     "errors",
     "face",
+    "fuzz",
     "golden",
     "graphs",
     "kl_div",

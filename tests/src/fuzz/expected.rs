@@ -1,0 +1,419 @@
+//! What has to come of a case, from the references.
+
+use super::values::{Target, Tensors};
+use super::{Case, LossOf, Pairwise, Reduce};
+use crate::number::Number;
+use crate::reference::Total;
+use crate::reference::cross_entropy::{self, Options, Row};
+use crate::reference::tracked::{Range, Tracked};
+use fused_loss::Dtype;
+
+/// The results of all passes.
+pub(super) struct Expected {
+    pub(super) losses: Vec<Tracked>,
+    /// The gradients of input and target.
+    pub(super) grads: [Vec<Tracked>; 2],
+    /// log Σ exp x of each row, of cross-entropy.
+    pub(super) log_sum_exp: Vec<Tracked>,
+    /// The first row whose target is no class, and that target.
+    pub(super) fault: Option<(usize, i64)>,
+}
+
+impl Expected {
+    pub(super) fn of(case: &Case, tensors: &Tensors<f64>) -> Self {
+        let range = if case.dtype == Dtype::F64 { f64::RANGE } else { f32::RANGE };
+        match case.loss {
+            LossOf::Pairs(pairwise) => of_pairs(case, pairwise, tensors, range),
+            LossOf::WeightedBce { .. } => of_pairs(case, Pairwise::Bce, tensors, range),
+            LossOf::CrossEntropy { .. } => OfRows::new(case, tensors, range).expected(),
+        }
+    }
+}
+
+impl Tensors<f64> {
+    /// The upstream gradient of a value of the loss.
+    fn upstream(&self, value: usize) -> f64 {
+        self.upstream[if self.upstream.len() == 1 { 0 } else { value }]
+    }
+}
+
+fn of_pairs(case: &Case, pairwise: Pairwise, tensors: &Tensors<f64>, range: Range) -> Expected {
+    let Target::Numbers(target) = &tensors.target else { unreachable!() };
+    let (rows, cols) = (case.rows, case.cols);
+    let len = rows * cols;
+    let weights_of = |element| match case.loss {
+        LossOf::WeightedBce { weight, pos_weight, .. } => {
+            let of = |which: usize, one: Option<super::OneFor>| {
+                let values = tensors.weights[which].as_ref();
+                one.zip(values).map_or(1.0, |(one, values)| values[one.of(element, cols)])
+            };
+            [of(0, weight), of(1, pos_weight)]
+        }
+        _ => [1.0; 2],
+    };
+    let elements: Vec<_> = (0..len)
+        .map(|at| pairwise.element(tensors.input[at], target[at], weights_of(at), range))
+        .collect();
+    let (values, divisor) = match case.reduce() {
+        Reduce::Unreduced => (len, 1),
+        Reduce::Sum => (1, 1),
+        Reduce::Mean => (1, len),
+        Reduce::BatchMean => (1, case.dims().first().copied().unwrap_or(1)),
+        Reduce::RowSum => (rows, 1),
+        Reduce::RowMean => (rows, cols),
+    };
+    let divisor = Tracked::exact(divisor as f64, range);
+    let value_of = |element: usize| match case.reduce() {
+        Reduce::Unreduced => element,
+        Reduce::RowSum | Reduce::RowMean => element / cols,
+        _ => 0,
+    };
+    let per = len.checked_div(values).unwrap_or(0);
+    let losses = (0..values).map(|value| {
+        if case.reduce() == Reduce::Unreduced {
+            return elements[value].term;
+        }
+        let terms = elements[value * per..(value + 1) * per].iter().map(|element| element.term);
+        Tracked::sum(terms, range).over(divisor)
+    });
+    let gradient = |at: usize, [factor, slope]: [Tracked; 2]| {
+        let scale = Tracked::exact(tensors.upstream(value_of(at)), range).over(divisor);
+        Tracked::product(&[scale, factor, slope])
+    };
+    Expected {
+        losses: losses.collect(),
+        grads: [
+            elements.iter().enumerate().map(|(at, of)| gradient(at, of.by_input)).collect(),
+            elements.iter().enumerate().map(|(at, of)| gradient(at, of.by_target)).collect(),
+        ],
+        log_sum_exp: Vec::new(),
+        fault: None,
+    }
+}
+
+/// What a row of logits has for a target.
+#[derive(Clone, Copy, PartialEq)]
+enum Is {
+    Ignored,
+    NoClass,
+    Class(usize),
+    Probabilities,
+}
+
+/// Cross-entropy of a case.
+struct OfRows<'a> {
+    case: &'a Case,
+    tensors: &'a Tensors<f64>,
+    range: Range,
+    weight: Vec<f64>,
+    ignore_index: i64,
+    label_smoothing: f64,
+    z_loss: f64,
+}
+
+/// Of a row, before upstream gradients and divisors.
+struct OfRow {
+    /// What probabilities are multiplied with in the gradients of loss and z.
+    most: Tracked,
+    z_most: Tracked,
+    /// The least of what they may be multiplied with first.
+    least: Tracked,
+    loss: Tracked,
+    z: Tracked,
+    log_sum_exp: Tracked,
+    by_input: Vec<Tracked>,
+    z_by_input: Vec<Tracked>,
+    by_target: Vec<Tracked>,
+}
+
+impl<'a> OfRows<'a> {
+    fn new(case: &'a Case, tensors: &'a Tensors<f64>, range: Range) -> Self {
+        let LossOf::CrossEntropy { ignore_index, label_smoothing, z_loss, .. } = case.loss else {
+            unreachable!()
+        };
+        let weight = tensors.weights[0].clone().unwrap_or_else(|| vec![1.0; case.cols]);
+        OfRows { case, tensors, range, weight, ignore_index, label_smoothing, z_loss }
+    }
+
+    fn is(&self, row: usize) -> Is {
+        match &self.tensors.target {
+            Target::Numbers(_) => Is::Probabilities,
+            Target::Classes(classes) if classes[row] == self.ignore_index => Is::Ignored,
+            Target::Classes(classes) => match usize::try_from(classes[row]) {
+                Ok(class) if class < self.case.cols => Is::Class(class),
+                _ => Is::NoClass,
+            },
+        }
+    }
+
+    fn exact(&self, value: f64) -> Tracked {
+        Tracked::exact(value, self.range)
+    }
+
+    fn expected(&self) -> Expected {
+        let (rows, cols, range) = (self.case.rows, self.case.cols, self.range);
+        let of_rows: Vec<OfRow> = (0..rows).map(|row| self.row(row)).collect();
+        let fault = (0..rows).find(|&row| self.is(row) == Is::NoClass).map(|row| {
+            let Target::Classes(classes) = &self.tensors.target else { unreachable!() };
+            (row, classes[row])
+        });
+        let is_mean = self.case.reduce() == Reduce::Mean;
+        let counts = (0..rows).filter(|&row| self.is(row) != Is::Ignored).count();
+        let (divisor, z_divisor) = if is_mean {
+            (self.divisor(), self.exact(counts as f64))
+        } else {
+            (self.exact(1.0), self.exact(1.0))
+        };
+        // With smoothing too, where PyTorch has infinity.
+        let has_no_weight = divisor.value == 0.0 && divisor.off == 0.0;
+        let is_each = self.case.reduce() == Reduce::Unreduced;
+        let losses = if is_each {
+            of_rows.iter().map(|row| row.loss.plus(row.z)).collect()
+        } else {
+            let sum = Tracked::sum(of_rows.iter().map(|row| row.loss), range).over(divisor);
+            let z = Tracked::sum(of_rows.iter().map(|row| row.z), range).over(z_divisor);
+            vec![if has_no_weight { self.exact(f64::NAN) } else { sum.plus(z) }]
+        };
+        let mut grads = [Vec::new(), Vec::new()];
+        for (row, of_row) in of_rows.iter().enumerate() {
+            let upstream = self.tensors.upstream(if is_each { row } else { 0 });
+            let is = self.is(row);
+            let always = match is {
+                // Beside a target that is no class, the gradients of a mean are anything.
+                _ if is != Is::NoClass && is_mean && fault.is_some() => Some(Tracked::lost(range)),
+                Is::Ignored => Some(self.exact(0.0)),
+                Is::NoClass => Some(self.exact(f64::NAN)),
+                _ if has_no_weight => Some(self.exact(f64::NAN)),
+                _ if !upstream.is_finite() => Some(Tracked::lost(range)),
+                _ => None,
+            };
+            let scale = self.exact(upstream).over(divisor);
+            let z_scale = self.exact(upstream).over(z_divisor);
+            for col in 0..cols {
+                let by_input = always.unwrap_or_else(|| {
+                    // In whatever order factors are multiplied: that of a probability, which
+                    // loss and z have in common, may be last.
+                    let most = of_row.most.times(scale.magnitude());
+                    if most.plus(of_row.z_most.times(z_scale.magnitude())).is_lost() {
+                        return Tracked::lost(range);
+                    }
+                    let z = of_row.z_by_input[col].times(z_scale);
+                    let mut by_input = of_row.by_input[col].times(scale).plus(z);
+                    let vanishes = of_row.least.times(scale).value.abs() < range.least;
+                    if vanishes && by_input.value.is_finite() {
+                        let most = of_row.most.value;
+                        by_input.off += by_input.value.abs() + range.least * most;
+                    }
+                    by_input
+                });
+                grads[0].push(by_input);
+                let by_target = of_row.by_target[col].times(scale);
+                let is_nothing = of_row.least.times(scale).value.abs() < range.least;
+                let is_lost = is_nothing && by_target.value.is_infinite()
+                    || of_row.most.times(scale).is_lost();
+                let by_target = if is_lost { Tracked::lost(range) } else { by_target };
+                grads[1].push(always.unwrap_or(by_target));
+            }
+        }
+        let log_sum_exp = of_rows.iter().map(|row| row.log_sum_exp).collect();
+        Expected { losses, grads, log_sum_exp, fault }
+    }
+
+    /// What a mean is divided by.
+    fn divisor(&self) -> Tracked {
+        let (mut sum, mut magnitude) = (Total::default(), 0.0);
+        for row in 0..self.case.rows {
+            let weight = match self.is(row) {
+                Is::Ignored | Is::NoClass => continue,
+                Is::Class(class) => self.weight[class],
+                Is::Probabilities => 1.0,
+            };
+            sum.add(weight);
+            magnitude += weight.abs();
+        }
+        let value = sum.value();
+        if !magnitude.is_finite() || magnitude > self.range.max {
+            return Tracked::lost(self.range);
+        }
+        // A forward pass rounds the sums of blocks: weights of mixed sign may cancel to that.
+        let is_mixed = magnitude > value.abs();
+        let unit = if self.range == Range::F32 { 1.2e-7 } else { 1e-15 };
+        let off = if is_mixed { unit * magnitude } else { 0.0 };
+        Tracked { size: 4.0 * magnitude, off, ..self.exact(value) }
+    }
+
+    fn row(&self, row: usize) -> OfRow {
+        let (range, cols) = (self.range, self.case.cols);
+        let x = &self.tensors.input[row * cols..(row + 1) * cols];
+        let is = self.is(row);
+        let t = match &self.tensors.target {
+            Target::Numbers(target) => &target[row * cols..(row + 1) * cols],
+            Target::Classes(_) => &[],
+        };
+        let target = match is {
+            Is::Ignored | Is::NoClass => cross_entropy::Target::Ignored,
+            Is::Class(class) => cross_entropy::Target::Class(class),
+            Is::Probabilities => cross_entropy::Target::Probabilities(t),
+        };
+        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
+        let options = Options { weight: &self.weight, label_smoothing, z_loss };
+        let of_row = cross_entropy::row(x, target, options);
+        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let is_plain = max.is_finite() && !x.iter().any(|x| x.is_nan());
+        let log_sum = of_row.log_sum_exp - max;
+        let log_sum_exp = if is_plain {
+            let size = 4.0 * (max.abs() + log_sum * small(log_sum));
+            Tracked { size, ..self.exact(of_row.log_sum_exp) }
+        } else {
+            Tracked::lost(range)
+        };
+        let all = |value| vec![value; cols];
+        let same = |loss, z, by_input, z_by_input, by_target| OfRow {
+            most: self.exact(1.0),
+            z_most: self.exact(1.0),
+            least: self.exact(1.0),
+            loss,
+            z,
+            log_sum_exp,
+            by_input: all(by_input),
+            z_by_input: all(z_by_input),
+            by_target: all(by_target),
+        };
+        let (zero, nan) = (self.exact(0.0), self.exact(f64::NAN));
+        match is {
+            Is::Ignored => return same(zero, zero, zero, zero, zero),
+            Is::NoClass => return same(nan, zero, nan, zero, nan),
+            _ if !is_plain => return same(nan, zero, nan, zero, nan),
+            _ => {}
+        }
+        let numbers = || self.weight.iter().chain(t);
+        let magnitude: f64 = numbers().map(|value| value.abs()).sum();
+        if !magnitude.is_finite() || magnitude > range.max {
+            let lost = Tracked::lost(range);
+            return same(lost, lost, lost, lost, lost);
+        }
+        self.plain_row(x, is, t, max, log_sum, log_sum_exp, of_row)
+    }
+
+    /// A row of which the largest logit is finite, and weights and probabilities are.
+    #[expect(clippy::too_many_arguments, reason = "what `row` has found of the row")]
+    fn plain_row(
+        &self,
+        x: &[f64],
+        is: Is,
+        t: &[f64],
+        max: f64,
+        log_sum: f64,
+        log_sum_exp: Tracked,
+        of_row: Row,
+    ) -> OfRow {
+        let (range, cols) = (self.range, self.case.cols);
+        let (keep, share) = (1.0 - self.label_smoothing, self.label_smoothing / cols as f64);
+        let target = |col: usize| match is {
+            Is::Class(class) => f64::from(u8::from(class == col)),
+            _ => t[col],
+        };
+        let q = |col: usize| (self.weight[col] * (keep * target(col) + share)).abs();
+        let log_p = |col: usize| (max - x[col]) + log_sum;
+        // The error of an exponential is that of its argument, as far as the logits are apart.
+        let apart = |col: usize| 1.0 + (max - x[col]).min(800.0) / 8.0;
+        let p = |col: usize| (x[col] - max - log_sum).exp();
+        let is_bare = matches!(is, Is::Class(_)) && share == 0.0;
+        let counts = |col: usize| q(col) > 0.0 && log_p(col).is_finite();
+
+        let all_q: f64 = (0..cols).map(q).sum();
+        let parts = || (0..cols).filter(|&col| counts(col));
+        let magnitude: f64 = parts().map(|col| q(col) * log_p(col) * small(log_p(col))).sum();
+        // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is NaN.
+        let reads = |col: &usize| !is_bare || target(*col) > 0.0;
+        let finite_log_p = (0..cols).filter(reads).map(log_p).filter(|log_p| log_p.is_finite());
+        let span = finite_log_p.fold(1.0, f64::max);
+        let most = numbers_above_one(&self.weight, t) * span;
+        // Products of what is given, in whatever order.
+        let is_lost = magnitude > range.max / 4.0
+            || span > range.max
+            || most > range.max && !is_smoothed(is, share);
+        // 0 · ∞, where the kernel's q is 0 and this is not.
+        let is_nothing = |col: usize| q(col) > 0.0 && q(col) < range.least;
+        let is_lost = is_lost || (0..cols).any(|col| is_nothing(col) && log_p(col).is_infinite());
+        let is_lost = is_lost || (most / cols as f64) * share.max(keep) > range.max;
+        let off = range.least * span * (1.0 + all_q) * cols as f64 + f64::EPSILON * all_q;
+        // Until the kernel is mended that `losses_of_rows_that_are_likely` of tests/tests/fuzz.rs
+        // shows: for sums from 1.125 on, it takes 1 from the rounded sum.
+        let is_likely = range == Range::F32 && (0.11..0.7).contains(&log_sum);
+        let off = off + if is_likely { 3e-7 * all_q } else { 0.0 };
+        let tracked = |value: f64, size: f64, off: f64, is_lost: bool| {
+            if is_lost || value.is_finite() && value.abs() > range.max {
+                Tracked::lost(range)
+            } else if value.is_finite() {
+                Tracked { size: 4.0 * size, off, ..self.exact(value) }
+            } else {
+                self.exact(value)
+            }
+        };
+
+        let all: f64 = self.weight.iter().map(|weight| weight.abs()).sum();
+        let parts = [keep, share].into_iter().chain(self.weight.iter().map(|weight| weight.abs()));
+        let least = |least: f64, part: f64| if part > 0.0 { least.min(part) } else { least };
+        let least = parts.fold(1.0, least).powi(2);
+
+        let lse_magnitude = max.abs() + log_sum;
+        let z_loss = range.round(self.z_loss);
+        let z_is_lost = z_loss > 0.0 && lse_magnitude.max(1.0) * lse_magnitude > range.max;
+        let z_size = z_loss * lse_magnitude * lse_magnitude;
+
+        let own = |col: usize| {
+            if is_bare {
+                of_row.by_input[col].abs() * apart(col)
+            } else {
+                p(col) * apart(col).min(100.0) * all_q + q(col)
+            }
+        };
+        let largest = (0..cols).map(own).fold(0.0, f64::max);
+        let z_largest = (0..cols).map(|col| p(col) * apart(col)).fold(0.0, f64::max);
+        let z_largest = 2.0 * z_loss * lse_magnitude * z_largest;
+        let by_off = range.least * (1.0 + all_q) + f64::EPSILON * all_q;
+        let finite = |value: f64| if value.is_finite() { value.abs() } else { 0.0 };
+        let by_target_largest = of_row.by_target.iter().copied().map(finite).fold(0.0, f64::max);
+        let by_target = |&value: &f64| {
+            let off = range.least * span.max(1.0);
+            tracked(value, by_target_largest + f64::EPSILON, off, most > range.max)
+        };
+        OfRow {
+            most: self.exact(if is_bare { all_q.max(1.0) } else { all_q.max(all).max(2.0) }),
+            z_most: self.exact((2.0 * z_loss * lse_magnitude).max(z_loss)),
+            least: self.exact(least),
+            loss: tracked(of_row.loss, magnitude, off, is_lost),
+            z: tracked(of_row.z, z_size, range.least * (1.0 + lse_magnitude), z_is_lost),
+            log_sum_exp,
+            by_input: of_row
+                .by_input
+                .iter()
+                .map(|&value| tracked(value, largest, by_off, false))
+                .collect(),
+            z_by_input: of_row
+                .z_by_input
+                .iter()
+                .map(|&value| {
+                    tracked(value, z_largest, range.least * (1.0 + lse_magnitude), z_is_lost)
+                })
+                .collect(),
+            by_target: of_row.by_target.iter().map(by_target).collect(),
+        }
+    }
+}
+
+fn is_smoothed(is: Is, share: f64) -> bool {
+    matches!(is, Is::Class(_)) && share > 0.0
+}
+
+/// What the largest of weights and probabilities come to together, each of at least 1.
+fn numbers_above_one(weights: &[f64], probabilities: &[f64]) -> f64 {
+    let most = |of: &[f64]| of.iter().fold(1.0_f64, |most, value| most.max(value.abs()));
+    most(weights) * most(probabilities)
+}
+
+/// A small logarithm is that of 1 and an exponential, which is as good as its argument is.
+fn small(log: f64) -> f64 {
+    1.0 + (-log.max(f64::MIN_POSITIVE).ln()).max(0.0) / 6.4
+}

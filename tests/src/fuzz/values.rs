@@ -1,0 +1,252 @@
+//! The tensors of a case, from its seed.
+
+use super::{Case, Kind, LossOf, OneFor, Pairwise, Upstream};
+use crate::number::Number;
+use crate::random::{bits, uniform};
+
+/// What numbers a tensor has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Values {
+    /// Those that the loss is made for.
+    Ordinary,
+    /// The same all over.
+    Equal,
+    /// 40 times the ordinary ones.
+    Wide,
+    /// Among the ordinary ones, some 0.
+    Zeros,
+    /// Near the end of the type.
+    Huge,
+    /// Near its smallest normal number.
+    Tiny,
+    /// Among the ordinary ones, some zeros, infinities, NaN and the ends of the type.
+    Special,
+    /// −∞ but for a few, which whole rows have not.
+    MinusInfinity,
+    /// Any bits.
+    Bits,
+}
+
+/// Where ordinary values lie.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Domain {
+    /// On both sides of 0, up to this.
+    Around(f64),
+    /// From 0 up to this.
+    Above(f64),
+    /// Below 0, from minus this.
+    Below(f64),
+}
+
+/// Element `index` of the sequence `seed`.
+fn value<T: Number>(values: Values, domain: Domain, seed: u64, index: u64, cols: usize) -> T {
+    let ordinary = |index: u64| {
+        let value = f64::from(uniform(seed, index));
+        match domain {
+            Domain::Around(most) => value * most,
+            Domain::Above(most) => (value + 1.0) / 2.0 * most,
+            Domain::Below(most) => (value - 1.0) / 2.0 * most,
+        }
+    };
+    let chance = bits(!seed, index);
+    let [max, least] = [T::LIMITS.max, T::LIMITS.least];
+    match values {
+        Values::Ordinary => T::round(ordinary(index)),
+        Values::Equal => T::round(ordinary(0)),
+        Values::Wide => T::round(40.0 * ordinary(index)),
+        Values::Zeros if chance.is_multiple_of(3) => T::round(0.0),
+        Values::Huge => T::round(f64::from(uniform(seed, index)) * max),
+        Values::Tiny => T::round(ordinary(index) * least),
+        Values::Special if chance.is_multiple_of(5) => match chance / 5 % 10 {
+            0 => T::round(f64::INFINITY),
+            1 => T::round(f64::NEG_INFINITY),
+            2 => T::round(f64::NAN),
+            // A NaN with bits of its own, and a sign.
+            3 => T::from_low_bits(T::round(-f64::NAN).low_bits() | (chance % 16)),
+            4 => T::round(max),
+            5 => T::round(-max),
+            6 => T::from_low_bits(1),
+            7 => T::round(-0.0),
+            8 => T::round(1.0),
+            _ => T::round(0.0),
+        },
+        Values::MinusInfinity => {
+            let row = bits(seed ^ 7, index / cols.max(1) as u64);
+            let is_whole = row.is_multiple_of(4);
+            if is_whole || !chance.is_multiple_of(8) {
+                T::round(f64::NEG_INFINITY)
+            } else {
+                T::round(ordinary(index))
+            }
+        }
+        Values::Bits => T::from_low_bits(chance),
+        Values::Zeros | Values::Special => T::round(ordinary(index)),
+    }
+}
+
+/// The targets of a case.
+#[derive(Clone, Debug)]
+pub(super) enum Target<T> {
+    Numbers(Vec<T>),
+    /// As they come to the host from memory of their type.
+    Classes(Vec<i64>),
+}
+
+/// The tensors that a case reads.
+#[derive(Clone, Debug)]
+pub(super) struct Tensors<T> {
+    pub(super) input: Vec<T>,
+    pub(super) target: Target<T>,
+    /// Those of the loss's elements or classes; of binary cross-entropy the second is `pos_weight`.
+    pub(super) weights: [Option<Vec<T>>; 2],
+    /// As many as the loss has values, or one that stands for all. They are exact in its type.
+    pub(super) upstream: Vec<f64>,
+}
+
+impl<T: Number> Tensors<T> {
+    pub(super) fn draw(case: &Case) -> Self
+    where
+        T::Loss: Number,
+    {
+        let &Case { rows, cols, seed, .. } = case;
+        let (of_input, of_target) = domains(case);
+        let fill = |values, domain, seed, len: usize| -> Vec<T> {
+            (0..len as u64).map(|index| value(values, domain, seed, index, cols)).collect()
+        };
+        let target = match case.classes() {
+            Some(kind) => Target::Classes(classes(case, kind)),
+            None => Target::Numbers(fill(case.target, of_target, seed ^ 1, rows * cols)),
+        };
+        let weights = match case.loss {
+            LossOf::CrossEntropy { weight, .. } => {
+                let of = |values| fill(values, of_weights(values), seed ^ 2, cols);
+                [weight.map(of), None]
+            }
+            LossOf::WeightedBce { weight, pos_weight, values } => {
+                let of = |one: OneFor, seed| {
+                    let len = one.dims(case).iter().product();
+                    fill(values, of_weights(values), seed, len)
+                };
+                [weight.map(|one| of(one, seed ^ 2)), pos_weight.map(|one| of(one, seed ^ 3))]
+            }
+            LossOf::Pairs(_) => [None, None],
+        };
+        let numbers = |values, len: usize| -> Vec<f64> {
+            let domain = Domain::Around(2.0);
+            let is_half = case.losses_are_elements();
+            let at = |index| {
+                if is_half {
+                    value::<T>(values, domain, seed ^ 4, index, 1).wide()
+                } else {
+                    value::<T::Loss>(values, domain, seed ^ 4, index, 1).wide()
+                }
+            };
+            (0..len as u64).map(at).collect()
+        };
+        let upstream = match case.upstream {
+            _ if !case.has_upstream() => vec![1.0; case.losses()],
+            Upstream::Ones => vec![1.0; case.losses()],
+            Upstream::One(values) => numbers(values, 1),
+            Upstream::Each(values) => numbers(values, case.losses()),
+        };
+        Tensors { input: fill(case.input, of_input, seed, rows * cols), target, weights, upstream }
+    }
+
+    /// The same in float64.
+    pub(super) fn wide(&self) -> Tensors<f64> {
+        let wide = |of: &Vec<T>| of.iter().map(|value| value.wide()).collect::<Vec<_>>();
+        Tensors {
+            input: wide(&self.input),
+            target: match &self.target {
+                Target::Numbers(numbers) => Target::Numbers(wide(numbers)),
+                Target::Classes(classes) => Target::Classes(classes.clone()),
+            },
+            weights: self.weights.each_ref().map(|of| of.as_ref().map(wide)),
+            upstream: self.upstream.clone(),
+        }
+    }
+}
+
+impl OneFor {
+    /// The shape of a weight.
+    pub fn dims(self, case: &Case) -> Vec<usize> {
+        match self {
+            OneFor::All => vec![],
+            OneFor::Column => vec![case.cols],
+            OneFor::Row => {
+                let mut dims = case.dims();
+                dims.iter_mut().rev().take(1).for_each(|last| *last = 1);
+                dims
+            }
+            OneFor::Element => case.dims(),
+        }
+    }
+
+    /// Which weight is the element's.
+    pub fn of(self, element: usize, cols: usize) -> usize {
+        match self {
+            OneFor::All => 0,
+            OneFor::Column => element % cols,
+            OneFor::Row => element / cols,
+            OneFor::Element => element,
+        }
+    }
+}
+
+impl Case {
+    /// Whether the loss is one for each element, of the input's type.
+    pub(super) fn losses_are_elements(&self) -> bool {
+        self.reduce() == super::Reduce::Unreduced && !self.is_cross_entropy()
+    }
+}
+
+/// Where ordinary inputs and targets lie.
+fn domains(case: &Case) -> (Domain, Domain) {
+    match case.loss {
+        LossOf::Pairs(Pairwise::KlDiv { log_input, log_target }) => {
+            let domain = |log| if log { Domain::Below(6.0) } else { Domain::Above(1.0) };
+            (domain(log_input), domain(log_target))
+        }
+        LossOf::Pairs(Pairwise::Bce) | LossOf::WeightedBce { .. } => {
+            (Domain::Around(6.0), Domain::Above(1.0))
+        }
+        LossOf::Pairs(_) => (Domain::Around(1.0), Domain::Around(1.0)),
+        LossOf::CrossEntropy { .. } => {
+            (Domain::Around(6.0), Domain::Above(2.0 / case.cols.max(1) as f64))
+        }
+    }
+}
+
+/// Weights are positive, but for those that may be anything.
+fn of_weights(values: Values) -> Domain {
+    if values == Values::Wide { Domain::Around(2.0) } else { Domain::Above(2.0) }
+}
+
+/// A class for each row, or what is to be ignored, or what is no class.
+fn classes(case: &Case, kind: Kind) -> Vec<i64> {
+    let LossOf::CrossEntropy { ignore_index, bad, .. } = case.loss else { unreachable!() };
+    let cols = case.cols as i64;
+    let as_stored = |class: i64| match kind {
+        Kind::I64 | Kind::Probabilities => class,
+        Kind::I32 => i64::from(class as i32),
+        Kind::U32 => i64::from(class as u32),
+        Kind::U8 => i64::from(class as u8),
+    };
+    let of_row = |row: usize| {
+        let chance = bits(case.seed ^ 5, row as u64);
+        let class = (chance / 64) as i64 & i64::MAX;
+        let class = match chance % 16 {
+            0 | 1 => ignore_index,
+            2 if bad => [cols, -1, i64::MIN, i64::MAX, i64::from(i32::MIN), 1 << 31]
+                [chance as usize / 16 % 6],
+            3 => 0,
+            4 => cols - 1,
+            _ => class % cols.max(1),
+        };
+        let stored = as_stored(class);
+        // What the type cannot hold may be no class.
+        let fits = bad || stored == ignore_index || (0..cols).contains(&stored);
+        if fits { stored } else { as_stored(class % cols.max(1)) % cols.clamp(1, 256) }
+    };
+    (0..case.rows).map(of_row).collect()
+}

@@ -418,6 +418,25 @@ mod calls {
             not_capturing()
         }
 
+        // Nothing to wait for here either.
+        fn cuCtxRecordEvent(context: usize, event: usize) {
+            if !(CONTEXTS..CONTEXTS + DEVICES as usize).contains(&context) {
+                return Err(INVALID_CONTEXT);
+            }
+            not_capturing()?;
+            let recorded = Recorded { at: Instant::now(), captured: false, fault: None };
+            *EVENTS.get(event).ok_or(INVALID_HANDLE)?.lock().unwrap() = Some(recorded);
+            Ok(())
+        }
+
+        fn cuCtxWaitEvent(context: usize, event: usize) {
+            if !(CONTEXTS..CONTEXTS + DEVICES as usize).contains(&context) {
+                return Err(INVALID_CONTEXT);
+            }
+            not_capturing()?;
+            EVENTS.get(event).map(drop).ok_or(INVALID_HANDLE)
+        }
+
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
             unsafe {
                 put(free, MEMORY.saturating_sub(memory::in_use()))?;

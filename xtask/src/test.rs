@@ -59,6 +59,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
 
     step("candle", || candle(sh, flags.full))?;
     step("candle, as published", || package::check_candle(sh, packages.path()))?;
+    step("burn", || burn(sh, flags.full))?;
 
     println!(
         "\nall passed in {} s: format, {dependencies}, clippy, doc, PTX ({ptx}), packages, {} on \
@@ -85,6 +86,27 @@ fn candle(sh: &Shell, full: bool) -> Result<()> {
         let target = &target[..3];
         cmd!(sh, "cargo test {target...} --test without_emulator").run()?;
     }
+    Ok(())
+}
+
+/// The package for burn, a workspace of its own. burn's dependencies take so long to compile that all
+/// but the formatting is among the slow ones.
+fn burn(sh: &Shell, full: bool) -> Result<()> {
+    let _dir = sh.push_dir("burn");
+    cmd!(sh, "cargo fmt --check").run()?;
+    if !full {
+        println!("formatting alone: --full lints, documents and tests the package");
+        return Ok(());
+    }
+    let target = ["--locked", "--target-dir", "../target/burn"];
+    cmd!(sh, "cargo clippy {target...} --all-features --all-targets -- -D warnings").run()?;
+    cmd!(sh, "cargo doc {target...} --all-features --no-deps")
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .run()?;
+    // The tests of the backend `Cuda` say that nothing is tested where there is no GPU.
+    cmd!(sh, "cargo test {target...} --all-features").run()?;
+    // By burn's own losses.
+    cmd!(sh, "cargo test {target...} --features ndarray --test losses").run()?;
     Ok(())
 }
 

@@ -20,6 +20,8 @@ driver_functions! {
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
     fn cuCtxSynchronize();
+    fn cuCtxRecordEvent(context: CUcontext, event: CUevent) since 12050;
+    fn cuCtxWaitEvent(context: CUcontext, event: CUevent) since 12050;
 
     fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void,

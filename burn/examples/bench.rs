@@ -1,0 +1,148 @@
+//! burn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the median of
+//! 20, each with a synchronisation, and the memory that burn reserves for a step beside the logits.
+//! Losses and gradients are compared first, with burn's of the logits in f32.
+//!
+//! `cargo run --release --features cuda,fusion --example bench`, on a machine with a GPU, NVRTC and
+//! the headers of the CUDA toolkit. Without `fusion` burn's own operations run as they come.
+
+use burn::backend::cuda::CudaDevice;
+use burn::backend::{Autodiff, Cuda};
+use burn::nn::loss;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
+use burn_cubecl::cubecl::Runtime;
+use burn_cubecl::cubecl::cuda::CudaRuntime;
+use std::time::Instant;
+
+type Inner = Cuda<f32, i32>;
+type B = Autodiff<Inner>;
+
+const SHAPES: [(usize, usize); 4] = [(8192, 32000), (32768, 4096), (4096, 128_256), (65536, 1000)];
+const CALLS: usize = 20;
+
+fn main() {
+    let device = CudaDevice::default();
+    println!("fusion: {}", cfg!(feature = "fusion"));
+    println!("| rows × classes | type | loss | forward ms | forward+backward ms | reserved MiB |");
+    println!("|---|---|---|---|---|---|");
+    let mut differences = Vec::new();
+    for (rows, cols) in SHAPES {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let normal = Distribution::Normal(0.0, 2.0);
+            let logits = Tensor::<Inner, 2>::random([rows, cols], normal, &device).cast(dtype);
+            let classes: Vec<i32> = (0..rows).map(|row| (row * 7919 % cols) as i32).collect();
+            let targets = TensorData::new(classes, [rows]);
+            let targets = Tensor::<Inner, 1, Int>::from_data(targets, &device);
+            let what = format!("{rows}×{cols} | {dtype:?}");
+            differences.push(format!("{what}: {}", compare(&logits, &targets)));
+            bench(&what, "burn", &burns::<B>, &burns::<Inner>, &logits, &targets);
+            bench(&what, "fused", &fused::<B>, &fused::<Inner>, &logits, &targets);
+        }
+    }
+    println!("\nlargest difference from burn in f32, of the loss; of gradients × rows");
+    differences.iter().for_each(|line| println!("{line}"));
+}
+
+fn burns<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    loss::CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
+}
+
+fn fused<B: fused_loss_burn::FusedLossBackend>(
+    logits: Tensor<B, 2>,
+    targets: Tensor<B, 1, Int>,
+) -> Tensor<B, 1> {
+    let loss = fused_loss_burn::CrossEntropyLossConfig::new().init(&logits.device());
+    loss.forward(logits, targets)
+}
+
+type Loss<B> = dyn Fn(Tensor<B, 2>, Tensor<B, 1, Int>) -> Tensor<B, 1>;
+
+/// The loss and the gradient of the logits.
+fn step(
+    loss: &Loss<B>,
+    logits: &Tensor<Inner, 2>,
+    targets: &Tensor<Inner, 1, Int>,
+) -> (Tensor<Inner, 1>, Tensor<Inner, 2>) {
+    let logits = Tensor::<B, 2>::from_inner(logits.clone()).require_grad();
+    let loss = loss(logits.clone(), Tensor::from_inner(targets.clone()));
+    let mut gradients = loss.backward();
+    let gradient = logits.grad_remove(&mut gradients).expect("the logits require a gradient");
+    (loss.inner(), gradient)
+}
+
+fn bench(
+    what: &str,
+    name: &str,
+    loss: &Loss<B>,
+    without_tape: &Loss<Inner>,
+    logits: &Tensor<Inner, 2>,
+    targets: &Tensor<Inner, 1, Int>,
+) {
+    let device = logits.device();
+    let forward = median(&device, || drop(without_tape(logits.clone(), targets.clone())));
+    let both = median(&device, || drop(step(loss, logits, targets)));
+    let reserved = reserved_mib(&device, || drop(step(loss, logits, targets)));
+    println!("| {what} | {name} | {forward:.3} | {both:.3} | {reserved} |");
+}
+
+/// Milliseconds of a call and all its work.
+fn median(device: &CudaDevice, call: impl Fn()) -> f64 {
+    let mut times = Vec::new();
+    for at in 0..CALLS + 3 {
+        synchronize(device);
+        let start = Instant::now();
+        call();
+        synchronize(device);
+        // The first calls compile kernels, and tune them.
+        if at >= 3 {
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    (times[CALLS / 2 - 1] + times[CALLS / 2]) / 2.0
+}
+
+fn synchronize(device: &CudaDevice) {
+    Inner::sync(device).expect("all work succeeds");
+}
+
+/// What burn's pool of memory grows by for a call, from what is in use alone.
+fn reserved_mib(device: &CudaDevice, call: impl Fn()) -> u64 {
+    let reserved = || {
+        let usage = CudaRuntime::client(device).memory_usage();
+        usage.expect("the pool can be asked").bytes_reserved
+    };
+    Inner::memory_cleanup(device);
+    synchronize(device);
+    let before = reserved();
+    call();
+    synchronize(device);
+    reserved().saturating_sub(before) >> 20
+}
+
+/// How far loss and gradients are from burn's of the logits in f32: ours, and burn's own.
+fn compare(logits: &Tensor<Inner, 2>, targets: &Tensor<Inner, 1, Int>) -> String {
+    let (rows, dtype) = (logits.dims()[0] as f64, logits.dtype());
+    let (loss, gradient) = step(&burns::<B>, &logits.clone().cast(DType::F32), targets);
+    let losses: [(&str, &Loss<B>); 2] = [("fused", &fused::<B>), ("burn", &burns::<B>)];
+    let mut line = String::new();
+    for (name, of) in losses {
+        let (got, got_gradient) = step(of, logits, targets);
+        let off = (got.cast(DType::F32) - loss.clone()).abs().into_scalar();
+        let of_gradient = (got_gradient.cast(DType::F32) - gradient.clone()).abs().max();
+        let of_gradient = f64::from(of_gradient.into_scalar()) * rows;
+        // Rounded to 8 or 11 bits; f16 numbers below 6e-8 are 0.
+        let [most, most_of_gradient] = match dtype {
+            DType::F32 => [1e-4, 1e-5],
+            DType::F16 => [1e-2, 4e-3 + 6e-8 * rows],
+            _ => [1e-1, 4e-3],
+        };
+        let close = f64::from(off) <= most && of_gradient <= most_of_gradient;
+        assert!(
+            name == "burn" || close,
+            "{off} of the loss, {of_gradient} of gradients: more than rounding"
+        );
+        line += &format!("{name} {off:.1e}; {of_gradient:.1e}   ");
+    }
+    line
+}

@@ -1,0 +1,124 @@
+//! The trait of the backends that have the losses, and what one call of it is told.
+
+use burn::tensor::DType;
+use burn::tensor::backend::Backend;
+use burn::tensor::ops::{FloatTensor, IntTensor};
+
+/// A backend that has the losses, for code that is generic over backends: write
+/// `B: FusedLossBackend` where it says `B: Backend`.
+///
+/// | backend | with the feature | computes by |
+/// |---|---|---|
+/// | `Cuda`, and `CubeBackend<CudaRuntime, ..>` behind it | `cuda` | the kernels |
+/// | `Fusion<B>` | `fusion` | what `B` does |
+/// | `NdArray` | `ndarray` | burn's own losses |
+/// | `NdArray` | `emulator` | the kernels, on the CPU: very slow, for tests |
+/// | `Autodiff<B>` | | what `B` does, with gradients |
+///
+/// A type that is none of these does not have the trait: which kernels run is known when a program
+/// compiles.
+pub trait FusedLossBackend: Backend {
+    /// Whether the backend computes by the kernels. Where it does not, the losses are burn's own,
+    /// and the functions below are not called.
+    const HAS_KERNELS: bool = false;
+
+    /// The loss that `call` describes.
+    #[doc(hidden)]
+    fn fused_loss(call: Call, operands: Operands<Self>) -> FloatTensor<Self> {
+        let _ = operands;
+        unreachable!("{NO_KERNELS}: {call:?}")
+    }
+
+    /// The gradients of the input and of the target, as far as they are wanted, from that of the
+    /// loss.
+    #[doc(hidden)]
+    fn fused_loss_backward(
+        call: Call,
+        operands: Operands<Self>,
+        upstream: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        let _ = (operands, upstream, wanted);
+        unreachable!("{NO_KERNELS}: {call:?}")
+    }
+}
+
+const NO_KERNELS: &str = "a backend without kernels was asked for one";
+
+/// The tensors of a call.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct Operands<B: Backend> {
+    pub input: FloatTensor<B>,
+    pub target: Target<B>,
+    /// Of classes or elements, as the loss has it. It gets no gradient.
+    pub weight: Option<FloatTensor<B>>,
+}
+
+/// What the input is compared with.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub enum Target<B: Backend> {
+    /// A class for each row. It has no gradient.
+    Classes(IntTensor<B>),
+    /// A number for each of the input's.
+    Values(FloatTensor<B>),
+}
+
+/// A loss with its options.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    pub loss: Loss,
+    pub reduction: To,
+}
+
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loss {
+    CrossEntropy { ignore_index: i64, label_smoothing: f64 },
+    Mse,
+    Huber { delta: f64 },
+    SmoothL1 { beta: f64 },
+    BceWithLogits,
+    KlDiv { log_target: bool },
+}
+
+/// What becomes of the terms: a reduction of the library's.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    Unreduced,
+    Sum,
+    Mean,
+    BatchMean,
+}
+
+#[cfg(any(feature = "cuda", feature = "emulator", feature = "fusion"))]
+impl Call {
+    /// The type of the loss. Sums of 16-bit numbers are in `f32`.
+    pub(crate) fn loss_dtype(&self, input: DType) -> DType {
+        match (self.reduction, input) {
+            (To::Unreduced, _) | (_, DType::F64) => input,
+            _ => DType::F32,
+        }
+    }
+
+    /// The shape of the loss: burn's scalars have one dimension.
+    pub(crate) fn loss_shape(&self, input: &burn::tensor::Shape) -> burn::tensor::Shape {
+        match self.reduction {
+            To::Unreduced => input.clone(),
+            To::Sum | To::Mean | To::BatchMean => [1].into(),
+        }
+    }
+}
+
+/// Whether there are kernels for tensors of this type.
+pub(crate) fn is_float_of_kernels(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+}
+
+/// Whether the kernels read classes of this type.
+pub(crate) fn is_class_of_kernels(dtype: DType) -> bool {
+    matches!(dtype, DType::I64 | DType::I32 | DType::U32 | DType::U8)
+}

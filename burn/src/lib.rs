@@ -1,0 +1,103 @@
+//! Fused losses for [burn](https://burn.dev) on NVIDIA GPUs: drop-ins for `burn::nn::loss`, each
+//! one kernel forward and one backward, as an extension of burn's backends.
+//!
+//! ```
+//! # #[cfg(feature = "ndarray")] {
+//! use burn::tensor::{Int, Tensor};
+//! // Where burn::nn::loss was.
+//! use fused_loss_burn::{CrossEntropyLossConfig, FusedLossBackend};
+//!
+//! // Where B was a Backend.
+//! fn loss<B: FusedLossBackend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+//!     CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, targets)
+//! }
+//! # type B = burn::backend::NdArray;
+//! # let (logits, targets) = (Tensor::<B, 2>::zeros([2, 3], &Default::default()), [0, 2]);
+//! # let loss = loss(logits, Tensor::from_data(targets, &Default::default()));
+//! # assert!((loss.into_scalar() - 3_f32.ln()).abs() < 1e-6);
+//! # }
+//! ```
+//!
+//! - [`CrossEntropyLoss`], [`BinaryCrossEntropyLoss`], [`MseLoss`], [`HuberLoss`],
+//!   [`SmoothL1Loss`], [`KLDivLoss`], and their configurations, with the names, fields and methods
+//!   that `burn::nn::loss` has, and its [`Reduction`].
+//! - [`FusedLossBackend`]: the backends that have them.
+//!
+//! # What is computed, and where
+//!
+//! What burn computes, to rounding, by the kernels of [`fused_loss`], for `f32`, `f64`, `f16` and
+//! `bf16`. `f16` and `bf16` are computed in `f32`, and the loss alone is rounded to the logits'
+//! type, which burn has of a loss. Options for which there is no kernel, as `logits: false`, take
+//! burn's own loss, and so does a backend without kernels.
+//!
+//! On `Cuda` tensors are used where burn has them. Rows may be apart from each other, as burn
+//! allocates them; of other tensors that are not contiguous, transposed ones for example, a
+//! contiguous copy is made first. Results are of burn's allocator.
+//!
+//! The kernels run on a stream of their own, since cubecl tells nobody its streams: behind all that
+//! the process has queued on the device, and before all that it queues later. Nobody waits for the
+//! GPU for that from CUDA 12.5 on; with an older driver each call does.
+//!
+//! # What a training step costs
+//!
+//! Forward reads the logits once, and keeps nothing but them for backward. Backward reads them
+//! again and writes their gradient, scaled by what arrives from upstream: over the logits, where
+//! nobody else has them any more, and otherwise to new memory.
+//!
+//! # Which burn
+//!
+//! burn 0.21 with cubecl 0.10, the newest that builds without downloading a compiler: the build
+//! script of cubecl-llvm, which cubecl 0.11 and so burn 0.22 need for CUDA, fetches LLVM.
+#![deny(missing_docs)]
+
+mod autodiff;
+mod backend;
+mod binary_cross_entropy;
+mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod elementwise;
+#[cfg(feature = "cuda")]
+mod fence;
+#[cfg(feature = "fusion")]
+mod fusion;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+mod kernels;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+mod memory;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+
+pub use backend::FusedLossBackend;
+pub use binary_cross_entropy::{BinaryCrossEntropyLoss, BinaryCrossEntropyLossConfig};
+pub use burn::nn::loss::Reduction;
+pub use cross_entropy::{CrossEntropyLoss, CrossEntropyLossConfig};
+pub use elementwise::{
+    HuberLoss, HuberLossConfig, KLDivLoss, KLDivLossConfig, MseLoss, SmoothL1Loss,
+    SmoothL1LossConfig,
+};
+
+use backend::{Call, Loss, Operands, Target, To};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
+
+/// Whether tensors of this type go to the kernels, or to burn's own losses.
+fn has_kernels<B: FusedLossBackend>(dtype: DType) -> bool {
+    B::HAS_KERNELS && backend::is_float_of_kernels(dtype)
+}
+
+/// A loss by the kernels, in the type that they compute it in.
+fn apply<B: FusedLossBackend, const D: usize, const E: usize>(
+    loss: Loss,
+    reduction: To,
+    input: Tensor<B, D>,
+    target: Target<B>,
+    weight: Option<Tensor<B, 1>>,
+) -> Tensor<B, E> {
+    let operands = Operands {
+        input: input.into_primitive().tensor(),
+        target,
+        weight: weight.map(|weight| weight.into_primitive().tensor()),
+    };
+    let loss = B::fused_loss(Call { loss, reduction }, operands);
+    Tensor::from_primitive(TensorPrimitive::Float(loss))
+}

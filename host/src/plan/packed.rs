@@ -237,7 +237,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     let alignment = rows.alignment.min(rows.store_alignment).min(VECTOR);
     let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
     let copy_lanes = vectors.next_power_of_two().min(32);
-    let [order_right, order_mask, order_left] = order(access, read.steps[0], warp_rows);
+    let [order_right, order_mask, order_left] = order(access, row_bytes, read.steps[0], warp_rows);
     let numbers = |steps: [usize; 2]| steps.map(|step| step as u32);
     let args = TileArgs {
         rows: tile_rows as u32,
@@ -270,11 +270,14 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
 /// all banks serve them together where their vectors' numbers differ modulo eight. Rows that are 2ᵃ
 /// vectors long, or a multiple, differ in the bits from a on; what is left of a row's number is
 /// exchanged for bits below.
-fn order(access: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
-    if access < VECTOR {
+///
+/// Exchanging these bits keeps a lane within its row only if rows are a multiple of 2ᵃ vectors long
+/// too, and not just apart.
+fn order(access: usize, row_bytes: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
+    let a = (row_step / VECTOR).trailing_zeros().min(3);
+    if access < VECTOR || !(row_bytes / VECTOR).is_multiple_of(1 << a) {
         return [0; 3];
     }
-    let a = (row_step / VECTOR).trailing_zeros().min(3);
     let row_bits = warp_rows.trailing_zeros().min(3);
     let left = (row_bits + a).saturating_sub(3);
     [3 - a, (1 << left) - 1, 3 - row_bits]
@@ -349,6 +352,24 @@ mod tests {
                 let end = (begins + row_bytes).next_multiple_of(VECTOR);
                 let next = begins + step;
                 assert!(end <= next - next % VECTOR, "{rows:?}: {packed:?}");
+            }
+        }
+    }
+
+    /// In whatever order, the vectors of a row are its own.
+    #[test]
+    fn lanes_stay_within_their_row() {
+        for (pass, rows) in passes().filter(|(_, rows)| rows.alignment == 16) {
+            let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+            if args.access < 16 {
+                continue;
+            }
+            let vectors = (rows.row_bytes() / VECTOR) as u32;
+            for row in 0..args.rows {
+                let order = (row >> args.order_right & args.order_mask) << args.order_left;
+                let mut taken: Vec<_> = (0..vectors).map(|vector| vector ^ order).collect();
+                taken.sort_unstable();
+                assert!(taken.into_iter().eq(0..vectors), "{rows:?}: {args:?}, row {row}");
             }
         }
     }

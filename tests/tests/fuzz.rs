@@ -26,13 +26,54 @@ fn new_seed() -> u64 {
     time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64 % 1_000_000_000
 }
 
-/// For ten seconds, or as many minutes as `FUSED_LOSS_FUZZ_MINUTES` says, from the seed that
-/// `FUSED_LOSS_FUZZ_SEED` says or from a new one.
+/// For as many minutes as `FUSED_LOSS_FUZZ_MINUTES` says, from the seed that `FUSED_LOSS_FUZZ_SEED`
+/// says or from a new one; without either, for ten seconds from the same seed each time, so that a
+/// change is not refused for what it has not changed.
 #[test]
 fn any_call() {
-    let minutes = number("FUSED_LOSS_FUZZ_MINUTES").unwrap_or(1.0 / 6.0);
-    let seed = number("FUSED_LOSS_FUZZ_SEED").unwrap_or_else(new_seed);
+    const SEED: u64 = 1;
+    let minutes = number("FUSED_LOSS_FUZZ_MINUTES");
+    let drawn = if minutes.is_some() { new_seed() } else { SEED };
+    let seed = number("FUSED_LOSS_FUZZ_SEED").unwrap_or(drawn);
+    let minutes = minutes.unwrap_or(1.0 / 6.0);
     campaign(Budget { time: Duration::from_secs_f64(60.0 * minutes), seed });
+}
+
+/// Rows with gaps, of which the distance is a multiple of more vectors than the length: lanes that
+/// took the vectors of a row in an order of their own took some of the gap.
+#[test]
+fn rows_of_an_odd_number_of_vectors_an_even_number_apart() {
+    for (dtype, pass, rows, cols, gap) in
+        [(F64, BackwardInto, 5, 82, 10), (F32, Forward, 3, 100, 12), (F32, Forward, 40, 12, 4)]
+    {
+        check(&Case {
+            loss: CrossEntropy {
+                targets: I64,
+                weight: None,
+                ignore_index: -100,
+                label_smoothing: 0.0,
+                z_loss: 0.0,
+                bad: false,
+            },
+            dtype,
+            reduction: Sum,
+            pass,
+            rows,
+            cols,
+            rank: 2,
+            input: Ordinary,
+            target: Ordinary,
+            upstream: Ones,
+            wanted: OfInput,
+            gaps: [gap; 6],
+            offsets: [0; 6],
+            to_loss: false,
+            twice: false,
+            wrong: None,
+            seed: 0,
+        })
+        .unwrap();
+    }
 }
 
 /// Losses by element with gaps between their rows, where no other tensor has any: a mistake there,
@@ -319,7 +360,7 @@ fn smoothing_with_an_upstream_near_the_end_of_the_range() {
 /// The loss of the likeliest class, log(1 + r), is as good as `Number::LOSS` and r's exponentials
 /// are.
 #[test]
-#[ignore = "for sums from 1.125 on, packed/slice.rs takes 1 from the rounded sum: 1.8e-6 off"]
+#[ignore = "for sums from 1.125 on, packed/lanes_per_row.rs takes 1 from the rounded sum: 1.8e-6 off"]
 fn losses_of_rows_that_are_likely() {
     let (rows, cols) = (20_000, 17);
     let x: Vec<f32> = uniforms(5, rows * cols).iter().map(|x| 6.0 * x).collect();

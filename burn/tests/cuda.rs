@@ -143,18 +143,26 @@ fn views<B: AutodiffBackend + FusedLossBackend>(
     device: &B::Device,
 ) -> Vec<Vec<f64>> {
     let dtype = if device_is_exact::<B>() { DType::F64 } else { DType::F32 };
-    let x = tensor::<B, 2>(wide, [7, 101], dtype, device).require_grad();
     let targets = classes(targets, [7], device);
     let loss = CrossEntropyLossConfig::new().init(device);
-    let of_part = loss.forward(x.clone().narrow(1, 3, 95), targets.clone());
-    let transposed = x.clone().narrow(1, 0, 95).transpose().reshape([95, 7]);
-    let of_transposed = loss.forward(transposed.transpose(), targets.clone());
-    let one = x.clone().narrow(0, 0, 1).expand([7, 101]);
-    let of_one = loss.forward(one.clone(), targets);
-    let squares = MseLoss::new().forward(x.clone().transpose(), one.transpose(), Reduction::Sum);
-    [of_part, of_transposed, of_one, squares / 100]
+    let of_part = |x: Tensor<B, 2>| loss.forward(x.narrow(1, 3, 95), targets.clone());
+    let of_transposed = |x: Tensor<B, 2>| {
+        let transposed = x.narrow(1, 0, 95).transpose().reshape([95, 7]);
+        loss.forward(transposed.transpose(), targets.clone())
+    };
+    let one = |x: Tensor<B, 2>| x.narrow(0, 0, 1).expand([7, 101]);
+    let of_one = |x: Tensor<B, 2>| loss.forward(one(x), targets.clone());
+    let squares = |x: Tensor<B, 2>| {
+        MseLoss::new().forward(x.clone().transpose(), one(x).transpose(), Reduction::Sum) / 100
+    };
+    let losses: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 1>; 4] =
+        [&of_part, &of_transposed, &of_one, &squares];
+    losses
         .into_iter()
         .flat_map(|loss| {
+            // A leaf of its own: burn takes what it has walked out of the tape.
+            let x = tensor::<B, 2>(wide, [7, 101], dtype, device).require_grad();
+            let loss = loss(x.clone());
             let gradients = (loss.clone() * 0.3).backward();
             [values(loss.inner()), values(x.grad(&gradients).unwrap())]
         })

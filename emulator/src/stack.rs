@@ -5,8 +5,9 @@ use std::cell::RefCell;
 use std::ffi::c_int;
 use std::rc::Rc;
 
-/// Enough for a kernel, and for the panic hook's backtrace in one.
-const STACK_BYTES: usize = 64 * 1024;
+/// Enough for a kernel that is compiled without optimization, and for the panic hook's backtrace in
+/// one.
+const STACK_BYTES: usize = 256 * 1024;
 /// Below each stack of a [`Region`]: the guard page, of the largest size that pages have.
 const GUARD_BYTES: usize = 64 * 1024;
 
@@ -99,8 +100,8 @@ pub(crate) fn region(stacks: u32) -> impl Iterator<Item = ThreadStack> {
         )
     };
     assert_ne!(start, libc::MAP_FAILED, "no memory for the stacks of a block");
-    // SAFETY: the mapping just made. A huge page would hold the stacks of 16 threads, of which each
-    // needs a few KiB; a failure costs memory alone.
+    // SAFETY: the mapping just made. A stack uses a few KiB, which would cost a huge page; a
+    // failure costs memory alone.
     unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
     let region = Rc::new(Region { start: start as usize, bytes });
     (0..stacks as usize).map(move |index| {

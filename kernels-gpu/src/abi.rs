@@ -71,12 +71,12 @@ pub const MAX_SPLIT_GROUPS: u32 = 2048;
 /// Bytes of a line of the second-level cache.
 pub const CACHE_LINE: u32 = 128;
 
-/// Groups of 16 bytes of a line.
-pub const LINE_GROUPS: u32 = CACHE_LINE / 16;
+/// Vectors of a line.
+pub const LINE_VECTORS: u32 = CACHE_LINE / 16;
 
-/// Of the `held` groups that each thread of a team holds of a row of whole groups, how many are
+/// Of the `held` groups that each thread of a row group holds of a row of whole groups, how many are
 /// within it; the others may be beyond.
-pub const fn held_within(held: usize) -> usize {
+pub const fn vectors_within(held: usize) -> usize {
     if held <= 4 { held - 1 } else { held / 2 }
 }
 
@@ -97,24 +97,24 @@ pub const LAG: u32 = 8;
 
 /// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others
 /// leave.
-pub const STRETCH: u32 = 1024;
+pub const ADDER_PERIOD: u32 = 1024;
 
 /// The blocks of such a grid.
-pub const fn blocks_of_pieces(pieces: u32) -> u32 {
+pub const fn grid_of_workers(pieces: u32) -> u32 {
     // Of less than a stretch, one behind them adds up.
-    if pieces < STRETCH { pieces + 1 } else { pieces + (pieces - 1) / (STRETCH - 1) }
+    if pieces < ADDER_PERIOD { pieces + 1 } else { pieces + (pieces - 1) / (ADDER_PERIOD - 1) }
 }
 
 /// Words that a block of such a grid leaves for so many sums, of `term_bytes` each: two of 32 bits
 /// are one word.
-pub const fn words_of_piece(sums: u32, term_bytes: usize) -> u32 {
+pub const fn words_of_worker(sums: u32, term_bytes: usize) -> u32 {
     if term_bytes == 8 { sums } else { sums / 2 }
 }
 
 /// The most pieces of such a grid, for each of which so many words are left, and for each stretch
 /// at most two sums for each of them.
-pub const fn max_pieces(words: u32) -> u32 {
-    MAX_PARTIALS / words / (STRETCH + 1) * (STRETCH - 1)
+pub const fn max_workers(words: u32) -> u32 {
+    MAX_PARTIALS / words / (ADDER_PERIOD + 1) * (ADDER_PERIOD - 1)
 }
 
 /// Of `blocks` that leave something, those of the groups that are added up on the way: the first.
@@ -124,10 +124,10 @@ pub const fn early_blocks(blocks: u32) -> u32 {
 
 /// Targets that a thread has in flight when it adds up totals: everybody waits for them, and few
 /// come soonest.
-pub const TOTALS_FLIGHT: usize = 2;
+pub const NORMALISER_FLIGHT: usize = 2;
 
-/// The most [`CrossEntropyArgs::totals_blocks`].
-pub const MAX_TOTALS_BLOCKS: u32 = 512;
+/// The most [`CrossEntropyArgs::normaliser_blocks`].
+pub const MAX_NORMALISER_BLOCKS: u32 = 512;
 
 /// The most blocks of a grid that sums `sums` values: for each a partial sum a block, and a group.
 pub const fn max_blocks(sums: u32) -> u32 {
@@ -146,7 +146,7 @@ pub mod workspace {
     /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows
     /// are split.
     pub const SAVED: u64 =
-        PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_TOTALS_BLOCKS + 2) as u64 * 8;
+        PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_NORMALISER_BLOCKS + 2) as u64 * 8;
     /// The most rows that are.
     pub const SAVED_ROWS: usize = 256;
 }
@@ -198,7 +198,7 @@ pub mod weights {
 /// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows`
 /// rows of `cols` elements; a dense tensor may come as one row.
 ///
-/// The threads of the grid work in teams, each on one piece of a row at a time: piece `p` is part
+/// The threads of the grid work in row groups, each on one piece of a row at a time: piece `p` is part
 /// `p % splits` of row `p / splits`, taken as every `splits`-th tile of it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -218,9 +218,9 @@ pub struct PairwiseArgs {
     pub parameter: f64,
     /// One of [`reduction`].
     pub reduction: u32,
-    /// Threads of a team: a power of two up to 32, or the whole block.
-    pub team: NonZeroU32,
-    /// Parts of a row. With one part for each row of [`reduction::ROWS`] a team ends its row alone;
+    /// Threads of a row group: a power of two up to 32, or the whole block.
+    pub group_threads: NonZeroU32,
+    /// Parts of a row. With one part for each row of [`reduction::ROWS`] a row group ends its row alone;
     /// otherwise `rows * splits` is at most [`MAX_PARTIALS`].
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves all.
@@ -259,12 +259,12 @@ pub const fn chunk_shared_bytes(rows: usize, cols: usize, element_bytes: usize) 
 pub struct CeilingArgs {
     /// The arrays that are read, then those that are written.
     pub arrays: [u64; 4],
-    /// Groups of 16 bytes in each; whole tiles of the launch.
-    pub groups: u64,
+    /// Vectors in each; whole tiles of the launch.
+    pub vectors: u64,
     /// Another array that is read, of what a loss reads once a row: ...
     pub of_rows: u64,
     /// ... so many groups, ...
-    pub of_rows_groups: u64,
+    pub of_rows_vectors: u64,
     /// ... of which so many beside each tile, no more than a block has threads.
     pub of_rows_share: u64,
     /// Where what was read could be written; hardly ever is.
@@ -378,7 +378,7 @@ pub struct TargetFault {
     pub classes: u64,
 }
 
-/// Arguments of the kernels of cross-entropy. A team of threads takes a row at a time.
+/// Arguments of the kernels of cross-entropy. A row group of threads takes a row at a time.
 ///
 /// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is
 /// waited for when it is first asked for. What says where a row and its target are is in the first,
@@ -399,9 +399,9 @@ pub struct CrossEntropyArgs {
     pub class_bytes: u32,
     /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0
     /// unless `divisor` is 0, and where a launch of their own has done it.
-    pub totals_blocks: u32,
-    /// Rows that a block of a grid of [`blocks_of_pieces`] takes, one after the other or as many at
-    /// once as it has teams.
+    pub normaliser_blocks: u32,
+    /// Rows that a block of a grid of [`grid_of_workers`] takes, one after the other or as many at
+    /// once as it has row groups.
     pub rows_of_block: NonZeroU32,
     /// The class of rows that do not count, as it is loaded.
     pub ignore_index: i64,
@@ -422,8 +422,8 @@ pub struct CrossEntropyArgs {
     pub loss: u64,
     /// [`reduction::SCALAR`] or [`reduction::ROWS`].
     pub reduction: u32,
-    /// Threads of a team: a power of two up to 32, or the whole block.
-    pub team: NonZeroU32,
+    /// Threads of a row group: a power of two up to 32, or the whole block.
+    pub group_threads: NonZeroU32,
     /// What a sum is divided by; 0 for the totals.
     pub divisor: f64,
     /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`,
@@ -447,7 +447,7 @@ pub struct CrossEntropyArgs {
     /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from
     /// the sums to the gradients, behind those that it holds in registers. The others it reads
     /// twice. The results do not depend on it.
-    pub kept_groups: u32,
+    pub staged_vectors: u32,
     /// How many rows ahead of its own a block asks for a row, for whoever reads it to find it in
     /// the second-level cache; 0 for none. The results do not depend on it.
     pub ahead: u32,
@@ -467,8 +467,8 @@ pub struct CrossEntropyArgs {
     pub tail_rows: u32,
     /// See `tail_rows`.
     pub tail_at: u32,
-    /// The logarithm of `team` to the base of 2, of a team of a warp at most.
-    pub team_shift: u32,
+    /// The logarithm of `row group` to the base of 2, of a row group of a warp at most.
+    pub group_shift: u32,
     /// For the kernels of packed rows.
     pub tile: TileArgs,
     /// For the kernels of streamed rows.

@@ -1,13 +1,13 @@
 //! The ceiling that losses are measured against: kernels that do nothing but the same reads and
 //! writes, 16 bytes at a time.
 
-use crate::abi::{CeilingArgs, LINE_GROUPS};
+use crate::abi::{CeilingArgs, LINE_VECTORS};
 use cuda_std::memory::{Vec16, load_streaming, prefetch, store, store_streaming};
 use cuda_std::thread::{
     block_dim_x, block_idx_x, grid_dim_x, thread_idx_x, wait_for_launches_before,
 };
 
-/// The entries, by reads, writes and groups in flight.
+/// The entries, by reads, writes and vectors in flight.
 macro_rules! kernels {
     ($loss:ident,) => {
         use crate::abi::{CeilingArgs, MAX_BLOCK};
@@ -30,12 +30,12 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` groups of
+/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` vectors of
 /// 16 bytes of each in flight in a thread.
 ///
 /// # Safety
-/// 1. Each of `args.arrays` in use points to `groups` groups of 16 bytes in global memory, on their
-///    boundary; reads first, then writes. So does `of_rows` to `of_rows_groups`.
+/// 1. Each of `args.arrays` in use points to `vectors` vectors of 16 bytes in global memory, on their
+///    boundary; reads first, then writes. So does `of_rows` to `of_rows_vectors`.
 /// 2. `sink` points to 4 bytes that may be overwritten.
 /// 3. Nothing that is written overlaps anything else.
 #[inline(always)]
@@ -48,27 +48,27 @@ pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL:
     let mut start = u64::from(block_idx_x()) * tile;
     if CeilingArgs::asks_early(READS, WRITES) {
         // As the first blocks of the losses of this pattern do.
-        let begins = (start + tile) * 16 <= args.early_bytes && start + tile <= args.groups;
-        if begins && thread_idx_x().is_multiple_of(LINE_GROUPS) {
+        let begins = (start + tile) * 16 <= args.early_bytes && start + tile <= args.vectors;
+        if begins && thread_idx_x().is_multiple_of(LINE_VECTORS) {
             for k in 0..UNROLL as u64 {
-                let group = start + u64::from(thread_idx_x()) + k * threads;
+                let vector = start + u64::from(thread_idx_x()) + k * threads;
                 // SAFETY: condition 1.
-                unsafe { prefetch((args.arrays[0] + group * 16) as *const u8) };
+                unsafe { prefetch((args.arrays[0] + vector * 16) as *const u8) };
             }
         }
         wait_for_launches_before();
     }
-    while start + tile <= args.groups {
+    while start + tile <= args.vectors {
         let first = start + u64::from(thread_idx_x());
         let at = |array: usize, k: usize| {
             (args.arrays[array] + (first + k as u64 * threads) * 16) as *mut Vec16
         };
         let mut of_rows = Vec16::default();
         let thread = u64::from(thread_idx_x());
-        let group = start / tile * args.of_rows_share + thread;
-        if thread < args.of_rows_share && group < args.of_rows_groups {
+        let vector = start / tile * args.of_rows_share + thread;
+        if thread < args.of_rows_share && vector < args.of_rows_vectors {
             // SAFETY: condition 1.
-            of_rows = unsafe { load_streaming((args.of_rows + group * 16) as *const Vec16) };
+            of_rows = unsafe { load_streaming((args.of_rows + vector * 16) as *const Vec16) };
         }
         let mut values = [[Vec16::default(); UNROLL]; READS];
         for k in 0..UNROLL {

@@ -1,7 +1,7 @@
-//! Rows in memory, cut into groups of 16 bytes: what lies on 16-byte boundaries moves in one
-//! access, the ends of a row, its edges, element by element. Nothing outside the row is touched.
+//! Rows in memory, cut into vectors of 16 bytes: what lies on 16-byte boundaries moves in one
+//! access, the ends of a row, its peeled elements, element by element. Nothing outside the row is touched.
 
-use crate::abi::{LINE_GROUPS, Matrix};
+use crate::abi::{LINE_VECTORS, Matrix};
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
@@ -9,14 +9,14 @@ use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
 /// Where a row is cut. Rows have fewer than 2³¹ elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Cut<E> {
-    /// Elements before the first group.
+    /// Elements before the first vector.
     head: u32,
-    /// Elements behind the last group.
+    /// Elements behind the last vector.
     tail: u32,
-    /// The index of the first group: 0 or, of a row that is cut at lines of the cache, the group's
+    /// The index of the first vector: 0 or, of a row that is cut at lines of the cache, the vector's
     /// place in its line.
     first: u32,
-    /// The index behind the last group's.
+    /// The index behind the last vector's.
     pub(crate) end: u32,
     element: PhantomData<E>,
 }
@@ -57,61 +57,61 @@ impl<E: Element> Cut<E> {
     /// cache an access more.
     #[inline(always)]
     pub(crate) fn at_lines(start: u64, cols: u32) -> Self {
-        let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE_GROUPS);
+        let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE_VECTORS);
         Cut { first, end: first + cut.end, ..cut }
     }
 
-    /// A row of `cols` elements that is all groups.
+    /// A row of `cols` elements that is all vectors.
     #[inline(always)]
     pub(crate) fn whole(cols: u32) -> Self {
         Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
-    /// Elements of the row that are in no group, fewer than two groups have: its edges.
+    /// Elements of the row that are in no vector, fewer than two vectors have: its peeled elements.
     #[inline(always)]
-    pub(crate) fn edges(self) -> u32 {
+    pub(crate) fn peeled_count(self) -> u32 {
         self.head + self.tail
     }
 
     /// Where in the row one of them is.
     #[inline(always)]
-    pub(crate) fn edge(self, index: u32) -> u32 {
+    pub(crate) fn peeled(self, index: u32) -> u32 {
         if index < self.head { index } else { index + (self.end - self.first) * E::LANES }
     }
 
-    /// The group that an element is in; of an edge none that it [has](Self::has).
+    /// The vector that an element is in; of an peeled element none that it [has](Self::has).
     #[inline(always)]
-    pub(crate) fn group_of(self, element: u32) -> u32 {
+    pub(crate) fn vector_of(self, element: u32) -> u32 {
         element.wrapping_sub(self.origin()) / E::LANES
     }
 
-    /// The place in its group of an element that is in one.
+    /// The place in its vector of an element that is in one.
     #[inline(always)]
     pub(crate) fn place_of(self, element: u32) -> u32 {
         element.wrapping_sub(self.head) % E::LANES
     }
 
-    /// Whether there is a group with this index.
+    /// Whether there is a vector with this index.
     #[inline(always)]
     pub(crate) fn has(self, index: u32) -> bool {
         index.wrapping_sub(self.first) < self.end - self.first
     }
 
-    /// Whether there are groups with all indices of these, of a line at least.
+    /// Whether there are vectors with all indices of these, of a line at least.
     #[inline(always)]
     pub(crate) fn has_all(self, from: u32, to: u32) -> bool {
         from >= self.first && to <= self.end
     }
 
-    /// Where group 0 begins, or would, as far before the row as groups are missing.
+    /// Where vector 0 begins, or would, as far before the row as vectors are missing.
     #[inline(always)]
     fn origin(self) -> u32 {
         self.head.wrapping_sub(self.first * E::LANES)
     }
 
-    /// Where a group of the row begins, or would.
+    /// Where a vector of the row begins, or would.
     #[inline(always)]
-    pub(crate) fn group(self, index: u32) -> Span {
+    pub(crate) fn vector(self, index: u32) -> Span {
         Span { first: self.origin().wrapping_add(index * E::LANES), count: E::LANES }
     }
 }
@@ -120,7 +120,7 @@ impl<E: Element> Cut<E> {
 #[derive(Clone, Copy)]
 pub(crate) struct Row<E> {
     start: u64,
-    /// Whether the groups of the cut lie on 16-byte boundaries here too.
+    /// Whether the vectors of the cut lie on 16-byte boundaries here too.
     alike: bool,
     element: PhantomData<E>,
 }
@@ -166,7 +166,7 @@ impl<E: Element> Row<E> {
 
     #[inline(always)]
     fn at(self, index: u32) -> *mut E {
-        // Rows have fewer than 2³¹ elements; what begins before one is where a group would.
+        // Rows have fewer than 2³¹ elements; what begins before one is where a vector would.
         let bytes = i64::from(index.cast_signed()) * size_of::<E>() as i64;
         self.start.wrapping_add_signed(bytes) as *mut E
     }
@@ -191,25 +191,25 @@ impl<E: Element> Row<E> {
         unsafe { store(self.at(index), value) };
     }
 
-    /// Where a group lies, of the row that is cut.
+    /// Where a vector lies, of the row that is cut.
     #[inline(always)]
-    pub(crate) fn group(self, group: Span) -> *const Vec16 {
-        self.at(group.first).cast_const().cast()
+    pub(crate) fn vector(self, vector: Span) -> *const Vec16 {
+        self.at(vector.first).cast_const().cast()
     }
 
-    /// Loads the group that is `ahead` groups behind this one.
+    /// Loads the vector that is `ahead` vectors behind this one.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for each element of the group.
+    /// As [`load`](Self::load), for each element of the vector.
     #[inline(always)]
-    pub(crate) unsafe fn load_group(self, group: Span, ahead: u32) -> Vec16 {
-        // SAFETY: the caller's condition; a group of the cut that lies alike is on its boundary.
+    pub(crate) unsafe fn load_vector_of(self, vector: Span, ahead: u32) -> Vec16 {
+        // SAFETY: the caller's condition; a vector of the cut that lies alike is on its boundary.
         unsafe {
             if self.alike {
-                load_streaming(self.group(group).wrapping_add(ahead as usize))
+                load_streaming(self.vector(vector).wrapping_add(ahead as usize))
             } else {
-                let first = group.first.wrapping_add(ahead * E::LANES);
-                self.load_span(Span { first, ..group })
+                let first = vector.first.wrapping_add(ahead * E::LANES);
+                self.load_span(Span { first, ..vector })
             }
         }
     }
@@ -230,26 +230,26 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores groups, each as far `ahead` of the first as is said, of those that this `has`. They
+    /// Stores vectors, each as far `ahead` of the first as is said, of those that this `has`. They
     /// are cut alike or not, all of them: that is asked once.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for each element of the groups, and nobody else accesses them.
+    /// As [`load`](Self::load), for each element of the vectors, and nobody else accesses them.
     #[inline(always)]
-    pub(crate) unsafe fn store_groups<const N: usize>(
+    pub(crate) unsafe fn store_vectors<const N: usize>(
         self,
         first: Span,
-        groups: [Vec16; N],
+        vectors: [Vec16; N],
         ahead: impl Fn(usize) -> u32,
         has: impl Fn(usize) -> bool,
     ) {
         const { assert!(N <= MAX_LANES) };
         if self.alike {
             unrolled!(for k in 0..N; {
-                let at = self.group(first).wrapping_add(ahead(k) as usize).cast_mut();
-                // SAFETY: the caller's conditions; a group of the cut that lies alike is on its
+                let at = self.vector(first).wrapping_add(ahead(k) as usize).cast_mut();
+                // SAFETY: the caller's conditions; a vector of the cut that lies alike is on its
                 // boundary.
-                unsafe { store_streaming_if(has(k), at, groups[k]) };
+                unsafe { store_streaming_if(has(k), at, vectors[k]) };
             });
         } else {
             unrolled!(for k in 0..N; {
@@ -259,7 +259,7 @@ impl<E: Element> Row<E> {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         let index = of_group + lane as u32;
                         // SAFETY: the caller's conditions.
-                        unsafe { store(self.at(index), E::extract(groups[k], lane as u32)) };
+                        unsafe { store(self.at(index), E::extract(vectors[k], lane as u32)) };
                     });
                 }
             });
@@ -283,30 +283,30 @@ mod tests {
         }
     }
 
-    /// Every element is in one group or an edge, and what lies on 16 bytes is in groups.
+    /// Every element is in one vector or an peeled element, and what lies on 16 bytes is in vectors.
     fn check_elements<E: Element>(cut: Cut<E>, start: u64, cols: u32) {
         let mut times = vec![0; cols as usize];
-        for group in cut.first..cut.end {
-            let Span { first, count } = cut.group(group);
+        for vector in cut.first..cut.end {
+            let Span { first, count } = cut.vector(vector);
             assert!((start + u64::from(first) * size_of::<E>() as u64).is_multiple_of(16));
             for (place, element) in (first..first + count).enumerate() {
                 times[element as usize] += 1;
-                assert_eq!((cut.group_of(element), cut.place_of(element)), (group, place as u32));
+                assert_eq!((cut.vector_of(element), cut.place_of(element)), (vector, place as u32));
             }
         }
-        assert!(cut.edges() < 2 * E::LANES);
-        for index in 0..cut.edges() {
-            let element = cut.edge(index);
+        assert!(cut.peeled_count() < 2 * E::LANES);
+        for index in 0..cut.peeled_count() {
+            let element = cut.peeled(index);
             times[element as usize] += 1;
-            assert!(!cut.has(cut.group_of(element)), "{element} of {cols} from {start}");
+            assert!(!cut.has(cut.vector_of(element)), "{element} of {cols} from {start}");
         }
         assert!(times.iter().all(|&times| times == 1), "{cols} elements from {start}: {times:?}");
-        assert!((cut.first..cut.end).all(|group| cut.has(group)));
+        assert!((cut.first..cut.end).all(|vector| cut.has(vector)));
         assert!(!cut.has(cut.first.wrapping_sub(1)) && !cut.has(cut.end));
     }
 
     #[test]
-    fn every_element_is_in_one_group_or_an_edge() {
+    fn every_element_is_in_one_vector_or_peeled() {
         fn check<E: Element>() {
             each_row::<E>(|start, cols| {
                 check_elements::<E>(Cut::new(start, cols), start, cols);
@@ -319,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_their_place_in_a_line_for_an_index() {
+    fn vectors_are_numbered_within_their_line() {
         each_row::<f32>(|start, cols| {
             let cut = Cut::<f32>::at_lines(start, cols);
-            for group in cut.first..cut.end {
-                let at = start + u64::from(cut.group(group).first) * 4;
-                assert_eq!(at / 16 % u64::from(LINE_GROUPS), u64::from(group % LINE_GROUPS));
+            for vector in cut.first..cut.end {
+                let at = start + u64::from(cut.vector(vector).first) * 4;
+                assert_eq!(at / 16 % u64::from(LINE_VECTORS), u64::from(vector % LINE_VECTORS));
             }
         });
     }

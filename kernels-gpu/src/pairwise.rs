@@ -10,7 +10,7 @@ mod chunk;
 use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::math::quotient;
-use crate::reduce::{AsTheyAre, Workspace, grid_sums, is_last_block, team_sums};
+use crate::reduce::{AsTheyAre, Workspace, grid_sums, group_sums, is_last_block};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::hint::opaque;
@@ -20,7 +20,7 @@ use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 /// The entries of a loss of this kind, whose type is `$type`. Each has its form for dense tensors
 /// and, with `_rows`, the other. `$block` is the most threads of a dense block, `$both` of the pass
-/// that does all, in which `$flight` groups of each tensor are in flight in a thread. For so many
+/// that does all, in which `$flight` vectors of each tensor are in flight in a thread. For so many
 /// blocks of the kernels for rows, by pass, a multiprocessor has registers without spills.
 macro_rules! kernels {
     (
@@ -143,8 +143,8 @@ pub(crate) unsafe fn forward_backward<
     unsafe { run::<E, L, true, true, DENSE, UNROLL>(args) }
 }
 
-/// The pieces of all rows, each by one team; then what is left of the sums. With `DENSE` there is
-/// one row, and block b takes part b of it: `rows`, `team`, `splits` and the strides are not looked
+/// The pieces of all rows, each by one row group; then what is left of the sums. With `DENSE` there is
+/// one row, and block b takes part b of it: `rows`, `row group`, `splits` and the strides are not looked
 /// at.
 ///
 /// # Safety
@@ -181,18 +181,18 @@ unsafe fn run<
         return;
     }
     let by_row = TERMS && args.reduction == reduction::ROWS;
-    let team = args.team.get();
-    let lane = if team > WARP_SIZE { thread_idx_x() } else { thread_idx_x() & (team - 1) };
-    let teams_of_block = block_dim_x() / args.team;
-    let teams = u64::from(grid_dim_x()) * u64::from(teams_of_block);
-    let first = u64::from(block_idx_x()) * u64::from(teams_of_block);
+    let group = args.group_threads.get();
+    let lane = if group > WARP_SIZE { thread_idx_x() } else { thread_idx_x() & (group - 1) };
+    let groups_of_block = block_dim_x() / args.group_threads;
+    let groups = u64::from(grid_dim_x()) * u64::from(groups_of_block);
+    let first = u64::from(block_idx_x()) * u64::from(groups_of_block);
     let splits = NonZeroU64::from(args.splits);
     let pieces = args.rows * splits.get();
 
-    // Teams of one warp stay together, for the shuffles: the warp goes on while its first team has
+    // Row groups of one warp stay together, for the shuffles: the warp goes on while its first row group has
     // work.
-    let mut of_warp = first + u64::from((thread_idx_x() - lane_id()) / args.team);
-    let mut piece = first + u64::from(thread_idx_x() / args.team);
+    let mut of_warp = first + u64::from((thread_idx_x() - lane_id()) / args.group_threads);
+    let mut piece = first + u64::from(thread_idx_x() / args.group_threads);
     let mut total = E::Real::ZERO;
     while of_warp < pieces {
         let (row, split) =
@@ -203,9 +203,9 @@ unsafe fn run<
             sum = unsafe { pass.piece::<TERMS, GRADS, UNROLL>(row, split, lane) };
         }
         if by_row {
-            let [sum] = team_sums([sum.to_f64()], team);
+            let [sum] = group_sums([sum.to_f64()], group);
             if lane == 0 && piece < pieces {
-                // SAFETY: conditions 1 and 2; one team a piece.
+                // SAFETY: conditions 1 and 2; one row group a piece.
                 unsafe {
                     if splits.get() == 1 {
                         pass.finish(row, sum);
@@ -214,14 +214,14 @@ unsafe fn run<
                     }
                 }
             }
-            if team > WARP_SIZE {
+            if group > WARP_SIZE {
                 sync_threads();
             }
         } else {
             total = total + sum;
         }
-        of_warp += teams;
-        piece += teams;
+        of_warp += groups;
+        piece += groups;
     }
 
     if TERMS && args.reduction == reduction::SCALAR {
@@ -242,7 +242,7 @@ unsafe fn run<
                     (lane_id(), WARP_SIZE),
                 )
             };
-            let [sum] = team_sums(share, WARP_SIZE);
+            let [sum] = group_sums(share, WARP_SIZE);
             if lane_id() == 0 {
                 // SAFETY: condition 1.
                 unsafe { pass.finish(row, sum) };
@@ -326,30 +326,30 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             // SAFETY: condition 1.
             scale: if GRADS && !by_element { unsafe { self.scale(row) } } else { E::Real::ZERO },
             head: args.cols,
-            groups: 0,
+            vectors: 0,
             is_shifted: false,
         };
-        // Groups lie where those of what is written do; what is only read may lie otherwise.
+        // Vectors lie where those of what is written do; what is only read may lie otherwise.
         let written = [this.terms, this.grad_input, this.grad_target];
         let base = written.into_iter().find(|&start| start != 0).unwrap_or(input);
         let is_off = |start: u64| start != 0 && !(start ^ base).is_multiple_of(16);
         let to_boundary = base.wrapping_neg() % 16 / size;
         if !written.into_iter().any(is_off) && to_boundary < args.cols {
             this.head = to_boundary;
-            this.groups = (args.cols - to_boundary) / u64::from(E::LANES);
+            this.vectors = (args.cols - to_boundary) / u64::from(E::LANES);
             this.is_shifted = [input, this.target, this.upstream].into_iter().any(is_off);
             if this.is_shifted {
-                // A group that is read as two reaches beyond its ends: the row's first and last are
+                // A vector that is read as two reaches beyond its ends: the row's first and last are
                 // left out.
-                let inner = this.groups.saturating_sub(2);
+                let inner = this.vectors.saturating_sub(2);
                 this.head = if inner == 0 { args.cols } else { this.head + u64::from(E::LANES) };
-                this.groups = inner;
+                this.vectors = inner;
             }
         }
         this
     }
 
-    /// One piece of a row by one team, of which this thread is `lane`. Returns the sum of this
+    /// One piece of a row by one row group, of which this thread is `lane`. Returns the sum of this
     /// thread's terms (with `TERMS`, unless they are written as they are) and writes the gradients
     /// (with `GRADS`).
     ///
@@ -367,61 +367,61 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let row = unsafe { self.row::<TERMS, GRADS>(row) };
         let mut sums = Sums { plain: [E::Real::ZERO; SUMS], other: E::Real::ZERO };
 
-        // Whole tiles, UNROLL groups a thread; none where one group a thread is all there is. In a
-        // tile a warp's groups lie together, so that a thread's are a constant apart.
-        let (team, splits) = if DENSE {
+        // Whole tiles, UNROLL vectors a thread; none where one vector a thread is all there is. In a
+        // tile a warp's vectors lie together, so that a thread's are a constant apart.
+        let (group, splits) = if DENSE {
             (u64::from(block_dim_x()), u64::from(grid_dim_x()))
         } else {
-            (u64::from(args.team.get()), u64::from(args.splits.get()))
+            (u64::from(args.group_threads.get()), u64::from(args.splits.get()))
         };
-        let mine = split * team + u64::from(lane);
-        let (mut group, mut step) = (mine, splits * team);
-        if UNROLL > 1 && !row.is_shifted && row.groups > team * splits {
-            let width = team * UNROLL as u64;
+        let mine = split * group + u64::from(lane);
+        let (mut vector, mut step) = (mine, splits * group);
+        if UNROLL > 1 && !row.is_shifted && row.vectors > group * splits {
+            let width = group * UNROLL as u64;
             let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
             let mut tile = split * width;
-            while tile + width <= row.groups {
+            while tile + width <= row.vectors {
                 let first = tile + u64::from(in_tile);
                 let mut x = [Vec16::default(); UNROLL];
                 let mut t = [Vec16::default(); UNROLL];
                 unrolled!(for k in 0..UNROLL; {
-                    let group = first + k as u64 * u64::from(WARP_SIZE);
-                    // SAFETY: condition 1; the group is one of `groups`.
+                    let vector = first + k as u64 * u64::from(WARP_SIZE);
+                    // SAFETY: condition 1; the vector is one of `vectors`.
                     unsafe {
-                        x[k] = load_streaming(row.group_of(row.input, group));
-                        t[k] = load_streaming(row.group_of(row.target, group));
+                        x[k] = load_streaming(row.vector_of(row.input, vector));
+                        t[k] = load_streaming(row.vector_of(row.target, vector));
                     }
                 });
                 unrolled!(for k in 0..UNROLL; {
-                    let group = first + k as u64 * u64::from(WARP_SIZE);
-                    // SAFETY: conditions 1 and 3; the group is one of `groups`.
-                    unsafe { row.pairs::<TERMS, GRADS>(group, x[k], t[k], &mut sums) };
+                    let vector = first + k as u64 * u64::from(WARP_SIZE);
+                    // SAFETY: conditions 1 and 3; the vector is one of `vectors`.
+                    unsafe { row.pairs::<TERMS, GRADS>(vector, x[k], t[k], &mut sums) };
                 });
                 tile += splits * width;
             }
-            // One team's next tile is the one that is not whole.
-            (group, step) = (tile + u64::from(lane), team);
+            // One row group's next tile is the one that is not whole.
+            (vector, step) = (tile + u64::from(lane), group);
         }
 
         // What the tiles leave over.
-        while group < row.groups {
+        while vector < row.vectors {
             // SAFETY: as above.
             unsafe {
-                let x = row.load(row.input, group);
-                let t = row.load(row.target, group);
-                row.pairs::<TERMS, GRADS>(group, x, t, &mut sums);
+                let x = row.load(row.input, vector);
+                let t = row.load(row.target, vector);
+                row.pairs::<TERMS, GRADS>(vector, x, t, &mut sums);
             }
-            group += step;
+            vector += step;
         }
 
-        // What the groups leave over, at both ends.
-        let grouped = row.groups * u64::from(E::LANES);
+        // What the vectors leave over, at both ends.
+        let grouped = row.vectors * u64::from(E::LANES);
         let mut single = mine;
         while single < args.cols - grouped {
             let index = if single < row.head { single } else { single + grouped };
             // SAFETY: conditions 1 and 3; `index` is below `cols`.
             unsafe { row.single::<TERMS, GRADS>(index, &mut sums) };
-            single += splits * team;
+            single += splits * group;
         }
 
         let mut sum = sums.plain[0];
@@ -445,7 +445,7 @@ struct Sums<R> {
 
 /// A row of every tensor: addresses, 0 for a tensor that is not used.
 ///
-/// Everything but the ends of the row moves in groups of 16 bytes, which lie on 16-byte boundaries
+/// Everything but the ends of the row moves in vectors of 16 bytes, which lie on 16-byte boundaries
 /// of what is written, or of the input where nothing is; the ends move element by element, and all
 /// of a row that is to be written to tensors that lie unlike.
 struct Row<E: Element, L, const DENSE: bool> {
@@ -458,10 +458,10 @@ struct Row<E: Element, L, const DENSE: bool> {
     grad_target: u64,
     /// The factor of the gradients, where there is no upstream for each element.
     scale: E::Real,
-    /// Elements before the first group.
+    /// Elements before the first vector.
     head: u64,
-    groups: u64,
-    /// Whether groups of a tensor that is only read lie across 16-byte boundaries.
+    vectors: u64,
+    /// Whether vectors of a tensor that is only read lie across 16-byte boundaries.
     is_shifted: bool,
 }
 
@@ -471,7 +471,7 @@ struct Row<E: Element, L, const DENSE: bool> {
 /// # Safety
 /// [`forward`]'s condition 1, of all elements of these vectors.
 #[inline(always)]
-unsafe fn load_group<E: Element>(at: *const Vec16, shifted: bool) -> Vec16 {
+unsafe fn load_vector_of<E: Element>(at: *const Vec16, shifted: bool) -> Vec16 {
     let shift = at as u32 % 16;
     if !shifted || shift == 0 {
         // SAFETY: the caller's condition.
@@ -487,17 +487,17 @@ unsafe fn load_group<E: Element>(at: *const Vec16, shifted: bool) -> Vec16 {
         2 => [c, d, e, f, g],
         _ => [d, e, f, g, h],
     };
-    let mut group = [words[0], words[1], words[2], words[3]];
+    let mut vector = [words[0], words[1], words[2], words[3]];
     if size_of::<E>() == 2 && !shift.is_multiple_of(4) {
-        unrolled!(for word in 0..4; { group[word] = words[word] >> 16 | words[word + 1] << 16; });
+        unrolled!(for word in 0..4; { vector[word] = words[word] >> 16 | words[word + 1] << 16; });
     }
-    Vec16(group)
+    Vec16(vector)
 }
 
-/// An element of a group, widened.
+/// An element of a vector, widened.
 #[inline(always)]
-fn of_lane<E: Element>(group: Vec16, lane: usize) -> E::Real {
-    E::extract(group, lane as u32).widen()
+fn of_lane<E: Element>(vector: Vec16, lane: usize) -> E::Real {
+    E::extract(vector, lane as u32).widen()
 }
 
 impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
@@ -512,21 +512,21 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     }
 
     #[inline(always)]
-    fn group_of(&self, tensor: u64, group: u64) -> *mut Vec16 {
-        (tensor + self.head * size_of::<E>() as u64 + group * 16) as *mut Vec16
+    fn vector_of(&self, tensor: u64, vector: u64) -> *mut Vec16 {
+        (tensor + self.head * size_of::<E>() as u64 + vector * 16) as *mut Vec16
     }
 
-    /// Loads a group of a tensor, wherever it lies.
+    /// Loads a vector of a tensor, wherever it lies.
     ///
     /// # Safety
-    /// [`forward`]'s condition 1; the group is one of `groups`.
+    /// [`forward`]'s condition 1; the vector is one of `vectors`.
     #[inline(always)]
-    unsafe fn load(&self, tensor: u64, group: u64) -> Vec16 {
-        // SAFETY: the caller's conditions; shifted groups are not the row's first or last.
-        unsafe { load_group::<E>(self.group_of(tensor, group), self.is_shifted) }
+    unsafe fn load(&self, tensor: u64, vector: u64) -> Vec16 {
+        // SAFETY: the caller's conditions; shifted vectors are not the row's first or last.
+        unsafe { load_vector_of::<E>(self.vector_of(tensor, vector), self.is_shifted) }
     }
 
-    /// Whether all pairs of a group are plain.
+    /// Whether all pairs of a vector are plain.
     #[inline(always)]
     fn are_plain(&self, x: Vec16, t: Vec16) -> bool {
         let mut ranks = [0; 2];
@@ -538,14 +538,14 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
     }
 
-    /// The pairs of one group: the short way where all of them are plain.
+    /// The pairs of one vector: the short way where all of them are plain.
     ///
     /// # Safety
-    /// [`forward`]'s conditions 1 and 3; the group is one of `groups`.
+    /// [`forward`]'s conditions 1 and 3; the vector is one of `vectors`.
     #[inline(always)]
     unsafe fn pairs<const TERMS: bool, const GRADS: bool>(
         &self,
-        group: u64,
+        vector: u64,
         x: Vec16,
         t: Vec16,
         sums: &mut Sums<E::Real>,
@@ -553,9 +553,9 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         // SAFETY: the caller's conditions.
         unsafe {
             if self.are_plain(x, t) {
-                self.pairs_as::<TERMS, GRADS, true>(group, x, t, sums);
+                self.pairs_as::<TERMS, GRADS, true>(vector, x, t, sums);
             } else {
-                self.pairs_as::<TERMS, GRADS, false>(group, x, t, sums);
+                self.pairs_as::<TERMS, GRADS, false>(vector, x, t, sums);
             }
         }
     }
@@ -567,12 +567,12 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     #[inline(always)]
     unsafe fn pairs_as<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
-        group: u64,
+        vector: u64,
         x: Vec16,
         t: Vec16,
         sums: &mut Sums<E::Real>,
     ) {
-        let col = self.head + group * u64::from(E::LANES);
+        let col = self.head + vector * u64::from(E::LANES);
         // Of dense tensors they are 0, as the compiler sees.
         let (to_terms, from_upstream) = match DENSE {
             true => (self.terms, self.upstream),
@@ -594,7 +594,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             });
             if to_terms != 0 {
                 // SAFETY: the caller's conditions.
-                unsafe { store_streaming(self.group_of(to_terms, group), E::narrow_all(terms)) };
+                unsafe { store_streaming(self.vector_of(to_terms, vector), E::narrow_all(terms)) };
             }
         }
         if !GRADS {
@@ -603,28 +603,28 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         let mut scales = [self.scale; MAX_LANES];
         if from_upstream != 0 {
             // SAFETY: the caller's conditions.
-            let upstream = unsafe { self.load(from_upstream, group) };
+            let upstream = unsafe { self.load(from_upstream, vector) };
             unrolled!(for lane in 0..E::LANES as usize; {
                 scales[lane] = of_lane::<E>(upstream, lane);
             });
         }
         // SAFETY: the caller's conditions.
-        unsafe { self.store_grads::<PLAIN>(group, x, t, scales) };
+        unsafe { self.store_grads::<PLAIN>(vector, x, t, scales) };
     }
 
-    /// Writes the gradients of a group that are wanted, by the scale of each element.
+    /// Writes the gradients of a vector that are wanted, by the scale of each element.
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs).
     #[inline(always)]
     unsafe fn store_grads<const PLAIN: bool>(
         &self,
-        group: u64,
+        vector: u64,
         x: Vec16,
         t: Vec16,
         scales: [E::Real; MAX_LANES],
     ) {
-        let col = self.head + group * u64::from(E::LANES);
+        let col = self.head + vector * u64::from(E::LANES);
         let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
         let mut grads = [E::Real::ZERO; MAX_LANES];
         if to_input != 0 {
@@ -635,7 +635,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
                 grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
             });
             // SAFETY: the caller's conditions.
-            unsafe { store_streaming(self.group_of(to_input, group), E::narrow_all(grads)) };
+            unsafe { store_streaming(self.vector_of(to_input, vector), E::narrow_all(grads)) };
         }
         if to_target != 0 {
             unrolled!(for lane in 0..E::LANES as usize; {
@@ -645,7 +645,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
                 grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
             });
             // SAFETY: the caller's conditions.
-            unsafe { store_streaming(self.group_of(to_target, group), E::narrow_all(grads)) };
+            unsafe { store_streaming(self.vector_of(to_target, vector), E::narrow_all(grads)) };
         }
     }
 

@@ -2,11 +2,13 @@
 //! stage two sums the blocks' in one block, which waits for all others.
 //!
 //! Threads add up in the loss's own arithmetic; from the warp on everything is float64, but for
-//! what blocks leave of a [`Place`], which is rounded to the loss's own. The order of the additions
+//! what blocks leave of a [`BlockRank`], which is rounded to the loss's own. The order of the additions
 //! depends on the launch shape alone, never on which block is done when: a sum has the same bits on
 //! every run.
 
-use crate::abi::{GROUP, LAG, MAX_PARTIALS, MAX_TOTALS_BLOCKS, STRETCH, early_blocks, workspace};
+use crate::abi::{
+    ADDER_PERIOD, GROUP, LAG, MAX_NORMALISER_BLOCKS, MAX_PARTIALS, early_blocks, workspace,
+};
 use crate::element::{MAX_LANES, Real, unrolled};
 use core::marker::PhantomData;
 use cuda_std::atomic::{fence, fetch_add, fetch_max};
@@ -25,17 +27,17 @@ cuda_std::shared_array! {
     fn sums_of_warps() -> [f64; 128];
 }
 
-/// `value` combined over each team of the warp, in every lane. `team` is a power of two up to 32;
+/// `value` combined over each row group of the warp, in every lane. `row group` is a power of two up to 32;
 /// all lanes of the warp call it. Written out: as a loop, it would be one in the middle of every
 /// row.
 #[inline(always)]
-fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) -> T) -> T {
+fn in_warp<T: WarpShuffleValue>(mut value: T, group: u32, combine: impl Fn(T, T) -> T) -> T {
     let with = |value: T, mask: u32| {
         let other = value.shuffle_xor(mask);
-        if mask < team { combine(value, other) } else { value }
+        if mask < group { combine(value, other) } else { value }
     };
-    if team > 8 {
-        if team > 16 {
+    if group > 8 {
+        if group > 16 {
             value = with(value, 16);
         }
         value = with(value, 8);
@@ -43,20 +45,20 @@ fn in_warp<T: WarpShuffleValue>(mut value: T, team: u32, combine: impl Fn(T, T) 
     with(with(with(value, 4), 2), 1)
 }
 
-/// Each of `values` summed over a team, in every thread of it: a power of two of threads up to 32,
+/// Each of `values` summed over a row group, in every thread of it: a power of two of threads up to 32,
 /// or the block. One barrier, for a block; before the next call stands another, of the caller's.
 #[inline(always)]
-pub(crate) fn team_sums<R: Real, const N: usize>(values: [R; N], team: u32) -> [R; N] {
-    if team > WARP_SIZE { block_sums::<R, true, N>(values) } else { warp_sums(values, team) }
+pub(crate) fn group_sums<R: Real, const N: usize>(values: [R; N], group: u32) -> [R; N] {
+    if group > WARP_SIZE { block_sums::<R, true, N>(values) } else { warp_sums(values, group) }
 }
 
-/// [`team_sums`] of a team of a warp. The warp meets first, whatever ways its lanes came: shuffles
+/// [`group_sums`] of a row group of a warp. The warp meets first, whatever ways its lanes came: shuffles
 /// of lanes that have not met are slow.
 #[inline(always)]
-pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], team: u32) -> [R; N] {
+pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], group: u32) -> [R; N] {
     sync_warp();
     unrolled!(for index in 0..N; {
-        values[index] = in_warp(values[index], team, |a, b| a + b);
+        values[index] = in_warp(values[index], group, |a, b| a + b);
     });
     values
 }
@@ -103,7 +105,7 @@ fn of_parts<R: Real, const N: usize>(of_part: R) -> [R; N] {
     sums
 }
 
-/// [`team_sums`] of the block: of its warps in float64. Unless it is one, for `ALL`, in the first
+/// [`group_sums`] of the block: of its warps in float64. Unless it is one, for `ALL`, in the first
 /// thread only.
 #[inline(always)]
 pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
@@ -145,11 +147,11 @@ pub(crate) fn warp_max<R: Real>(value: R) -> R {
     R::from_bits64(u64::from(max.cast_unsigned()))
 }
 
-/// [`warp_max`] of a team of a warp.
+/// [`warp_max`] of a row group of a warp.
 #[inline(always)]
-pub(crate) fn team_max<R: Real>(value: R, team: u32) -> R {
+pub(crate) fn group_max<R: Real>(value: R, group: u32) -> R {
     sync_warp();
-    in_warp(value, team, R::max)
+    in_warp(value, group, R::max)
 }
 
 /// Where blocks leave partial sums for a block that adds them up. A place is zero until a sum is
@@ -203,11 +205,11 @@ impl Workspace {
     /// Leaves a partial sum.
     ///
     /// # Safety
-    /// `index` is below `abi::MAX_PARTIALS` or in [`TotalsAhead`], and this thread's alone.
+    /// `index` is below `abi::MAX_PARTIALS` or in [`Normaliser`], and this thread's alone.
     #[inline(always)]
-    pub(crate) unsafe fn leave(self, index: u32, sum: f64) {
+    pub(crate) unsafe fn publish(self, index: u32, sum: f64) {
         // SAFETY: the caller's condition.
-        unsafe { self.leave_bits(index, bits_of_sum(sum)) };
+        unsafe { self.publish_bits(index, bits_of_sum(sum)) };
     }
 
     /// Leaves other bits, not all zero.
@@ -215,8 +217,8 @@ impl Workspace {
     /// # Safety
     /// As [`leave`](Self::leave).
     #[inline(always)]
-    unsafe fn leave_bits(self, index: u32, bits: u64) {
-        debug_assert!(index < TotalsAhead::TOTALS + 2 && bits != 0);
+    unsafe fn publish_bits(self, index: u32, bits: u64) {
+        debug_assert!(index < Normaliser::TOTALS + 2 && bits != 0);
         // SAFETY: within the workspace; the caller's condition.
         unsafe { store_shared_by_grid(self.partial(index), bits) };
     }
@@ -230,7 +232,7 @@ impl Workspace {
     /// # Safety
     /// One thread takes each; all lanes of a warp call this. They are left by blocks of a lower
     /// index, or by this one: before a barrier, or by its first warp. Of one block of a grid,
-    /// others may be behind it ([`Place`]).
+    /// others may be behind it ([`BlockRank`]).
     #[inline(always)]
     pub(crate) unsafe fn take<const N: usize>(
         self,
@@ -239,7 +241,7 @@ impl Workspace {
         behind: impl Fn(usize) -> u32,
     ) -> [u64; N] {
         let mut found = [0; N];
-        // Where they are is made anew each time: as many addresses as words are registers that are
+        // Where they are is made rematerialize each time: as many addresses as words are registers that are
         // not there.
         let at = |first: u64, word: usize| (opaque(first) + u64::from(behind(word))) as *mut u64;
         let first = self.partial(first) as u64;
@@ -299,7 +301,7 @@ impl Workspace {
             // SAFETY: the caller's conditions.
             let found: [u64; ASKS] =
                 unsafe { self.take(!has(from, 0), start + from + thread, behind) };
-            // Asked anew, in no registers while words are waited for.
+            // Asked rematerialize, in no registers while words are waited for.
             from = opaque(from.into()) as u32;
             unrolled!(for ahead in 0..ASKS; {
                 if ahead < ASKS / T::WORDS && has(from, ahead) {
@@ -412,21 +414,21 @@ impl<const N: usize> Terms<N> for AsTheyAre {
 /// Blocks begin in the order of their indices. Whoever waits for the totals waits for blocks that
 /// have begun.
 #[derive(Clone, Copy)]
-pub(crate) struct TotalsAhead {
+pub(crate) struct Normaliser {
     workspace: Workspace,
     /// How many things are counted; 0 where the totals are sums.
     counted: u64,
 }
 
-impl TotalsAhead {
+impl Normaliser {
     /// The sums of the blocks that add up, and where they come together.
     const PARTS: u32 = MAX_PARTIALS;
-    const TOTALS: u32 = Self::PARTS + 2 * MAX_TOTALS_BLOCKS;
+    const TOTALS: u32 = Self::PARTS + 2 * MAX_NORMALISER_BLOCKS;
 
     /// Totals that are sums.
     #[inline(always)]
     pub(crate) fn sums(workspace: Workspace) -> Self {
-        TotalsAhead { workspace, counted: 0 }
+        Normaliser { workspace, counted: 0 }
     }
 
     /// Totals that both are how many of `things` are to be counted, fewer than 2³²: a place has how
@@ -434,7 +436,7 @@ impl TotalsAhead {
     /// order.
     #[inline(always)]
     pub(crate) fn counts(workspace: Workspace, things: u64) -> Self {
-        TotalsAhead { workspace, counted: things }
+        Normaliser { workspace, counted: things }
     }
 
     /// Whether they are [`counts`](Self::counts).
@@ -448,7 +450,7 @@ impl TotalsAhead {
     ///
     /// # Safety
     /// The totals are counts; over the grid, all things are looked at once. Every thread of the
-    /// block calls this, which has not called [`team_sums`] since its last barrier.
+    /// block calls this, which has not called [`group_sums`] since its last barrier.
     #[inline(always)]
     pub(crate) unsafe fn count(self, looked_at: u32, count: u32) {
         sync_warp();
@@ -492,8 +494,8 @@ impl TotalsAhead {
     /// Sums over the first `blocks` blocks, of which this is one, what its threads have.
     ///
     /// # Safety
-    /// `blocks` is at most `abi::MAX_TOTALS_BLOCKS`. Every thread of those blocks calls this, once
-    /// a launch; the block has not called [`team_sums`] since its last barrier.
+    /// `blocks` is at most `abi::MAX_NORMALISER_BLOCKS`. Every thread of those blocks calls this, once
+    /// a launch; the block has not called [`group_sums`] since its last barrier.
     #[inline(always)]
     pub(crate) unsafe fn add_up(self, values: [f64; 2], blocks: u32) {
         let of_block = block_sums::<f64, false, 2>(values);
@@ -502,7 +504,7 @@ impl TotalsAhead {
             unrolled!(for index in 0..2; {
                 let part = Self::PARTS + index as u32 * blocks + block;
                 // SAFETY: each block has its own.
-                unsafe { self.workspace.leave(part, of_block[index]) };
+                unsafe { self.workspace.publish(part, of_block[index]) };
             });
         }
         if block + 1 < blocks {
@@ -524,7 +526,7 @@ impl TotalsAhead {
         if thread == 0 {
             unrolled!(for index in 0..2; {
                 // SAFETY: the last of the blocks alone leaves them.
-                unsafe { self.workspace.leave(Self::TOTALS + index as u32, totals[index]) };
+                unsafe { self.workspace.publish(Self::TOTALS + index as u32, totals[index]) };
             });
         }
     }
@@ -577,7 +579,7 @@ pub(crate) fn is_last_block() -> bool {
 }
 
 /// Sums each of `values` over the grid and calls `finish` with the sums, in one thread of the last
-/// block. Every thread of the grid must call it, once a launch; no block has called [`team_sums`]
+/// block. Every thread of the grid must call it, once a launch; no block has called [`group_sums`]
 /// since its last barrier.
 ///
 /// # Safety
@@ -593,7 +595,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
         unrolled!(for sum in 0..N; {
             let at = sum as u32 * grid_dim_x() + block_idx_x();
             // SAFETY: the caller's condition; each block leaves its own.
-            unsafe { workspace.leave(at, of_block[sum]) };
+            unsafe { workspace.publish(at, of_block[sum]) };
         });
     }
     // SAFETY: the caller's conditions.
@@ -633,7 +635,7 @@ unsafe fn sums_over_blocks<const N: usize>(workspace: Workspace, finish: impl Fn
             unrolled!(for sum in 0..N; {
                 let partial = of_groups + sum as u32 * groups + index;
                 // SAFETY: the caller's condition; each group has its own.
-                unsafe { workspace.leave(partial, of_group[sum]) };
+                unsafe { workspace.publish(partial, of_group[sum]) };
             });
         }
     }
@@ -656,7 +658,7 @@ unsafe fn sums_over_blocks<const N: usize>(workspace: Workspace, finish: impl Fn
     }
 }
 
-/// A block's place in a grid of `abi::blocks_of_pieces`, behind others in `front` of it.
+/// A block's place in a grid of `abi::grid_of_workers`, behind others in `front` of it.
 ///
 /// The last block of every stretch takes no piece. It adds up what the pieces of the stretch before
 /// its own have left, of which there is hardly one that it has to wait for. One of the last,
@@ -664,31 +666,31 @@ unsafe fn sums_over_blocks<const N: usize>(workspace: Workspace, finish: impl Fn
 /// long before the last piece, and all that it waits for then is what the last pieces leave. It
 /// begins `EARLY` stretches before the end, as long as it takes to fetch them; 1 or more.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<const EARLY: u32> {
+pub(crate) struct BlockRank<const EARLY: u32> {
     block: u32,
     front: u32,
 }
 
-impl<const EARLY: u32> Place<EARLY> {
+impl<const EARLY: u32> BlockRank<EARLY> {
     /// Pieces of a stretch.
-    const PIECES: u32 = STRETCH - 1;
+    const PIECES: u32 = ADDER_PERIOD - 1;
 
     #[inline(always)]
     pub(crate) fn of_block(front: u32) -> Self {
-        Place { block: block_idx_x().wrapping_sub(front), front }
+        BlockRank { block: block_idx_x().wrapping_sub(front), front }
     }
 
     /// The piece that the block takes, if there is such a piece, and the block does not [take
-    /// none](Self::takes_none).
+    /// none](Self::is_adder).
     #[inline(always)]
-    pub(crate) fn piece(self) -> u32 {
-        self.block - self.block / STRETCH
+    pub(crate) fn worker(self) -> u32 {
+        self.block - self.block / ADDER_PERIOD
     }
 
     /// Whether the block is the last of a stretch.
     #[inline(always)]
-    pub(crate) fn takes_none(self) -> bool {
-        (self.block + 1).is_multiple_of(STRETCH)
+    pub(crate) fn is_adder(self) -> bool {
+        (self.block + 1).is_multiple_of(ADDER_PERIOD)
     }
 
     /// The blocks of the grid behind those in front.
@@ -699,8 +701,8 @@ impl<const EARLY: u32> Place<EARLY> {
 
     /// The pieces of the grid.
     #[inline(always)]
-    pub(crate) fn pieces(self) -> u32 {
-        self.blocks() - (self.blocks() / STRETCH).max(1)
+    pub(crate) fn workers(self) -> u32 {
+        self.blocks() - (self.blocks() / ADDER_PERIOD).max(1)
     }
 
     /// The block that adds up the grid. It alone waits for blocks behind it, of which there is one
@@ -708,15 +710,15 @@ impl<const EARLY: u32> Place<EARLY> {
     #[inline(always)]
     fn last_adder(self) -> u32 {
         let blocks = self.blocks();
-        if blocks <= STRETCH {
+        if blocks <= ADDER_PERIOD {
             return blocks - 1;
         }
-        (1 + (blocks / STRETCH).saturating_sub(EARLY)) * STRETCH - 1
+        (1 + (blocks / ADDER_PERIOD).saturating_sub(EARLY)) * ADDER_PERIOD - 1
     }
 
     /// Whether the block adds up the grid.
     #[inline(always)]
-    pub(crate) fn adds_up_grid(self) -> bool {
+    pub(crate) fn is_last_adder(self) -> bool {
         self.block == self.last_adder()
     }
 
@@ -726,7 +728,7 @@ impl<const EARLY: u32> Place<EARLY> {
     /// The piece is one of `pieces`, those of the grid, of whose pairs all words have room; one
     /// thread leaves each, once a launch.
     #[inline(always)]
-    pub(crate) unsafe fn leave<R: Real>(
+    pub(crate) unsafe fn publish<R: Real>(
         piece: u32,
         pair: u32,
         terms: [R; 2],
@@ -738,13 +740,13 @@ impl<const EARLY: u32> Place<EARLY> {
             if word < Pairs::<R>::WORDS {
                 let at = (pair * Pairs::<R>::WORDS as u32 + word as u32) * pieces + piece;
                 // SAFETY: the caller's conditions.
-                unsafe { workspace.leave_bits(at, words[word]) };
+                unsafe { workspace.publish_bits(at, words[word]) };
             }
         });
     }
 
     /// The sums over all pieces of `pairs` of terms that they have left, one or two, for `finish`,
-    /// in one thread of the block that [adds up the grid](Self::adds_up_grid). A thread asks for
+    /// in one thread of the block that [adds up the grid](Self::is_last_adder). A thread asks for
     /// ASKS words at once.
     ///
     /// # Safety
@@ -757,11 +759,11 @@ impl<const EARLY: u32> Place<EARLY> {
         workspace: Workspace,
         finish: impl FnOnce([f64; 4]),
     ) {
-        let (index, of_grid) = (self.block / STRETCH, self.adds_up_grid());
+        let (index, of_grid) = (self.block / ADDER_PERIOD, self.is_last_adder());
         // Stretches that other blocks add up.
-        let stretches = (self.last_adder() / STRETCH).saturating_sub(1);
+        let stretches = (self.last_adder() / ADDER_PERIOD).saturating_sub(1);
         let (thread, threads) = (thread_idx_x(), block_dim_x());
-        let (words, pieces) = (Pairs::<R>::WORDS as u32, self.pieces());
+        let (words, pieces) = (Pairs::<R>::WORDS as u32, self.workers());
         let (from, to) = if of_grid {
             (stretches * Self::PIECES, pieces)
         } else if (1..=stretches).contains(&index) {
@@ -800,7 +802,7 @@ impl<const EARLY: u32> Place<EARLY> {
                 let set = |sum: usize| {
                     let at = of_stretches + sum as u32 * stretches + index - 1;
                     // SAFETY: the caller's conditions.
-                    unsafe { workspace.leave(at, sums[sum]) };
+                    unsafe { workspace.publish(at, sums[sum]) };
                 };
                 if !of_grid {
                     set(0);
@@ -808,8 +810,8 @@ impl<const EARLY: u32> Place<EARLY> {
                 } else if !is_last {
                     // SAFETY: one thread's.
                     unsafe {
-                        sums_of_places().set(0, sums[0]);
-                        sums_of_places().set(1, sums[1]);
+                        sums_of_first_pair().set(0, sums[0]);
+                        sums_of_first_pair().set(1, sums[1]);
                     }
                 }
             }
@@ -820,7 +822,7 @@ impl<const EARLY: u32> Place<EARLY> {
                         [a, b, 0.0, 0.0]
                     } else {
                         // SAFETY: as above.
-                        unsafe { [sums_of_places().get(0), sums_of_places().get(1), a, b] }
+                        unsafe { [sums_of_first_pair().get(0), sums_of_first_pair().get(1), a, b] }
                     });
                 }
                 return;
@@ -833,7 +835,7 @@ impl<const EARLY: u32> Place<EARLY> {
 
 cuda_std::shared_array! {
     /// The sums of the first pair of two.
-    fn sums_of_places() -> [f64; 2];
+    fn sums_of_first_pair() -> [f64; 2];
 }
 
 /// Terms of type R, by pairs: two of 32 bits are one word.

@@ -1,18 +1,18 @@
 //! The kernels of cross-entropy, by what targets are.
 
-use crate::plan::Form;
+use crate::plan::Regime;
 use kernels_gpu::Family;
 use kernels_gpu::abi::CrossEntropyArgs;
 
 /// The kernels for one kind of targets.
 pub(super) struct Kernels {
     /// Groups of 16 bytes of a row that a thread holds.
-    pub(super) held: usize,
+    pub(super) per_thread: usize,
     /// The same, of a row of which a block keeps others in shared memory, by the bytes of an
     /// element.
-    pub(super) held_beside: fn(usize) -> usize,
+    pub(super) vectors_beside: fn(usize) -> usize,
     /// The same, of a row of which a block computes gradients.
-    pub(super) held_with_gradients: fn(usize) -> usize,
+    pub(super) vectors_with_gradients: fn(usize) -> usize,
     pub(super) forward: PassKernels,
     pub(super) forward_backward: PassKernels,
     pub(super) backward: PassKernels,
@@ -20,27 +20,27 @@ pub(super) struct Kernels {
 
 type CrossEntropyFamily = &'static Family<CrossEntropyArgs>;
 
-/// The kernels of one pass, by [`Form`].
+/// The kernels of one pass, by [`Regime`].
 pub(super) struct PassKernels {
     packed: CrossEntropyFamily,
     lane_rows: CrossEntropyFamily,
     short_whole: CrossEntropyFamily,
-    held: CrossEntropyFamily,
+    registers: CrossEntropyFamily,
     few: CrossEntropyFamily,
     long: CrossEntropyFamily,
     stream: CrossEntropyFamily,
 }
 
 impl PassKernels {
-    pub(super) fn of(&self, form: Form) -> CrossEntropyFamily {
+    pub(super) fn of(&self, form: Regime) -> CrossEntropyFamily {
         match form {
-            Form::Packed => self.packed,
-            Form::LaneRows => self.lane_rows,
-            Form::ShortWhole => self.short_whole,
-            Form::Held => self.held,
-            Form::Few => self.few,
-            Form::Long => self.long,
-            Form::Stream => self.stream,
+            Regime::Packed => self.packed,
+            Regime::LaneRows => self.lane_rows,
+            Regime::ShortWhole => self.short_whole,
+            Regime::Registers => self.registers,
+            Regime::Few => self.few,
+            Regime::Long => self.long,
+            Regime::Stream => self.stream,
         }
     }
 }
@@ -49,14 +49,14 @@ macro_rules! kernels {
     ($loss:ident) => {{
         use kernels_gpu::kernels::$loss::*;
         Kernels {
-            held: HELD,
-            held_beside,
-            held_with_gradients,
+            per_thread: VECTORS,
+            vectors_beside,
+            vectors_with_gradients,
             forward: PassKernels {
                 packed: &FORWARD_PACKED,
                 lane_rows: &FORWARD_LANE_ROWS,
                 short_whole: &FORWARD_SHORT_WHOLE,
-                held: &FORWARD,
+                registers: &FORWARD,
                 few: &FORWARD_FEW,
                 long: &FORWARD_LONG,
                 stream: &FORWARD_STREAM,
@@ -66,7 +66,7 @@ macro_rules! kernels {
                 packed: &FORWARD_BACKWARD_PACKED,
                 lane_rows: &FORWARD_BACKWARD_LANE_ROWS,
                 short_whole: &FORWARD_BACKWARD_SHORT_WHOLE,
-                held: &FORWARD_BACKWARD,
+                registers: &FORWARD_BACKWARD,
                 few: &FORWARD_BACKWARD,
                 long: &FORWARD_BACKWARD_LONG,
                 stream: &FORWARD_BACKWARD_LONG,
@@ -75,7 +75,7 @@ macro_rules! kernels {
                 packed: &BACKWARD_PACKED,
                 lane_rows: &BACKWARD_LANE_ROWS,
                 short_whole: &BACKWARD_SHORT_WHOLE,
-                held: &BACKWARD,
+                registers: &BACKWARD,
                 few: &BACKWARD,
                 long: &BACKWARD_LONG,
                 stream: &BACKWARD_LONG,

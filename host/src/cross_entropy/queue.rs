@@ -7,7 +7,7 @@ use crate::element::Float;
 use crate::error::Result;
 use crate::launch::{Argument, check_memory, launch};
 use crate::plan::packed;
-use crate::plan::{self, Ahead, Form, Launch, Pass, RowsLaunch, SamplesKernels, SamplesLaunch};
+use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
 use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
 use kernels_gpu::{Entry, Family};
@@ -79,7 +79,7 @@ impl<'a> Launches<'a> {
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
         let kernels = Kernels::of(args);
-        let has_lane_rows = kernels.forward.of(Form::LaneRows).entry(T::DTYPE).is_some();
+        let has_lane_rows = kernels.forward.of(Regime::LaneRows).entry(T::DTYPE).is_some();
         let lie = packed_rows(args, element_bytes, has_lane_rows);
         Launches {
             kernels,
@@ -140,19 +140,19 @@ impl<'a> Launches<'a> {
         let room = |form| entry(form).map(|entry| gpu.room_for(entry.resident));
         let packed = packed::packed(pass, self.layout);
         let can = SamplesKernels {
-            held: self.kernels.held,
-            held_with_gradients: (self.kernels.held_with_gradients)(self.element_bytes),
-            packed: packed.zip(room(Form::Packed)),
-            lane_rows: packed.zip(room(Form::LaneRows)).filter(|(packed, _)| packed.fits_lanes),
+            per_thread: self.kernels.per_thread,
+            vectors_with_gradients: (self.kernels.vectors_with_gradients)(self.element_bytes),
+            packed: packed.zip(room(Regime::Packed)),
+            lane_rows: packed.zip(room(Regime::LaneRows)).filter(|(packed, _)| packed.fits_lanes),
             stream: (pass == Pass::Forward)
-                .then(|| room(Form::Stream))
+                .then(|| room(Regime::Stream))
                 .flatten()
                 .map(|device| (self.layout, device)),
             whole: self.whole,
-            short_block: most_threads(Form::ShortWhole).min(ROWS_BLOCK),
-            held_block: most_threads(Form::Held),
-            few_block: most_threads(Form::Few),
-            long_block: most_threads(Form::Long),
+            short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
+            held_block: most_threads(Regime::Registers),
+            few_block: most_threads(Regime::Few),
+            long_block: most_threads(Regime::Long),
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };
         let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
@@ -168,13 +168,13 @@ impl<'a> Launches<'a> {
             self.ask_for_shared_memory(pass, plan.form, entry, &mut shape, &mut args)?;
         }
         if pass == Pass::ForwardBackward && args.divisor == 0.0 {
-            let blocks = plan::totals_blocks(self.rows, shape.threads);
-            args.totals_blocks = blocks;
+            let blocks = plan::normaliser_blocks(self.rows, shape.threads);
+            args.normaliser_blocks = blocks;
             shape.blocks += blocks;
         }
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the
-        // gradient of; the plan has no more partial sums than the workspace has room for, a team
+        // gradient of; the plan has no more partial sums than the workspace has room for, a row group
         // holds what it is to hold, and a block has shared memory for what it is to keep; that the
         // memory is there until the work is done is the views' condition, or the tensors' doing.
         unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
@@ -188,14 +188,14 @@ impl<'a> Launches<'a> {
         args: &CrossEntropyArgs,
     ) -> CrossEntropyArgs {
         let (row_bytes, cache) = (self.row_bytes(), self.stream.gpu().cache());
-        let RowsLaunch { team, splits, .. } = plan.rows;
+        let RowsLaunch { group_threads, splits, .. } = plan.rows;
         let Ahead { rows: ahead, bytes: ahead_bytes } =
             plan::ahead(pass, plan, row_bytes, self.element_bytes, cache);
         let rows_of_block = plan.rows_of_block;
         let mut args =
-            CrossEntropyArgs { team, splits, rows_of_block, ahead, ahead_bytes, ..*args };
+            CrossEntropyArgs { group_threads, splits, rows_of_block, ahead, ahead_bytes, ..*args };
         args.plain = args.is_plain().into();
-        args.team_shift = team.trailing_zeros();
+        args.group_shift = group_threads.trailing_zeros();
         args.tile = plan.tile;
         args.stream = plan.stream;
         if plan.tail.rows > 0 {
@@ -203,7 +203,7 @@ impl<'a> Launches<'a> {
             (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
         }
         let asks_early = self.stream.gpu().overlaps() && pass == Pass::Forward;
-        if asks_early && !matches!(plan.form, Form::Packed | Form::LaneRows | Form::Stream) {
+        if asks_early && !matches!(plan.form, Regime::Packed | Regime::LaneRows | Regime::Stream) {
             let early = plan::early(plan, row_bytes, cache);
             (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
         }
@@ -214,26 +214,28 @@ impl<'a> Launches<'a> {
     fn ask_for_shared_memory(
         &self,
         pass: Pass,
-        form: Form,
+        form: Regime,
         entry: &'static Entry,
         shape: &mut Launch,
         args: &mut CrossEntropyArgs,
     ) -> Result<()> {
         let gpu = self.stream.gpu();
         match (pass, form) {
-            (Pass::ForwardBackward, Form::Long) => {
-                let held = (self.kernels.held_beside)(self.element_bytes) as u32 * shape.threads;
+            (Pass::ForwardBackward, Regime::Long) => {
+                let per_thread =
+                    (self.kernels.vectors_beside)(self.element_bytes) as u32 * shape.threads;
                 let room = gpu.dynamic_shared(entry)?;
-                args.kept_groups = plan::kept_groups(self.cols, self.element_bytes, held, room);
-                shape.shared_bytes = args.kept_groups * 16;
+                args.staged_vectors =
+                    plan::staged_vectors(self.cols, self.element_bytes, per_thread, room);
+                shape.shared_bytes = args.staged_vectors * 16;
                 Ok(())
             }
-            (Pass::Forward, Form::ShortWhole) => {
+            (Pass::Forward, Regime::ShortWhole) => {
                 let one_more = plan::wants_shared_of_one_more(self.row_bytes());
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }
             // More than a block has unless it is asked for.
-            (_, Form::Packed | Form::LaneRows | Form::Stream) => {
+            (_, Regime::Packed | Regime::LaneRows | Regime::Stream) => {
                 gpu.dynamic_shared(entry).map(|_| ())
             }
             _ => Ok(()),

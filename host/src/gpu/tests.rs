@@ -184,7 +184,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
         divisor: 1.0,
         parameter: 0.0,
         reduction: reduction::SCALAR,
-        team: NonZeroU32::MIN,
+        group_threads: NonZeroU32::MIN,
         splits: NonZeroU32::MIN,
         upstream_col_stride: 0,
         chunk_rows: 0,

@@ -81,7 +81,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             divisor: self.reduction.divisor(shape),
             parameter: self.parameter,
             reduction: R::KIND,
-            team: NonZeroU32::MIN,
+            group_threads: NonZeroU32::MIN,
             splits: NonZeroU32::MIN,
             upstream_col_stride: 0,
             chunk_rows: 0,

@@ -150,7 +150,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         {
             (args.chunk_rows, plan) = (chunk_rows, chunks);
         }
-        (args.team, args.splits) = (plan.team, plan.splits);
+        (args.group_threads, args.splits) = (plan.group_threads, plan.splits);
         let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
             (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
         } else {

@@ -6,9 +6,9 @@ pub(crate) mod packed;
 mod stream;
 
 use kernels_gpu::abi::{
-    CACHE_LINE, LINE_GROUPS, MAX_PARTIALS, MAX_TOTALS_BLOCKS, ROWS_BLOCK, STATS_PARTS, STRETCH,
-    StreamArgs, TOTALS_FLIGHT, TileArgs, blocks_of_pieces, chunk_shared_bytes, held_within,
-    max_blocks, max_pieces, reduction, words_of_piece,
+    ADDER_PERIOD, CACHE_LINE, LINE_VECTORS, MAX_NORMALISER_BLOCKS, MAX_PARTIALS, NORMALISER_FLIGHT,
+    ROWS_BLOCK, STATS_PARTS, StreamArgs, TileArgs, chunk_shared_bytes, grid_of_workers, max_blocks,
+    max_workers, reduction, vectors_within, words_of_worker,
 };
 use packed::{Device, Packed};
 use std::num::NonZeroU32;
@@ -29,7 +29,7 @@ pub(crate) struct Launch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RowsLaunch {
     pub(crate) launch: Launch,
-    pub(crate) team: NonZeroU32,
+    pub(crate) group_threads: NonZeroU32,
     pub(crate) splits: NonZeroU32,
 }
 
@@ -76,10 +76,10 @@ const MOST: [(Pass, [usize; 3]); 3] = [
 /// even for nothing: it writes the loss.
 pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: Dense) -> Launch {
     let Dense { threads, heavy } = dense;
-    let groups = (len / (16 / element_bytes)).max(1);
-    if groups <= SMALL {
+    let vectors = (len / (16 / element_bytes)).max(1);
+    if vectors <= SMALL {
         let threads = threads.min(256);
-        let blocks = groups.div_ceil(threads as usize) as u32;
+        let blocks = vectors.div_ceil(threads as usize) as u32;
         return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
     }
     // What sums and writes elements of 16 bits needs so many registers that only short blocks
@@ -89,7 +89,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     // Groups that a thread of the kernels has in flight, at most: more would leave blocks without a
     // tile.
     let flight = if pass == Pass::ForwardBackward { 4 } else { 2 };
-    let tiles = groups.div_ceil(threads as usize * flight);
+    let tiles = vectors.div_ceil(threads as usize * flight);
     let &(_, most) =
         MOST.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
     let column = if heavy { 1 + usize::from(element_bytes == 2) } else { 0 };
@@ -110,21 +110,21 @@ const LEAST_PART: usize = 4 * ROWS_BLOCK as usize;
 /// get a few threads each, longer ones a warp, long ones a block, and long ones that are few
 /// several blocks.
 pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) -> RowsLaunch {
-    let groups = cols.div_ceil(16 / element_bytes).max(1);
+    let vectors = cols.div_ceil(16 / element_bytes).max(1);
     let threads = ROWS_BLOCK as usize;
-    let team = match groups {
-        0..=32 => groups.next_power_of_two(),
+    let group_threads = match vectors {
+        0..=32 => vectors.next_power_of_two(),
         33..=256 => 32,
         _ => threads,
     };
     let mut splits = 1;
-    if team == threads && rows < BUSY {
-        splits = BUSY.div_ceil(rows.max(1)).min(groups / LEAST_PART).max(1);
+    if group_threads == threads && rows < BUSY {
+        splits = BUSY.div_ceil(rows.max(1)).min(vectors / LEAST_PART).max(1);
         if kind == reduction::ROWS {
             splits = splits.min(MAX_PARTIALS as usize / rows.max(1));
         }
     }
-    let blocks = (rows * splits).div_ceil(threads / team).max(1);
+    let blocks = (rows * splits).div_ceil(threads / group_threads).max(1);
     let most = if kind == reduction::SCALAR { 132 * 64 } else { i32::MAX as usize };
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     RowsLaunch {
@@ -134,7 +134,7 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
             shared_bytes: 0,
             cooperative: false,
         },
-        team: number(team),
+        group_threads: number(group_threads),
         splits: number(splits),
     }
 }
@@ -161,16 +161,16 @@ pub(crate) fn chunks(rows: usize, cols: usize, element_bytes: usize) -> Option<(
     let room = SHARED_BYTES - chunk_shared_bytes(0, cols, element_bytes);
     let chunk_rows = (elements / cols).min(room / one_row).min(rows.div_ceil(BUSY));
     let blocks = i32::try_from(rows.div_ceil(chunk_rows)).ok()? as u32;
-    // So many threads of a team that each sums a few terms; the whole block of what is nearly a
+    // So many threads of a row group that each sums a few terms; the whole block of what is nearly a
     // chunk.
-    let team = match cols {
+    let group_threads = match cols {
         0..=1024 => (cols / CHUNK_TERMS).next_power_of_two().min(32) as u32,
         _ => ROWS_BLOCK,
     };
     let shared_bytes = chunk_shared_bytes(chunk_rows, cols, element_bytes) as u32;
     let launch = Launch { blocks, threads: ROWS_BLOCK, shared_bytes, cooperative: false };
-    let team = NonZeroU32::new(team).expect("at least one");
-    Some((chunk_rows as u32, RowsLaunch { launch, team, splits: NonZeroU32::MIN }))
+    let group_threads = NonZeroU32::new(group_threads).expect("at least one");
+    Some((chunk_rows as u32, RowsLaunch { launch, group_threads, splits: NonZeroU32::MIN }))
 }
 
 /// Terms of a row that a thread sums, about, where there are threads for it. This, and from how many
@@ -181,8 +181,8 @@ const CHUNK_TERMS: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesLaunch {
     pub(crate) rows: RowsLaunch,
-    pub(crate) form: Form,
-    /// Rows that a block of the passes that sum takes, of grids of `abi::blocks_of_pieces`.
+    pub(crate) form: Regime,
+    /// Rows that a block of the passes that sum takes, of grids of `abi::grid_of_workers`.
     pub(crate) rows_of_block: NonZeroU32,
     /// Of grids of which a block takes a row, the last of them.
     pub(crate) tail: Tail,
@@ -205,16 +205,16 @@ pub(crate) struct Tail {
 impl Tail {
     const NONE: Self = Tail { rows: 0, parts: NonZeroU32::MIN, at: 0 };
 
-    /// Of `rows` rows of so many `groups`, of which each block of `threads` leaves `words` for
+    /// Of `rows` rows of so many `vectors`, of which each block of `threads` leaves `words` for
     /// `sums` sums.
-    fn new(rows: usize, groups: usize, threads: usize, words: u32, sums: u32) -> Self {
-        let parts = (groups / (FLIGHT * threads)).min(TAIL_PARTS);
+    fn new(rows: usize, vectors: usize, threads: usize, words: u32, sums: u32) -> Self {
+        let parts = (vectors / (FLIGHT * threads)).min(TAIL_PARTS);
         if rows < 2 * TAIL_ROWS || parts < 2 {
             return Tail::NONE;
         }
         let pieces = (rows + TAIL_ROWS * (parts - 1)) as u32;
         // Behind what the pieces leave, and the sums of their stretches.
-        let at = words * pieces + sums * pieces.div_ceil(STRETCH - 1);
+        let at = words * pieces + sums * pieces.div_ceil(ADDER_PERIOD - 1);
         let at = at.next_multiple_of(STATS_PARTS);
         let of_parts = (TAIL_ROWS * parts) as u32 * STATS_PARTS;
         if at + of_parts > MAX_PARTIALS {
@@ -228,8 +228,8 @@ impl Tail {
 impl Tail {
     /// Of few rows, which are all shared, in parts that a block is worth; or of none, if they are
     /// too short for two.
-    fn of_all(rows: usize, groups: usize, words: u32, sums: u32) -> Self {
-        let worth = groups / PART_GROUPS;
+    fn of_all(rows: usize, vectors: usize, words: u32, sums: u32) -> Self {
+        let worth = vectors / PART_GROUPS;
         // For each part what a piece leaves, with the sums of stretches, and what it has of its
         // row.
         let room = MAX_PARTIALS as usize / (words + sums + STATS_PARTS) as usize;
@@ -238,7 +238,7 @@ impl Tail {
             return Tail::NONE;
         }
         let pieces = (rows * parts) as u32;
-        let at = words * pieces + sums * pieces.div_ceil(STRETCH - 1);
+        let at = words * pieces + sums * pieces.div_ceil(ADDER_PERIOD - 1);
         let parts = NonZeroU32::new(parts as u32).expect("two at least");
         Tail { rows: rows as u32, parts, at: at.next_multiple_of(STATS_PARTS) }
     }
@@ -257,15 +257,15 @@ const TAIL_PARTS: usize = 4;
 
 /// Who takes a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Form {
+pub(crate) enum Regime {
     /// A lane or several of a warp, which has staged it in shared memory.
     Packed,
     /// The same, but a lane has a row, in registers.
     LaneRows,
-    /// A team of a warp, which holds it in registers: rows that are whole groups.
+    /// A row group of a warp, which holds it in registers: rows that are whole vectors.
     ShortWhole,
     /// A block, which holds it in registers.
-    Held,
+    Registers,
     /// The same of few rows, of which the loss alone is wanted: of as many threads as are soonest
     /// done.
     Few,
@@ -279,9 +279,9 @@ pub(crate) enum Form {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
     /// Groups of 16 bytes of a row that a thread holds.
-    pub(crate) held: usize,
+    pub(crate) per_thread: usize,
     /// The same, of a row of which a block holds the exponentials too.
-    pub(crate) held_with_gradients: usize,
+    pub(crate) vectors_with_gradients: usize,
     /// How rows are packed into tiles, if they are short enough, and for which device.
     pub(crate) packed: Option<(Packed, Device)>,
     /// The same, if a lane has registers for a row.
@@ -315,54 +315,56 @@ pub(crate) fn samples(
     element_bytes: usize,
     kernels: SamplesKernels,
 ) -> SamplesLaunch {
-    let groups = cols.div_ceil(16 / element_bytes).max(1);
+    let vectors = cols.div_ceil(16 / element_bytes).max(1);
     let backward = pass == Pass::Backward;
-    let of_team = groups.div_ceil(kernels.held);
-    let few = STRETCH as usize;
+    let of_group = vectors.div_ceil(kernels.per_thread);
+    let few = ADDER_PERIOD as usize;
     // Those of which there is room for what blocks leave.
     let (least, sums) = if pass == Pass::Forward { (few + 1, kernels.sums) } else { (0, 2) };
-    let most_pieces = max_pieces(words_of_piece(sums, element_bytes)) as usize;
+    let most_pieces = max_workers(words_of_worker(sums, element_bytes)) as usize;
     let held_rows = least..=most_pieces;
     let of_both = pass == Pass::ForwardBackward;
-    let held = if of_both { kernels.held_with_gradients } else { kernels.held };
-    let of_block = groups.div_ceil(held).next_multiple_of(32);
-    let of_few = groups.next_multiple_of(32);
+    let per_thread = if of_both { kernels.vectors_with_gradients } else { kernels.per_thread };
+    let of_block = vectors.div_ceil(per_thread).next_multiple_of(32);
+    let of_few = vectors.next_multiple_of(32);
     let room = if of_few <= 256 { ROOM } else { ROOM / 2 };
-    // Of a thread's groups, none but the last may be beyond the row.
-    let fills = |held, team| kernels.whole && held_within(held) * team <= groups;
+    // Of a thread's vectors, none but the last may be beyond the row.
+    let fills = |per_thread, group_threads| {
+        kernels.whole && vectors_within(per_thread) * group_threads <= vectors
+    };
     let is_few = pass == Pass::Forward
         && kernels.whole
         && of_few <= kernels.few_block as usize
         && (1..=few.min(room / of_few)).contains(&rows);
     // Two threads at least: one for each end of the row.
-    let short_team = of_team.next_power_of_two().max(2);
-    let teams = kernels.short_block as usize / short_team;
-    let is_short_whole = of_team <= 32
-        && groups * 16 >= SHORT_WHOLE_BYTES
-        && fills(kernels.held, short_team)
-        && (backward || rows.div_ceil(teams) <= most_pieces);
+    let warp_threads = of_group.next_power_of_two().max(2);
+    let groups = kernels.short_block as usize / warp_threads;
+    let is_short_whole = of_group <= 32
+        && vectors * 16 >= SHORT_WHOLE_BYTES
+        && fills(kernels.per_thread, warp_threads)
+        && (backward || rows.div_ceil(groups) <= most_pieces);
     let form = if is_short_whole {
-        Form::ShortWhole
+        Regime::ShortWhole
     } else if let Some(packed) = kernels.packed
-        && (of_team <= 32 || !is_few)
+        && (of_group <= 32 || !is_few)
     {
         return match kernels.lane_rows {
-            Some(packed) => packed_samples(pass, Form::LaneRows, rows, packed),
-            None => packed_samples(pass, Form::Packed, rows, packed),
+            Some(packed) => packed_samples(pass, Regime::LaneRows, rows, packed),
+            None => packed_samples(pass, Regime::Packed, rows, packed),
         };
     } else if is_few {
-        Form::Few
+        Regime::Few
     } else if of_block <= kernels.held_block as usize
-        && fills(held, of_block)
+        && fills(per_thread, of_block)
         && (backward || held_rows.contains(&rows))
     {
-        Form::Held
+        Regime::Registers
     } else {
-        Form::Long
+        Regime::Long
     };
     let is_streamed = match form {
-        Form::Held => rows >= STREAM_LEAST_ROWS,
-        Form::Long => true,
+        Regime::Registers => rows >= STREAM_LEAST_ROWS,
+        Regime::Long => true,
         _ => false,
     };
     if let Some((lie, device)) = kernels.stream
@@ -372,8 +374,8 @@ pub(crate) fn samples(
         let (launch, stream) = stream::layout(rows, &lie, device);
         let one = NonZeroU32::MIN;
         return SamplesLaunch {
-            rows: RowsLaunch { launch, team: one, splits: one },
-            form: Form::Stream,
+            rows: RowsLaunch { launch, group_threads: one, splits: one },
+            form: Regime::Stream,
             rows_of_block: one,
             tail: Tail::NONE,
             tile: TileArgs::default(),
@@ -381,71 +383,73 @@ pub(crate) fn samples(
         };
     }
     let most = match form {
-        Form::Packed | Form::LaneRows => unreachable!("planned above"),
-        Form::ShortWhole => kernels.short_block,
-        Form::Held => kernels.held_block,
-        Form::Few => kernels.few_block,
-        Form::Long => kernels.long_block,
-        Form::Stream => unreachable!("planned above"),
+        Regime::Packed | Regime::LaneRows => unreachable!("planned above"),
+        Regime::ShortWhole => kernels.short_block,
+        Regime::Registers => kernels.held_block,
+        Regime::Few => kernels.few_block,
+        Regime::Long => kernels.long_block,
+        Regime::Stream => unreachable!("planned above"),
     } as usize;
     let mut splits = 1;
-    let (threads, team) = match form {
-        Form::Packed | Form::LaneRows => unreachable!("planned above"),
-        Form::ShortWhole => (most, short_team),
-        Form::Few => (of_few, of_few),
-        Form::Long if pass == Pass::Forward => {
-            // Warps that have all of a row's groups in flight at once.
-            let warps = groups.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
+    let (threads, group_threads) = match form {
+        Regime::Packed | Regime::LaneRows => unreachable!("planned above"),
+        Regime::ShortWhole => (most, warp_threads),
+        Regime::Few => (of_few, of_few),
+        Regime::Long if pass == Pass::Forward => {
+            // Warps that have all of a row's vectors in flight at once.
+            let warps = vectors.div_ceil(32 * FLIGHT).next_power_of_two().min(most / 32);
             let threads = warps * 32;
             (threads, threads)
         }
-        Form::Long if backward => {
+        Regime::Long if backward => {
             // Parts that a block holds, as even as warps can; what is missing in the row's first
             // line takes room.
-            let groups = groups + LINE_GROUPS as usize - 1;
-            splits = groups.div_ceil(kernels.held * most);
-            let threads = groups.div_ceil(splits * kernels.held).next_multiple_of(32);
+            let vectors = vectors + LINE_VECTORS as usize - 1;
+            splits = vectors.div_ceil(kernels.per_thread * most);
+            let threads = vectors.div_ceil(splits * kernels.per_thread).next_multiple_of(32);
             (threads, threads)
         }
-        Form::Long => {
-            let threads = groups.div_ceil(KEPT).next_multiple_of(32).min(most);
+        Regime::Long => {
+            let threads = vectors.div_ceil(KEPT).next_multiple_of(32).min(most);
             (threads, threads)
         }
-        Form::Held => (of_block, of_block),
-        Form::Stream => unreachable!("planned above"),
+        Regime::Registers => (of_block, of_block),
+        Regime::Stream => unreachable!("planned above"),
     };
-    let teams = threads / team;
+    let groups = threads / group_threads;
     let (blocks, rows_of_block) = match form {
-        _ if backward || splits > 1 => ((rows * splits).div_ceil(teams).max(1), 1),
-        Form::Held | Form::Few => (blocks_of_pieces(rows as u32) as usize, 1),
-        // As many rows as a block has teams, in the order of memory; more where there are too many
+        _ if backward || splits > 1 => ((rows * splits).div_ceil(groups).max(1), 1),
+        Regime::Registers | Regime::Few => (grid_of_workers(rows as u32) as usize, 1),
+        // As many rows as a block has row groups, in the order of memory; more where there are too many
         // blocks.
-        Form::ShortWhole | Form::Packed | Form::LaneRows | Form::Long | Form::Stream => {
-            let rows_of_block = rows.div_ceil(teams).div_ceil(most_pieces).max(1) * teams;
-            (blocks_of_pieces(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
+        Regime::ShortWhole | Regime::Packed | Regime::LaneRows | Regime::Long | Regime::Stream => {
+            let rows_of_block = rows.div_ceil(groups).div_ceil(most_pieces).max(1) * groups;
+            (grid_of_workers(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
     };
     let (mut tail, mut blocks) = (Tail::NONE, blocks);
-    let takes_one = form == Form::Long && pass == Pass::Forward && rows_of_block == 1;
-    if takes_one && team == most {
-        let words = words_of_piece(sums, element_bytes);
+    let takes_one = form == Regime::Long && pass == Pass::Forward && rows_of_block == 1;
+    if takes_one && group_threads == most {
+        let words = words_of_worker(sums, element_bytes);
         tail = if rows < BUSY {
-            Tail::of_all(rows, groups, words, sums)
+            Tail::of_all(rows, vectors, words, sums)
         } else {
-            Tail::new(rows, groups, threads, words, sums)
+            Tail::new(rows, vectors, threads, words, sums)
         };
-        blocks = blocks_of_pieces(rows as u32 + tail.rows * (tail.parts.get() - 1)) as usize;
+        blocks = grid_of_workers(rows as u32 + tail.rows * (tail.parts.get() - 1)) as usize;
     }
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    // A block that holds a row keeps the group of its class, teams keep theirs.
+    // A block that holds a row keeps the vector of its class, row groups keep theirs.
     let shared_bytes = match form {
-        Form::Held => 16,
-        Form::ShortWhole if pass == Pass::Forward => 16 * kernels.held * ROWS_BLOCK as usize,
+        Regime::Registers => 16,
+        Regime::ShortWhole if pass == Pass::Forward => {
+            16 * kernels.per_thread * ROWS_BLOCK as usize
+        }
         _ => 0,
     } as u32;
     let launch =
         Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes, cooperative: false };
-    let rows = RowsLaunch { launch, team: number(team), splits: number(splits) };
+    let rows = RowsLaunch { launch, group_threads: number(group_threads), splits: number(splits) };
     let (tile, stream) = (TileArgs::default(), StreamArgs::default());
     SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile, stream }
 }
@@ -463,18 +467,18 @@ const SHORT_WHOLE_BYTES: usize = 512;
 /// The launch of a pass over packed rows.
 fn packed_samples(
     pass: Pass,
-    form: Form,
+    form: Regime,
     rows: usize,
     (packed, device): (Packed, Device),
 ) -> SamplesLaunch {
     let pieces = packed.blocks(pass, rows, device);
     let blocks = match pass {
         Pass::Backward => pieces.max(1),
-        Pass::Forward | Pass::ForwardBackward => blocks_of_pieces(pieces as u32) as usize,
+        Pass::Forward | Pass::ForwardBackward => grid_of_workers(pieces as u32) as usize,
     };
     let one = NonZeroU32::MIN;
     SamplesLaunch {
-        rows: RowsLaunch { launch: packed.launch(blocks), team: one, splits: one },
+        rows: RowsLaunch { launch: packed.launch(blocks), group_threads: one, splits: one },
         form,
         rows_of_block: one,
         tail: Tail::NONE,
@@ -489,13 +493,18 @@ fn packed_samples(
 const KEPT: usize = 12;
 
 /// Groups of 16 bytes of a row that a block keeps in `shared_bytes` of dynamic shared memory,
-/// behind the first `held`. How much a device has does not change in what order a row is summed:
-/// whoever keeps a group reads it at the same turn.
-pub(crate) fn kept_groups(cols: usize, element_bytes: usize, held: u32, shared_bytes: u32) -> u32 {
-    // A row has no more groups, however it lies; the first may lie in a line that begins before it.
-    let groups = cols / (16 / element_bytes) + LINE_GROUPS as usize - 1;
-    let groups = groups.saturating_sub(held as usize);
-    groups.min(shared_bytes as usize / 16) as u32
+/// behind the first `in registers`. How much a device has does not change in what order a row is summed:
+/// whoever keeps a vector reads it at the same turn.
+pub(crate) fn staged_vectors(
+    cols: usize,
+    element_bytes: usize,
+    per_thread: u32,
+    shared_bytes: u32,
+) -> u32 {
+    // A row has no more vectors, however it lies; the first may lie in a line that begins before it.
+    let vectors = cols / (16 / element_bytes) + LINE_VECTORS as usize - 1;
+    let vectors = vectors.saturating_sub(per_thread as usize);
+    vectors.min(shared_bytes as usize / 16) as u32
 }
 
 /// The second-level cache of a device, and what shares it.
@@ -533,14 +542,14 @@ pub(crate) fn ahead(
     // On an H200, 5 to 13 MB do as well.
     let whole_rows = part(6);
     match (pass, form) {
-        (Pass::ForwardBackward, Form::Held) => whole_rows,
-        (_, Form::Packed | Form::LaneRows) => none,
+        (Pass::ForwardBackward, Regime::Registers) => whole_rows,
+        (_, Regime::Packed | Regime::LaneRows) => none,
         // Of rows of which a block has several it asks for more at once: on an H200, 4 MB do best.
-        (Pass::ForwardBackward, Form::ShortWhole) => part(12),
+        (Pass::ForwardBackward, Regime::ShortWhole) => part(12),
         // A multiprocessor has one such row at a time, and this one is wanted when half of them
         // have begun another. Nearer and farther is slower on an H200, and of elements of 16 bits
         // whole rows are.
-        (Pass::ForwardBackward, Form::Long) if launch.threads > 512 => {
+        (Pass::ForwardBackward, Regime::Long) if launch.threads > 512 => {
             let rows = (cache.multiprocessors / 2).max(1);
             let bytes = if element_bytes == 2 { row_bytes / 2 } else { row_bytes };
             Ahead { rows: rows as u32, bytes: bytes.min(cache.bytes / 4 / rows) as u32 }
@@ -563,10 +572,10 @@ pub(crate) fn wants_shared_of_one_more(row_bytes: usize) -> bool {
 /// while the launch before it ends: the first rows, of which it then has begun. Not so much that
 /// what that launch has written, or still reads, has to leave.
 pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
-    let RowsLaunch { launch, team, .. } = plan.rows;
-    let teams = (launch.threads / team) as usize;
+    let RowsLaunch { launch, group_threads, .. } = plan.rows;
+    let groups = (launch.threads / group_threads) as usize;
     let bytes = row_bytes.min(EARLY_BYTES);
-    let blocks = early_bytes(cache) / (bytes * teams).max(1);
+    let blocks = early_bytes(cache) / (bytes * groups).max(1);
     Early { blocks: blocks as u32, bytes: bytes as u32 }
 }
 
@@ -587,9 +596,10 @@ pub(crate) struct Early {
 
 /// How many blocks of `threads` add up the class weights of `rows` targets, for those that compute
 /// gradients.
-pub(crate) fn totals_blocks(rows: usize, threads: u32) -> u32 {
+pub(crate) fn normaliser_blocks(rows: usize, threads: u32) -> u32 {
     // Everybody waits for them: a few targets in each thread are fastest.
-    rows.div_ceil(threads as usize * TOTALS_FLIGHT).clamp(1, MAX_TOTALS_BLOCKS as usize) as u32
+    rows.div_ceil(threads as usize * NORMALISER_FLIGHT).clamp(1, MAX_NORMALISER_BLOCKS as usize)
+        as u32
 }
 
 #[cfg(test)]
@@ -613,8 +623,11 @@ mod tests {
                 assert_eq!(plan.launch.shared_bytes as usize, bytes);
                 assert!(of_chunk > 0 && bytes <= SHARED_BYTES, "{rows}×{cols}: {bytes} bytes");
                 assert_eq!(plan.launch.blocks as usize, rows.div_ceil(of_chunk as usize));
-                let team = plan.team.get();
-                assert!(team.is_power_of_two() && (team <= 32 || team == plan.launch.threads));
+                let group_threads = plan.group_threads.get();
+                assert!(
+                    group_threads.is_power_of_two()
+                        && (group_threads <= 32 || group_threads == plan.launch.threads)
+                );
             }
         }
     }
@@ -662,8 +675,8 @@ mod tests {
     }
 
     const KERNELS: SamplesKernels = SamplesKernels {
-        held: 4,
-        held_with_gradients: 4,
+        per_thread: 4,
+        vectors_with_gradients: 4,
         packed: None,
         lane_rows: None,
         stream: None,
@@ -675,27 +688,27 @@ mod tests {
         sums: 2,
     };
 
-    fn shape(plan: SamplesLaunch) -> (Form, u32, u32, u32, u32) {
-        let RowsLaunch { launch, team, splits } = plan.rows;
-        (plan.form, launch.blocks, launch.threads, team.get(), splits.get())
+    fn shape(plan: SamplesLaunch) -> (Regime, u32, u32, u32, u32) {
+        let RowsLaunch { launch, group_threads, splits } = plan.rows;
+        (plan.form, launch.blocks, launch.threads, group_threads.get(), splits.get())
     }
 
     #[test]
     fn samples_get_as_many_warps_as_hold_them() {
         let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
-        assert_eq!(launch(128, 1000), (Form::Few, 128 + 1, 256, 256, 1));
-        assert_eq!(launch(1024, 1000), (Form::Few, 1024 + 1, 256, 256, 1));
-        assert_eq!(launch(256, 2048), (Form::Few, 256 + 1, 512, 512, 1));
-        assert_eq!(launch(512, 2048), (Form::Long, 512 + 1, 128, 128, 1));
-        assert_eq!(launch(1024, 2048), (Form::Long, 1024 + 1, 128, 128, 1));
-        assert_eq!(launch(128, 4096), (Form::Long, 128 + 1, 256, 256, 1));
-        assert_eq!(launch(32768, 1000), (Form::Held, 32768 + 32, 64, 64, 1));
-        assert_eq!(launch(32768, 2048), (Form::Held, 32768 + 32, 128, 128, 1));
+        assert_eq!(launch(262_144, 128), (Regime::ShortWhole, 8192 + 8, 256, 8, 1));
+        assert_eq!(launch(128, 1000), (Regime::Few, 128 + 1, 256, 256, 1));
+        assert_eq!(launch(1024, 1000), (Regime::Few, 1024 + 1, 256, 256, 1));
+        assert_eq!(launch(256, 2048), (Regime::Few, 256 + 1, 512, 512, 1));
+        assert_eq!(launch(512, 2048), (Regime::Long, 512 + 1, 128, 128, 1));
+        assert_eq!(launch(1024, 2048), (Regime::Long, 1024 + 1, 128, 128, 1));
+        assert_eq!(launch(128, 4096), (Regime::Long, 128 + 1, 256, 256, 1));
+        assert_eq!(launch(32768, 1000), (Regime::Registers, 32768 + 32, 64, 64, 1));
+        assert_eq!(launch(32768, 2048), (Regime::Registers, 32768 + 32, 128, 128, 1));
         // Of which the last are shared by four blocks each.
-        assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 3 * 264 + 4, 256, 256, 1));
+        assert_eq!(launch(4096, 50257), (Regime::Long, 4096 + 3 * 264 + 4, 256, 256, 1));
         // Of which all are shared by 32 blocks each.
-        assert_eq!(launch(8, 262_144), (Form::Long, 8 * 32 + 1, 256, 256, 1));
+        assert_eq!(launch(8, 262_144), (Regime::Long, 8 * 32 + 1, 256, 256, 1));
     }
 
     /// The kernels for contiguous f32 rows of so many columns, on a device of 132 multiprocessors.
@@ -721,22 +734,22 @@ mod tests {
     fn short_rows_are_packed_unless_registers_hold_them_whole() {
         let form = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).form;
         for cols in [1, 2, 10, 32, 96, 127, 129, 500 + 1, 1000, 1023] {
-            assert_eq!(form(262_144, cols), Form::Packed, "{cols} columns");
+            assert_eq!(form(262_144, cols), Regime::Packed, "{cols} columns");
         }
-        assert_eq!([128, 256, 512].map(|cols| form(65536, cols)), [Form::ShortWhole; 3]);
-        assert_eq!(form(65536, 1025), Form::Long);
+        assert_eq!([128, 256, 512].map(|cols| form(65536, cols)), [Regime::ShortWhole; 3]);
+        assert_eq!(form(65536, 1025), Regime::Long);
         // So many that blocks have no room for their partial sums.
-        let most = 32 * max_pieces(1) as usize;
-        assert_eq!((form(most, 128), form(most + 1, 128)), (Form::ShortWhole, Form::Packed));
-        assert_eq!(form(0, 5), Form::Packed);
+        let most = 32 * max_workers(1) as usize;
+        assert_eq!((form(most, 128), form(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
+        assert_eq!(form(0, 5), Regime::Packed);
     }
 
     #[test]
     fn blocks_of_packed_rows_fill_a_device() {
         let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
         // A multiprocessor has room for five blocks, by its registers and by its shared memory.
-        assert_eq!(blocks(Pass::Forward, 1 << 24), blocks_of_pieces(132 * 5));
-        assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), blocks_of_pieces(132 * 5 * 8));
+        assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5));
+        assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), grid_of_workers(132 * 5 * 8));
         assert_eq!(blocks(Pass::Backward, 1 << 24), 132 * 5 * 8);
         assert_eq!((blocks(Pass::Forward, 1), blocks(Pass::Backward, 0)), (2, 1));
     }
@@ -747,10 +760,10 @@ mod tests {
             let plan = samples(pass, rows, cols, 4, KERNELS);
             (plan.rows.launch.blocks, plan.rows_of_block.get())
         };
-        let most = max_pieces(1) as usize;
+        let most = max_workers(1) as usize;
         let half = (most as u32 + 1).div_ceil(2);
-        assert_eq!(launch(Pass::Forward, most + 1, 50257), (blocks_of_pieces(half), 2));
-        assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (blocks_of_pieces(half), 2));
+        assert_eq!(launch(Pass::Forward, most + 1, 50257), (grid_of_workers(half), 2));
+        assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (grid_of_workers(half), 2));
     }
 
     #[test]
@@ -764,7 +777,10 @@ mod tests {
         for rows in 1..105_000 {
             let Tail { rows: last, parts, at } = tail(rows, 50257);
             let pieces = rows as u32 + last * (parts.get() - 1);
-            assert!(last == 0 || at >= pieces + 2 * pieces.div_ceil(STRETCH - 1), "{rows} rows");
+            assert!(
+                last == 0 || at >= pieces + 2 * pieces.div_ceil(ADDER_PERIOD - 1),
+                "{rows} rows"
+            );
             assert!(at + last * parts.get() * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
         }
     }
@@ -778,8 +794,9 @@ mod tests {
                 let Tail { rows: shared, parts, at } = plan.tail;
                 let pieces = shared * parts.get();
                 assert!(shared as usize == rows && parts.get() > 1, "{rows} rows");
-                assert_eq!(plan.rows.launch.blocks, blocks_of_pieces(pieces));
-                let left = words_of_piece(sums, 4) * pieces + sums * pieces.div_ceil(STRETCH - 1);
+                assert_eq!(plan.rows.launch.blocks, grid_of_workers(pieces));
+                let left =
+                    words_of_worker(sums, 4) * pieces + sums * pieces.div_ceil(ADDER_PERIOD - 1);
                 assert!(at >= left && at + pieces * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
             }
         }
@@ -788,34 +805,38 @@ mod tests {
     #[test]
     fn samples_of_which_gradients_are_written_get_a_block_each() {
         let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
-        assert_eq!(launch(32768, 4096), (Form::Held, 32768 + 32, 256, 256, 1));
-        assert_eq!(launch(8192, 8192), (Form::Held, 8192 + 8, 512, 512, 1));
-        assert_eq!(launch(8192, 8193), (Form::Long, 8192 + 8, 192, 192, 1));
-        assert_eq!(launch(4096, 50257), (Form::Long, 4096 + 4, 256, 256, 1));
-        // Or a block for as many short ones as it has teams.
-        assert_eq!(launch(262_144, 128), (Form::ShortWhole, 8192 + 8, 256, 8, 1));
+        assert_eq!(launch(32768, 4096), (Regime::Registers, 32768 + 32, 256, 256, 1));
+        assert_eq!(launch(8192, 8192), (Regime::Registers, 8192 + 8, 512, 512, 1));
+        assert_eq!(launch(8192, 8193), (Regime::Long, 8192 + 8, 192, 192, 1));
+        assert_eq!(launch(4096, 50257), (Regime::Long, 4096 + 4, 256, 256, 1));
+        // Or a block for as many short ones as it has row groups.
+        assert_eq!(launch(262_144, 128), (Regime::ShortWhole, 8192 + 8, 256, 8, 1));
     }
 
     #[test]
     fn a_block_holds_a_row_of_which_only_its_last_groups_may_be_beyond() {
-        let form = |rows, groups| samples(Pass::ForwardBackward, rows, groups * 4, 4, KERNELS).form;
-        // Of 64 threads, 192 groups are the first three of each.
-        assert_eq!((form(100, 191), form(100, 192)), (Form::Long, Form::Held));
-        for groups in 129..2048_usize {
-            let threads = groups.div_ceil(4).next_multiple_of(32);
-            let held = form(100, groups) == Form::Held;
-            assert_eq!(held, 3 * threads <= groups, "{groups} groups");
+        let form =
+            |rows, vectors| samples(Pass::ForwardBackward, rows, vectors * 4, 4, KERNELS).form;
+        // Of 64 threads, 192 vectors are the first three of each.
+        assert_eq!((form(100, 191), form(100, 192)), (Regime::Long, Regime::Registers));
+        for vectors in 129..2048_usize {
+            let threads = vectors.div_ceil(4).next_multiple_of(32);
+            let per_thread = form(100, vectors) == Regime::Registers;
+            assert_eq!(per_thread, 3 * threads <= vectors, "{vectors} vectors");
         }
         // Of 16 bits, with gradients, only the first half are within the row.
-        let kernels = SamplesKernels { held_with_gradients: 8, ..KERNELS };
-        for groups in 129..4096 {
-            let plan = samples(Pass::ForwardBackward, 100, groups * 8, 2, kernels);
-            let threads = groups.div_ceil(8).next_multiple_of(32);
-            assert_eq!((plan.form, plan.rows.launch.threads as usize), (Form::Held, threads));
-            assert!(4 * threads <= groups, "{groups} groups");
+        let kernels = SamplesKernels { vectors_with_gradients: 8, ..KERNELS };
+        for vectors in 129..4096 {
+            let plan = samples(Pass::ForwardBackward, 100, vectors * 8, 2, kernels);
+            let threads = vectors.div_ceil(8).next_multiple_of(32);
+            assert_eq!(
+                (plan.form, plan.rows.launch.threads as usize),
+                (Regime::Registers, threads)
+            );
+            assert!(4 * threads <= vectors, "{vectors} vectors");
             // A forward pass holds as many as before.
-            let forward = samples(Pass::Forward, 2000, groups * 8, 2, kernels);
-            let alone = samples(Pass::Forward, 2000, groups * 8, 2, KERNELS);
+            let forward = samples(Pass::Forward, 2000, vectors * 8, 2, kernels);
+            let alone = samples(Pass::Forward, 2000, vectors * 8, 2, KERNELS);
             assert_eq!(forward, alone);
         }
     }
@@ -823,13 +844,14 @@ mod tests {
     #[test]
     fn every_piece_has_a_block() {
         for pieces in [0, 1, 1022, 1023, 1024, 1025, 2046, 2047, 10_000] {
-            let blocks = blocks_of_pieces(pieces);
-            let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(STRETCH));
-            let taken = taken.map(|block| block - block / STRETCH).filter(|&piece| piece < pieces);
+            let blocks = grid_of_workers(pieces);
+            let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(ADDER_PERIOD));
+            let taken =
+                taken.map(|block| block - block / ADDER_PERIOD).filter(|&piece| piece < pieces);
             assert!(taken.eq(0..pieces), "{pieces} pieces");
-            assert!(pieces >= STRETCH || blocks == pieces + 1);
+            assert!(pieces >= ADDER_PERIOD || blocks == pieces + 1);
             // As the kernels count them.
-            assert_eq!(blocks - (blocks / STRETCH).max(1), pieces);
+            assert_eq!(blocks - (blocks / ADDER_PERIOD).max(1), pieces);
         }
     }
 
@@ -839,15 +861,15 @@ mod tests {
             let plan =
                 |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
             for pass in [Pass::Forward, Pass::ForwardBackward] {
-                let held = |&rows: &usize| plan(pass, rows).form == Form::Held;
-                let most = (1..1 << 20).rfind(held).expect("there is one");
+                let per_thread = |&rows: &usize| plan(pass, rows).form == Regime::Registers;
+                let most = (1..1 << 20).rfind(per_thread).expect("there is one");
                 assert!(most >= at_least);
                 let blocks = plan(pass, most).rows.launch.blocks;
-                assert_eq!(blocks, blocks_of_pieces(most as u32));
-                let words = words_of_piece(2, element_bytes) as usize;
-                let stretches = most.div_ceil(STRETCH as usize - 1);
+                assert_eq!(blocks, grid_of_workers(most as u32));
+                let words = words_of_worker(2, element_bytes) as usize;
+                let stretches = most.div_ceil(ADDER_PERIOD as usize - 1);
                 assert!(words * most + 2 * stretches <= MAX_PARTIALS as usize);
-                assert_eq!(plan(pass, most + 1).form, Form::Long);
+                assert_eq!(plan(pass, most + 1).form, Regime::Long);
             }
         }
     }
@@ -885,18 +907,18 @@ mod tests {
                 early(&plan, cols * 4, Cache { bytes: 60 << 20, multiprocessors: 132 });
             (plan.form, blocks, bytes)
         };
-        assert_eq!(early(32768, 4096), (Form::Held, 960, 16384));
-        assert_eq!(early(262_144, 128), (Form::ShortWhole, 960, 512));
-        assert_eq!(early(128, 1000), (Form::Few, 3932, 4000));
-        assert_eq!(early(4096, 50257), (Form::Long, 960, 16384));
+        assert_eq!(early(32768, 4096), (Regime::Registers, 960, 16384));
+        assert_eq!(early(262_144, 128), (Regime::ShortWhole, 960, 512));
+        assert_eq!(early(128, 1000), (Regime::Few, 3932, 4000));
+        assert_eq!(early(4096, 50257), (Regime::Long, 960, 16384));
     }
 
     #[test]
     fn a_block_keeps_no_more_than_a_row_or_its_shared_memory() {
-        assert_eq!(kept_groups(50_257, 4, 4096, 228_848), 12_564 + 7 - 4096);
-        assert_eq!(kept_groups(128_256, 2, 1024, 228_848), 14_303);
-        assert_eq!(kept_groups(3, 4, 64, 228_848), 0);
-        assert_eq!(kept_groups(128_256, 2, 4096, 15), 0);
+        assert_eq!(staged_vectors(50_257, 4, 4096, 228_848), 12_564 + 7 - 4096);
+        assert_eq!(staged_vectors(128_256, 2, 1024, 228_848), 14_303);
+        assert_eq!(staged_vectors(3, 4, 64, 228_848), 0);
+        assert_eq!(staged_vectors(128_256, 2, 4096, 15), 0);
     }
 
     #[test]
@@ -915,13 +937,13 @@ mod tests {
                 4,
                 SamplesKernels { whole: false, ..kernels(cols) },
             );
-            let [groups, missing] = [cols.div_ceil(4), LINE_GROUPS as usize - 1];
-            let of_part = launch.threads as usize * KERNELS.held;
-            if form == Form::Long {
-                assert!(splits.get() as usize * of_part >= groups + missing, "{cols}");
-                assert!((splits.get() - 1) as usize * of_part < groups + missing, "{cols}");
+            let [vectors, missing] = [cols.div_ceil(4), LINE_VECTORS as usize - 1];
+            let of_part = launch.threads as usize * KERNELS.per_thread;
+            if form == Regime::Long {
+                assert!(splits.get() as usize * of_part >= vectors + missing, "{cols}");
+                assert!((splits.get() - 1) as usize * of_part < vectors + missing, "{cols}");
             } else {
-                assert_eq!((form, splits.get()), (Form::Packed, 1), "{cols}");
+                assert_eq!((form, splits.get()), (Regime::Packed, 1), "{cols}");
             }
         }
     }
@@ -932,23 +954,26 @@ mod tests {
             for cols in (0..31).map(|power| 1 << power) {
                 for pass in PASSES {
                     let plan = samples(pass, count, cols, 8, KERNELS);
-                    let RowsLaunch { launch, team, splits } = plan.rows;
+                    let RowsLaunch { launch, group_threads, splits } = plan.rows;
                     let pieces = count * splits.get() as usize;
-                    assert!(launch.threads.is_multiple_of(team.get()));
+                    assert!(launch.threads.is_multiple_of(group_threads.get()));
                     match pass {
                         _ if splits.get() == 1 => {
                             let pieces = count.div_ceil(plan.rows_of_block.get() as usize) as u32;
-                            let teams = launch.threads / team;
+                            let groups = launch.threads / group_threads;
                             let blocks_sum = pass != Pass::Backward;
-                            assert!(!blocks_sum || pieces <= max_pieces(words_of_piece(2, 8)));
-                            assert!(!blocks_sum || plan.rows_of_block.get().is_multiple_of(teams));
+                            assert!(!blocks_sum || pieces <= max_workers(words_of_worker(2, 8)));
+                            assert!(!blocks_sum || plan.rows_of_block.get().is_multiple_of(groups));
                         }
                         Pass::Forward => {
-                            assert_eq!((plan.form, team.get()), (Form::Long, launch.threads));
+                            assert_eq!(
+                                (plan.form, group_threads.get()),
+                                (Regime::Long, launch.threads)
+                            );
                             let warps = launch.threads as usize / 32;
                             assert!(pieces * warps * STATS_PARTS as usize <= MAX_PARTIALS as usize);
                         }
-                        Pass::Backward => assert_eq!(plan.form, Form::Long),
+                        Pass::Backward => assert_eq!(plan.form, Regime::Long),
                         Pass::ForwardBackward => panic!("split"),
                     }
                 }
@@ -959,20 +984,26 @@ mod tests {
     #[test]
     fn short_rows_share_a_warp() {
         let plan = rows(reduction::ROWS, 1000, 10, 4);
-        assert_eq!((plan.team.get(), plan.splits.get()), (4, 1));
+        assert_eq!((plan.group_threads.get(), plan.splits.get()), (4, 1));
         assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
     }
 
     #[test]
     fn long_rows_get_a_block_each() {
         let plan = rows(reduction::ROWS, 16384, 16384, 4);
-        assert_eq!((plan.team.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 16384));
+        assert_eq!(
+            (plan.group_threads.get(), plan.splits.get(), plan.launch.blocks),
+            (256, 1, 16384)
+        );
     }
 
     #[test]
     fn few_long_rows_are_split() {
         let plan = rows(reduction::ROWS, 3, 1 << 24, 2);
-        assert_eq!((plan.team.get(), plan.splits.get(), plan.launch.blocks), (256, 352, 1056));
+        assert_eq!(
+            (plan.group_threads.get(), plan.splits.get(), plan.launch.blocks),
+            (256, 352, 1056)
+        );
     }
 
     #[test]

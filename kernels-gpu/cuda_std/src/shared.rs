@@ -146,7 +146,7 @@ impl SharedArray<Vec16> {
     }
 
     /// The same array, whose address stays in a register: ptxas computes the address of a shared
-    /// array anew for each access, of an instruction that takes some twenty cycles.
+    /// array rematerialize for each access, of an instruction that takes some twenty cycles.
     #[inline(always)]
     pub fn in_register(self) -> Self {
         Self { start: side::in_register(self.start as u64) as *mut Vec16 }

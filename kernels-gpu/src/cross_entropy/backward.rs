@@ -1,29 +1,29 @@
 //! The gradients, from what a forward pass has saved.
 
 use super::label::Label;
-use super::lanes::{Lanes, lies};
+use super::lanes::{Lanes, alignment};
 use super::mode;
 use super::pass::{Factors, Pass, Total};
-use super::team::Team;
+use super::row_group::RowGroup;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
 use cuda_std::thread::{block_idx_x, sync_threads};
 use cuda_std::warp::sync_warp;
 
-/// The gradients of rows that lanes of a warp hold, a team one each: there is no loop, so that more
+/// The gradients of rows that lanes of a warp hold, a row group one each: there is no loop, so that more
 /// blocks have room.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]), without the second. There are as many teams, a team is a
-/// power of two of 2 to 32 threads, its row has no more than `HELD` groups of 16 bytes a thread,
-/// and lies as `LIES` says. `saved` and, where `divisor` is 0, `totals` are from a forward pass
+/// The kernels' conditions ([`super`]), without the second. There are as many row groups, a row group is a
+/// power of two of 2 to 32 threads, its row has no more than `VECTORS` vectors of 16 bytes a thread,
+/// and alignment as `ALIGNMENT` says. `saved` and, where `divisor` is 0, `totals` are from a forward pass
 /// with the same input, target and options.
 #[inline(always)]
 pub(crate) unsafe fn backward_short<
     E: Element,
     const MODE: u32,
-    const HELD: usize,
-    const LIES: u32,
+    const VECTORS: usize,
+    const ALIGNMENT: u32,
 >(
     args: &CrossEntropyArgs,
 ) {
@@ -31,20 +31,20 @@ pub(crate) unsafe fn backward_short<
         return;
     }
     let pass = Pass::<E, MODE>::new(args);
-    let team = Team::of_threads(args);
-    let row = team.in_grid();
+    let group = RowGroup::of_threads(args);
+    let row = group.in_grid();
     let at = row.min(args.rows - 1);
     // SAFETY: the caller's conditions; in place of a row that is none the last is read, for
     // nothing, and though its gradients may lie there by then.
     unsafe {
-        let lanes = Lanes::<E, LIES>::new(&pass, at);
+        let lanes = Lanes::<E, ALIGNMENT>::new(&pass, at);
         // All at once: each takes as long to arrive as the others. A row that does not count is
         // read for nothing.
-        let mut tile = lanes.tile::<HELD>(team.lane, true, team);
+        let mut tile = lanes.tile::<VECTORS>(group.lane, true, group);
         let saved = pass.saved_of(at);
         let class = pass.class(at);
         let scale = pass.scale_of_saved(at, Total::Weights);
-        pass.prefetch(row, team);
+        pass.prefetch(row, group);
         sync_warp();
         if row < args.rows {
             let label = pass.label(class);
@@ -56,11 +56,11 @@ pub(crate) unsafe fn backward_short<
                 Total::Rows => pass.scale_of_saved(row, which),
             });
             let to = lanes.to(&pass, row);
-            let class = lanes.class_in_tile::<MODE, HELD>(&label, &tile);
+            let class = lanes.class_in_tile::<MODE, VECTORS>(&label, &tile);
             let class = class.map(|logit| (label.class, pass.at_class(&label, &factors, logit)));
             lanes.gradients_of_tile(&pass, class, &factors, to, &tile);
             let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
-            lanes.gradients_of_edges(&pass, &label, &factors, to, of_class, team);
+            lanes.gradients_of_peeled(&pass, &label, &factors, to, of_class, group);
         }
     }
 }
@@ -83,7 +83,7 @@ impl<R: Real> MadeOf<R> {
     /// # Safety
     /// One thread of the block calls this.
     #[inline(always)]
-    unsafe fn keep(self) {
+    unsafe fn stage(self) {
         let Factors { center, factor, by_share, by_target, log_sum, .. } = self.factors;
         let class = u64::from(self.class) << 1 | u64::from(self.counts);
         let numbers = [center, factor, by_share, by_target, log_sum, self.at_class];
@@ -95,7 +95,7 @@ impl<R: Real> MadeOf<R> {
     }
 
     /// # Safety
-    /// It was kept before a barrier.
+    /// It was staged before a barrier.
     #[inline(always)]
     unsafe fn get() -> Self {
         // SAFETY: the caller's condition.
@@ -119,37 +119,40 @@ impl<R: Real> MadeOf<R> {
 /// The gradients of rows that a block holds, or of parts of rows: one each.
 ///
 /// # Safety
-/// As [`backward_short`], but a team is the block, and has one of `splits` parts of its row; where
-/// rows lie as [`lies::HELD`] says, of one, otherwise of so many that all groups of 16 bytes and
+/// As [`backward_short`], but a row group is the block, and has one of `splits` parts of its row; where
+/// rows lie as [`alignment::BLOCK_ROW`] says, of one, otherwise of so many that all vectors of 16 bytes and
 /// those missing in the first line have room.
 #[inline(always)]
-pub(crate) unsafe fn backward_held<
+pub(crate) unsafe fn backward_registers<
     E: Element,
     const MODE: u32,
-    const HELD: usize,
-    const LIES: u32,
+    const VECTORS: usize,
+    const ALIGNMENT: u32,
 >(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     let (block, splits) = (block_idx_x(), args.splits.get());
-    let (row, part) =
-        if LIES == lies::HELD { (block, 0) } else { (block / splits, block % splits) };
+    let (row, part) = if ALIGNMENT == alignment::BLOCK_ROW {
+        (block, 0)
+    } else {
+        (block / splits, block % splits)
+    };
     let row = u64::from(row);
     if row >= args.rows {
         return;
     }
-    let team = Team::of_block();
+    let group = RowGroup::of_block();
     // SAFETY: the caller's conditions.
     unsafe {
-        let lanes = Lanes::<E, LIES>::new(&pass, row);
+        let lanes = Lanes::<E, ALIGNMENT>::new(&pass, row);
         // A row that does not count is read for nothing: its class takes as long to arrive.
-        let mut tile = lanes.tile_of_part::<HELD>(part, team);
-        let edge = if part == 0 { lanes.edge_of_thread(team) } else { None };
-        pass.prefetch_part(row, part, HELD, team);
+        let mut tile = lanes.tile_of_part::<VECTORS>(part, group);
+        let peeled = if part == 0 { lanes.peeled_of_thread(group) } else { None };
+        pass.prefetch_part(row, part, VECTORS, group);
         // All of it asked for first.
         sync_warp();
-        if team.lane == 0 {
+        if group.lane == 0 {
             let saved = pass.saved_of(row);
             let class = pass.class(row);
             let scale = pass.scale_of_saved(row, Total::Weights);
@@ -162,7 +165,7 @@ pub(crate) unsafe fn backward_held<
                 Total::Rows => pass.scale_of_saved(row, which),
             });
             let at_class = pass.at_class(&label, &factors, logit);
-            MadeOf { factors, counts: label.counts, class: label.class, at_class }.keep();
+            MadeOf { factors, counts: label.counts, class: label.class, at_class }.stage();
         }
         sync_threads();
         let MadeOf { factors, counts, class, at_class } = MadeOf::get();
@@ -172,10 +175,12 @@ pub(crate) unsafe fn backward_held<
         let to = lanes.to(&pass, row);
         let of_class = if MODE == mode::PROBABILITIES { None } else { Some((class, at_class)) };
         lanes.gradients_of_tile(&pass, of_class, &factors, to, &tile);
-        if let Some(edge) = edge {
+        if let Some(peeled) = peeled {
             let label = Label { class, counts, ..Label::NONE };
             let of_class = |_| to[0].store(class, E::narrow(at_class));
-            Lanes::<E, LIES>::gradient_of_edge(&pass, &label, &factors, to, edge, of_class);
+            Lanes::<E, ALIGNMENT>::gradient_of_peeled(
+                &pass, &label, &factors, to, peeled, of_class,
+            );
         }
     }
 }

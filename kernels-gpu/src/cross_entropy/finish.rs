@@ -1,10 +1,10 @@
 //! From what each block has of its rows to the results of all.
 
-use super::label::{store_totals, totals_ahead};
+use super::label::{normaliser, store_normaliser};
 use super::pass::{Pass, TERMS};
 use crate::abi::{CrossEntropyArgs, reduction};
 use crate::element::{Element, Real};
-use crate::reduce::{Place, Workspace};
+use crate::reduce::{BlockRank, Workspace};
 use cuda_std::hint::opaque;
 use cuda_std::thread::thread_idx_x;
 
@@ -21,19 +21,19 @@ pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
 /// # Safety
 /// The kernels' condition 2; one thread of each block that takes rows calls this, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn leave_terms<R: Real, const EARLY: u32>(
-    place: Place<EARLY>,
+pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
+    rank: BlockRank<EARLY>,
     terms: [f64; TERMS],
     pairs: u32,
     workspace: Workspace,
 ) {
-    let (piece, pieces) = (place.piece(), place.pieces());
+    let (piece, pieces) = (rank.worker(), rank.workers());
     let [a, b, c, d] = terms.map(R::from_f64);
     // SAFETY: the caller's conditions.
     unsafe {
-        Place::<EARLY>::leave(piece, 0, [a, b], pieces, workspace);
+        BlockRank::<EARLY>::publish(piece, 0, [a, b], pieces, workspace);
         if pairs > 1 {
-            Place::<EARLY>::leave(piece, 1, [c, d], pieces, workspace);
+            BlockRank::<EARLY>::publish(piece, 1, [c, d], pieces, workspace);
         }
     }
 }
@@ -46,7 +46,7 @@ pub(crate) unsafe fn leave_terms<R: Real, const EARLY: u32>(
 /// # Safety
 /// The kernels' conditions; all threads of the blocks that take no rows call it, once a launch.
 #[inline(always)]
-pub(crate) unsafe fn finish_pieces<
+pub(crate) unsafe fn finish_grid<
     const GRADS: bool,
     const ASKS: usize,
     E: Element,
@@ -54,7 +54,7 @@ pub(crate) unsafe fn finish_pieces<
     const EARLY: u32,
 >(
     pass: &Pass<'_, E, MODE>,
-    place: Place<EARLY>,
+    rank: BlockRank<EARLY>,
     workspace: Workspace,
 ) {
     if !GRADS && !has_sums(pass.args) {
@@ -63,12 +63,12 @@ pub(crate) unsafe fn finish_pieces<
     let pairs = if GRADS || pass.has_two_sums() { 1 } else { 2 };
     // SAFETY: the caller's conditions; one thread of the grid finishes.
     unsafe {
-        let finishes = place.adds_up_grid();
-        let asked = pass.ask_for_totals(totals_ahead(pass.args), GRADS && finishes);
+        let finishes = rank.is_last_adder();
+        let asked = pass.load_normaliser(normaliser(pass.args), GRADS && finishes);
         let plain = pass.begin_finish(finishes && thread_idx_x() == 0);
-        place.sums::<E::Real, ASKS>(pairs, workspace, |sums| {
+        rank.sums::<E::Real, ASKS>(pairs, workspace, |sums| {
             if GRADS {
-                pass.finish_with_totals(plain, [sums[0], sums[1]], asked, workspace);
+                pass.finish_with_normaliser(plain, [sums[0], sums[1]], asked, workspace);
             } else {
                 finish(pass, plain, sums, workspace);
             }
@@ -89,7 +89,7 @@ pub(crate) unsafe fn finish<E: Element, const MODE: u32>(
 ) {
     if !plain && pass.args.totals != 0 {
         // SAFETY: the caller's conditions.
-        unsafe { store_totals(pass.args.totals, [sums[1], sums[3]]) };
+        unsafe { store_normaliser(pass.args.totals, [sums[1], sums[3]]) };
     }
     // SAFETY: the caller's conditions.
     unsafe { pass.finish(plain, sums, workspace) };

@@ -1,10 +1,10 @@
 //! The loss.
 
-use super::finish::{finish_pieces, has_sums, leave_terms};
-use super::lanes::{Lanes, lies};
+use super::finish::{finish_grid, has_sums, publish_terms};
+use super::lanes::{Lanes, alignment};
 use super::pass::{BlockTerms, Pass, TERMS, writes};
+use super::row_group::{RowGroup, Rows};
 use super::stats::Stats;
-use super::team::{Rows, Team};
 use crate::abi::{CrossEntropyArgs, STATS_PARTS};
 use crate::element::{Element, Real};
 use crate::reduce::{self, Workspace};
@@ -14,7 +14,7 @@ use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
 /// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer
 /// than to fetch instructions.
-type Place = reduce::Place<1>;
+type BlockRank = reduce::BlockRank<1>;
 
 /// The loss, of rows however long: a row a block at a time.
 ///
@@ -23,43 +23,43 @@ type Place = reduce::Place<1>;
 /// three of a hundred longer. The last `tail_rows` are [shared](part_of_row).
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`, of which each part of
-/// a row that is shared is one; a team is the block.
+/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers`, of which each part of
+/// a row that is shared is one; a row group is the block.
 #[inline(always)]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::finishing_late(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let team = Team::of_block();
+    let group = RowGroup::of_block();
     let first = thread_idx_x() == 0;
     // Asked for again where it is needed: it would take registers through the row.
-    let row_at = |index| Rows::row(args, Place::of_block(0), index);
+    let row_at = |index| Rows::row(args, BlockRank::of_block(0), index);
     let row = row_at(0);
     // SAFETY: the caller's conditions.
-    unsafe { pass.begin(block_idx_x(), row.unwrap_or(args.rows), team) };
+    unsafe { pass.begin(block_idx_x(), row.unwrap_or(args.rows), group) };
     // In this order, what follows has registers.
     let whole = args.rows as u32 - args.tail_rows;
-    let place = Place::of_block(0);
-    if (whole..place.pieces()).contains(&place.piece()) && !place.takes_none() {
+    let rank = BlockRank::of_block(0);
+    if (whole..rank.workers()).contains(&rank.worker()) && !rank.is_adder() {
         // SAFETY: the caller's conditions.
-        unsafe { part_of_row::<E, MODE>(args, place.piece() - whole, workspace) };
+        unsafe { part_of_row::<E, MODE>(args, rank.worker() - whole, workspace) };
         return;
     }
     let Some(mut row) = row else {
         // SAFETY: the caller's conditions.
-        unsafe { finish_pieces::<false, 3, E, MODE, _>(&pass, Place::of_block(0), workspace) };
+        unsafe { finish_grid::<false, 3, E, MODE, _>(&pass, BlockRank::of_block(0), workspace) };
         return;
     };
     let mut index = 0;
     loop {
         // SAFETY: the caller's conditions.
         unsafe {
-            let team = team.anew();
-            let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
+            let group = group.rematerialize();
+            let lanes = Lanes::<E, { alignment::ELEMENT }>::new(&pass, row);
             let class = pass.class(row);
             // Before the class is known: it takes as long to arrive. Of a row that does not count,
             // no more is read, unless its log-sum-exp is asked for.
-            let tile = lanes.tile_of_warp(0, true, team);
+            let tile = lanes.tile_of_warp(0, true, group);
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
             let label = pass.label(class);
@@ -68,7 +68,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             if warp_id() == 0 {
                 logit = pass.logit(row, class);
             }
-            let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, team);
+            let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, group);
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true, false>()
             } else {
@@ -88,7 +88,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
                     BlockTerms::set(terms);
                 } else if has_sums(args) {
                     let pairs = if pass.has_two_sums() { 1 } else { 2 };
-                    leave_terms::<E::Real, _>(Place::of_block(0), terms, pairs, workspace);
+                    publish_terms::<E::Real, _>(BlockRank::of_block(0), terms, pairs, workspace);
                 }
             }
         }
@@ -113,19 +113,19 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
     workspace: Workspace,
 ) {
     let pass = Pass::<E, MODE>::finishing_late(args);
-    let (team, splits) = (Team::of_block(), args.splits);
+    let (group, splits) = (RowGroup::of_block(), args.splits);
     let (index, split) = (part / splits, part % splits);
     let row = args.rows - u64::from(args.tail_rows) + u64::from(index);
     // Where they leave what they have, in so many words as one does.
     let first = args.tail_at / STATS_PARTS;
     // SAFETY: the caller's conditions; one warp a part of a part.
     unsafe {
-        let lanes = Lanes::<E, { lies::ANYHOW }>::new(&pass, row);
-        let tile = lanes.tile_of_warp(split, true, team);
+        let lanes = Lanes::<E, { alignment::ELEMENT }>::new(&pass, row);
+        let tile = lanes.tile_of_warp(split, true, group);
         // All of it asked for first.
         sync_warp();
         let read = pass.label(pass.class(row)).counts || args.saved != 0;
-        let of_warp = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, team);
+        let of_warp = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, group);
         let stats = if Pass::<E, MODE>::DENSE {
             of_warp.over_block::<true, false>()
         } else {
@@ -135,7 +135,7 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
             return;
         }
         if lane_id() == 0 {
-            stats.leave(workspace, first + part);
+            stats.publish(workspace, first + part);
         }
         let mut terms = [0.0; TERMS];
         if split + 1 == splits.get() {
@@ -148,7 +148,7 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
         }
         if lane_id() == 0 && has_sums(args) {
             let pairs = if pass.has_two_sums() { 1 } else { 2 };
-            leave_terms::<E::Real, _>(Place::of_block(0), terms, pairs, workspace);
+            publish_terms::<E::Real, _>(BlockRank::of_block(0), terms, pairs, workspace);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What a row's class says, and what a mean is divided by.
 
-use crate::abi::{CACHE_LINE, CrossEntropyArgs, TOTALS_FLIGHT};
+use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{TotalsAhead, Workspace};
+use crate::reduce::{Normaliser, Workspace};
 use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
@@ -126,13 +126,13 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
 /// # Safety
 /// The kernels' condition 2.
 #[inline(always)]
-pub(crate) unsafe fn totals_ahead(args: &CrossEntropyArgs) -> TotalsAhead {
+pub(crate) unsafe fn normaliser(args: &CrossEntropyArgs) -> Normaliser {
     // SAFETY: the caller's condition.
     let workspace = unsafe { Workspace::new(args.workspace) };
     if args.weight == 0 && args.rows <= u64::from(u32::MAX) {
-        TotalsAhead::counts(workspace, args.rows)
+        Normaliser::counts(workspace, args.rows)
     } else {
-        TotalsAhead::sums(workspace)
+        Normaliser::sums(workspace)
     }
 }
 
@@ -148,11 +148,12 @@ fn first_target(flight: usize) -> u64 {
 /// The kernels' condition 1.
 #[inline(always)]
 pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
-    if block_idx_x() >= args.totals_blocks {
+    if block_idx_x() >= args.normaliser_blocks {
         return;
     }
-    let (first, threads) = (first_target(TOTALS_FLIGHT), block_dim_x());
-    let targets = args.rows.saturating_sub(first).min(u64::from(threads) * TOTALS_FLIGHT as u64);
+    let (first, threads) = (first_target(NORMALISER_FLIGHT), block_dim_x());
+    let targets =
+        args.rows.saturating_sub(first).min(u64::from(threads) * NORMALISER_FLIGHT as u64);
     let bytes = targets as u32 * args.class_bytes;
     let start = args.target + first * u64::from(args.class_bytes);
     let mut at = thread_idx_x() * CACHE_LINE;
@@ -166,13 +167,13 @@ pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
 /// Adds up the totals, of `FLIGHT` targets of each thread at once.
 ///
 /// # Safety
-/// The kernels' conditions 1 and 2. All threads of the first `totals_blocks` of the grid call this,
+/// The kernels' conditions 1 and 2. All threads of the first `normaliser_blocks` of the grid call this,
 /// before anything else that sums.
 #[inline(always)]
-pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &CrossEntropyArgs) {
+pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &CrossEntropyArgs) {
     // SAFETY: condition 2.
-    let totals = unsafe { totals_ahead(args) };
-    let (blocks, threads) = (args.totals_blocks, u64::from(block_dim_x()));
+    let totals = unsafe { normaliser(args) };
+    let (blocks, threads) = (args.normaliser_blocks, u64::from(block_dim_x()));
     let has_weights = args.weight != 0;
     let (mut weights, mut count, mut looked_at) = (0.0, 0, 0);
     let mut row = first_target(FLIGHT) + u64::from(thread_idx_x());
@@ -207,7 +208,7 @@ pub(crate) unsafe fn add_up_totals<E: Element, const FLIGHT: usize>(args: &Cross
 /// # Safety
 /// `at` is the address of two `f64` in global memory that are this thread's to write.
 #[inline(always)]
-pub(crate) unsafe fn store_totals(at: u64, [weights, count]: [f64; 2]) {
+pub(crate) unsafe fn store_normaliser(at: u64, [weights, count]: [f64; 2]) {
     let at = at as *mut f64;
     // SAFETY: the caller's condition.
     unsafe {

@@ -1,51 +1,51 @@
-//! A row as a team of threads reads and writes it.
+//! A row as a row group of threads reads and writes it.
 
-use super::kept::{KeptEdges, KeptLogits, KeptTiles};
 use super::label::{Label, class_weight};
 use super::mode;
 use super::pass::{Factors, Pass};
+use super::row_group::RowGroup;
+use super::staged::{StagedLogits, StagedPeeled, StagedTiles};
 use super::stats::{Relative, Stats};
-use super::team::Team;
-use crate::abi::{CrossEntropyArgs, Matrix, held_within};
+use crate::abi::{CrossEntropyArgs, Matrix, vectors_within};
 use crate::cut::{Cut, Row, Span};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{team_max, warp_max, warp_sums};
+use crate::reduce::{group_max, warp_max, warp_sums};
 use core::hint::select_unpredictable;
 use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
 use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 
-/// Groups of 16 bytes of a tile of a row that is not held, all in flight.
+/// Vectors of 16 bytes of a tile of a row that is not held, all in flight.
 pub(crate) const FLIGHT: usize = 4;
 
-/// Groups of such a tile of a warp.
+/// Vectors of such a tile of a warp.
 const WIDTH: u32 = FLIGHT as u32 * WARP_SIZE;
 
 /// How the rows of all tensors lie.
-pub(crate) mod lies {
+pub(crate) mod alignment {
     /// Each as it may.
-    pub(crate) const ANYHOW: u32 = 0;
+    pub(crate) const ELEMENT: u32 = 0;
     /// The same, and cut at lines of the cache.
-    pub(crate) const AT_LINES: u32 = 1;
+    pub(crate) const LINE: u32 = 1;
     /// Alike to 16 bytes.
-    pub(crate) const ALIKE: u32 = 2;
-    /// From one boundary of 16 bytes to another, without edges, and as one tile, of which only the
-    /// last of a thread's groups may be beyond the row, those behind [`held_within`].
-    pub(crate) const HELD: u32 = 3;
+    pub(crate) const SAME: u32 = 2;
+    /// From one boundary of 16 bytes to another, without peeled elements, and as one tile, of which only the
+    /// last of a thread's vectors may be beyond the row, those behind [`vectors_within`].
+    pub(crate) const BLOCK_ROW: u32 = 3;
     /// The same, and each is held by lanes of a warp.
-    pub(crate) const SHORT: u32 = 4;
+    pub(crate) const WARP_ROW: u32 = 4;
 }
 
-/// A row, to be read by the lanes of a team: where it is, how it is cut, and what is kept of it
+/// A row, to be read by the lanes of a row group: where it is, how it is cut, and what is staged of it
 /// between two passes.
-pub(crate) struct Lanes<E, const LIES: u32> {
+pub(crate) struct Lanes<E, const ALIGNMENT: u32> {
     cut: Cut<E>,
     input: Row<E>,
     target: Row<E>,
-    kept: KeptLogits,
+    staged: StagedLogits,
 }
 
-/// Groups of a row that a thread has in registers: group `first` and, from one to the next,
+/// Vectors of a row that a thread has in registers: vector `first` and, from one to the next,
 /// `stride` farther. Beyond the row they are full of −∞.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<const N: usize> {
@@ -56,7 +56,7 @@ pub(crate) struct Tile<const N: usize> {
 }
 
 impl<const N: usize> Tile<N> {
-    /// Groups that have not been read.
+    /// Vectors that have not been read.
     #[inline(always)]
     fn unread(first: u32, stride: u32) -> Self {
         Tile { first, stride, x: [Vec16::default(); N], t: [Vec16::default(); N] }
@@ -70,35 +70,35 @@ impl<const N: usize> Tile<N> {
         });
     }
 
-    /// The same, of which the compiler does not know it: elements of 16 bits are widened anew,
-    /// where they would otherwise be kept as they were, in twice as many registers.
+    /// The same, of which the compiler does not know it: elements of 16 bits are widened rematerialize,
+    /// where they would otherwise be staged as they were, in twice as many registers.
     #[inline(always)]
-    pub(crate) fn anew(mut self) -> Self {
+    pub(crate) fn rematerialize(mut self) -> Self {
         unrolled!(for k in 0..N; {
             (self.x[k], self.t[k]) = (opaque_vec16(self.x[k]), opaque_vec16(self.t[k]));
         });
         self
     }
 
-    /// The same, of which group `first` is the first and the others are `stride` apart.
+    /// The same, of which vector `first` is the first and the others are `stride` apart.
     #[inline(always)]
     pub(crate) fn at(self, first: u32, stride: u32) -> Self {
         Tile { first, stride, ..self }
     }
 
-    /// Keeps the logits for [`Lanes::kept_logit`].
+    /// Keeps the logits for [`Lanes::staged_logit`].
     ///
     /// # Safety
-    /// As [`KeptTiles::keep`].
+    /// As [`StagedTiles::stage`].
     #[inline(always)]
-    pub(crate) unsafe fn keep(&self) {
+    pub(crate) unsafe fn stage(&self) {
         // SAFETY: the caller's conditions.
-        unsafe { KeptTiles::keep(self.x) };
+        unsafe { StagedTiles::stage(self.x) };
     }
 
-    /// The index in the row of group `k`.
+    /// The index in the row of vector `k`.
     #[inline(always)]
-    fn group(&self, k: usize) -> u32 {
+    fn vector(&self, k: usize) -> u32 {
         self.first + k as u32 * self.stride
     }
 
@@ -124,9 +124,9 @@ impl<const N: usize> Tile<N> {
     }
 }
 
-/// An element of a row's edges: where it is, its logit, what the target says.
+/// An element of a row's peeled elements: where it is, its logit, what the target says.
 #[derive(Clone, Copy)]
-pub(crate) struct Edge<E> {
+pub(crate) struct Peeled<E> {
     at: u32,
     x: E,
     t: E,
@@ -135,11 +135,11 @@ pub(crate) struct Edge<E> {
 /// The exponentials of the logits of a tile.
 pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
 
-/// Value `at` of a group's.
+/// Value `at` of a vector's.
 #[inline(always)]
 fn get<E: Element>(values: &[E::Real; MAX_LANES], at: u32) -> E::Real {
     let mut value = E::Real::ZERO;
-    // Otherwise the compiler keeps, for each value, which element of the row it would have to be.
+    // Otherwise the compiler stages, for each value, which element of the row it would have to be.
     let at = opaque(at.into()) as u32;
     unrolled!(for lane in 0..E::LANES as usize; {
         // No jump table.
@@ -148,7 +148,7 @@ fn get<E: Element>(values: &[E::Real; MAX_LANES], at: u32) -> E::Real {
     value
 }
 
-/// Group `k` of N, a power of two: by the bits of k, with no jump.
+/// Vector `k` of N, a power of two: by the bits of k, with no jump.
 #[inline(always)]
 fn choose<const N: usize>(mut x: [Vec16; N], k: u32) -> Vec16 {
     const { assert!(N.is_power_of_two() && N <= MAX_LANES) };
@@ -167,7 +167,7 @@ fn choose<const N: usize>(mut x: [Vec16; N], k: u32) -> Vec16 {
     x[0]
 }
 
-/// The logits of a group.
+/// The logits of a vector.
 #[inline(always)]
 fn widened<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
     let mut logits = [E::Real::ZERO; MAX_LANES];
@@ -177,7 +177,7 @@ fn widened<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
     logits
 }
 
-/// The sum of a group's values. Two by two: each addition waits for fewer.
+/// The sum of a vector's values. Two by two: each addition waits for fewer.
 #[inline(always)]
 fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
     let mut sum = values[0] + values[1];
@@ -205,7 +205,7 @@ fn ties_and_rest<E: Element, const N: usize>(tile: &Tile<N>, center: E::Real) ->
     [ties, rest]
 }
 
-/// Sets value `at` of a group's, if there is one.
+/// Sets value `at` of a vector's, if there is one.
 #[inline(always)]
 fn set<E: Element>(values: &mut [E::Real; MAX_LANES], at: Option<u32>, value: E::Real) {
     if let Some(at) = at {
@@ -223,11 +223,11 @@ fn nothing<E: Element>() -> Vec16 {
     E::pack([E::LOWEST; MAX_LANES])
 }
 
-impl<E: Element, const LIES: u32> Lanes<E, LIES> {
+impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// Whether rows lie from one boundary of 16 bytes to another, as one tile.
-    const WHOLE: bool = LIES == lies::HELD || LIES == lies::SHORT;
-    /// Whether lanes of a warp hold a row, which are a team.
-    const OF_LANES: bool = LIES == lies::ALIKE || LIES == lies::SHORT;
+    const WHOLE: bool = ALIGNMENT == alignment::BLOCK_ROW || ALIGNMENT == alignment::WARP_ROW;
+    /// Whether lanes of a warp hold a row, which are a row group.
+    const OF_LANES: bool = ALIGNMENT == alignment::SAME || ALIGNMENT == alignment::WARP_ROW;
 
     #[inline(always)]
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
@@ -236,14 +236,14 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let probabilities = if MODE == mode::PROBABILITIES { args.target } else { 0 };
         let probabilities = Matrix { start: probabilities, row_stride: args.target_stride };
         Lanes {
-            cut: match LIES {
-                lies::AT_LINES => Cut::at_lines(start, args.cols),
-                lies::HELD | lies::SHORT => Cut::whole(args.cols),
+            cut: match ALIGNMENT {
+                alignment::LINE => Cut::at_lines(start, args.cols),
+                alignment::BLOCK_ROW | alignment::WARP_ROW => Cut::whole(args.cols),
                 _ => Cut::new(start, args.cols),
             },
             input: Row::at_cut(start),
             target: Self::other(probabilities, row, start),
-            kept: KeptLogits::NONE,
+            staged: StagedLogits::NONE,
         }
     }
 
@@ -255,78 +255,80 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
 
     /// The same row, of which where it begins is computed here.
     #[inline(always)]
-    pub(crate) fn anew(self) -> Self {
+    pub(crate) fn rematerialize(self) -> Self {
         Lanes { input: Row::at_cut(opaque(self.start())), ..self }
     }
 
-    /// The same row, of which the groups from `first` on that find room are kept from
-    /// [`keep`](Self::keep) to [`gradients_behind`](Self::gradients_behind).
+    /// The same row, of which the vectors from `first` on that find room are staged from
+    /// [`stage`](Self::stage) to [`gradients_behind`](Self::gradients_behind).
     #[inline(always)]
-    pub(crate) fn keeping(self, args: &CrossEntropyArgs, first: u32) -> Self {
-        Lanes { kept: KeptLogits::new(args, first), ..self }
+    pub(crate) fn staging(self, args: &CrossEntropyArgs, first: u32) -> Self {
+        Lanes { staged: StagedLogits::new(args, first), ..self }
     }
 
-    /// The first group behind those of the row that are kept.
+    /// The first vector behind those of the row that are staged.
     #[inline(always)]
-    fn kept_end(&self) -> u32 {
-        self.kept.end().min(self.cut.end)
+    fn staged_end(&self) -> u32 {
+        self.staged.end().min(self.cut.end)
     }
 
-    /// Has the thread's logits that are kept on their way to where they are: in as many batches as
-    /// it returns, one for each tile behind group `from`.
+    /// Has the thread's logits that are staged on their way to where they are: in as many batches as
+    /// it returns, one for each tile behind vector `from`.
     ///
     /// # Safety
-    /// The kernels' conditions; what was kept before is done with.
+    /// The kernels' conditions; what was staged before is done with.
     #[inline(always)]
-    pub(crate) unsafe fn keep(&self, from: u32, team: Team) -> u32 {
-        let end = self.kept_end();
+    pub(crate) unsafe fn stage(&self, from: u32, group: RowGroup) -> u32 {
+        let end = self.staged_end();
         let mut batches = 0;
-        let mut first = from + team.warp() * WIDTH;
+        let mut first = from + group.warp() * WIDTH;
         while first < end {
-            let group = first + lane_id();
-            let at = self.input.group(self.cut.group(group));
+            let vector = first + lane_id();
+            let at = self.input.vector(self.cut.vector(vector));
             let whole = first + WIDTH <= end;
             unrolled!(for k in 0..FLIGHT; {
                 let ahead = k as u32 * WARP_SIZE;
-                if whole || group + ahead < end {
-                    // SAFETY: the caller's conditions; each group is one thread's.
-                    unsafe { self.kept.keep(group, at, ahead) };
+                if whole || vector + ahead < end {
+                    // SAFETY: the caller's conditions; each vector is one thread's.
+                    unsafe { self.staged.stage(vector, at, ahead) };
                 }
             });
             end_copies();
             batches += 1;
-            first += team.warps() * WIDTH;
+            first += group.warps() * WIDTH;
         }
         batches
     }
 
-    /// Has the group of `class` on its way to where it is kept: in no register, and though the row
+    /// Has the vector of `class` on its way to where it is staged: in no register, and though the row
     /// be overwritten.
     ///
     /// # Safety
-    /// The kernels' conditions; the class is one, and the row begins with a group. One thread of
-    /// the block keeps one.
+    /// The kernels' conditions; the class is one, and the row begins with a vector. One thread of
+    /// the block stages one.
     #[inline(always)]
-    pub(crate) unsafe fn keep_class(&self, class: u32) {
-        let group = class / E::LANES;
+    pub(crate) unsafe fn stage_class(&self, class: u32) {
+        let vector = class / E::LANES;
         // SAFETY: the caller's conditions.
-        unsafe { KeptLogits::only(group).keep(group, self.input.group(self.cut.group(group)), 0) };
+        unsafe {
+            StagedLogits::only(vector).stage(vector, self.input.vector(self.cut.vector(vector)), 0)
+        };
         end_copies();
     }
 
-    /// The logit of the class of which the group is kept.
+    /// The logit of the class of which the vector is staged.
     ///
     /// # Safety
-    /// This thread has kept it, and waited for it.
+    /// This thread has staged it, and waited for it.
     #[inline(always)]
-    pub(crate) unsafe fn kept_class(class: u32) -> E::Real {
-        let group = class / E::LANES;
+    pub(crate) unsafe fn staged_class(class: u32) -> E::Real {
+        let vector = class / E::LANES;
         // SAFETY: the caller's conditions.
-        let x: E = unsafe { KeptLogits::only(group).element(group, class % E::LANES) };
+        let x: E = unsafe { StagedLogits::only(vector).element(vector, class % E::LANES) };
         x.widen()
     }
 
-    /// Waits for what this thread keeps, but for the last `batches`, or fewer.
+    /// Waits for what this thread stages, but for the last `batches`, or fewer.
     #[inline(always)]
     fn wait_for_all_but(batches: u32) {
         match batches {
@@ -344,8 +346,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// The row of another tensor.
     #[inline(always)]
     fn other(tensor: Matrix, row: u64, start: u64) -> Row<E> {
-        match LIES {
-            lies::ANYHOW | lies::AT_LINES => Row::new(tensor, row, start),
+        match ALIGNMENT {
+            alignment::ELEMENT | alignment::LINE => Row::new(tensor, row, start),
             _ => Row::alike(tensor, row),
         }
     }
@@ -357,15 +359,15 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         [to(pass.args.grad_input), to(pass.args.grad_target)]
     }
 
-    /// The span of group `k` of a tile, empty beyond the row.
+    /// The span of vector `k` of a tile, empty beyond the row.
     #[inline(always)]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
-        let Span { first, count } = self.cut.group(tile.group(k));
-        let within = Self::WHOLE && k < held_within(N) || self.cut.has(tile.group(k));
+        let Span { first, count } = self.cut.vector(tile.vector(k));
+        let within = Self::WHOLE && k < vectors_within(N) || self.cut.has(tile.vector(k));
         Span { first, count: if within { count } else { 0 } }
     }
 
-    /// The tile from group `first` whose groups are the team's threads apart; unless it is to be
+    /// The tile from vector `first` whose vectors are the row group's threads apart; unless it is to be
     /// `read`, of −∞ alone.
     ///
     /// # Safety
@@ -375,23 +377,23 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         &self,
         first: u32,
         read: bool,
-        team: Team,
+        group: RowGroup,
     ) -> Tile<N> {
-        let mut tile = Tile::unread(first, team.threads);
+        let mut tile = Tile::unread(first, group.threads);
         if !Self::WHOLE || !read {
             // SAFETY: the caller's condition.
-            return unsafe { self.checked_tile(tile, KeptLogits::NONE, read) };
+            return unsafe { self.checked_tile(tile, StagedLogits::NONE, read) };
         }
-        let from = self.cut.group(first);
+        let from = self.cut.vector(first);
         unrolled!(for k in 0..N; {
             (tile.x[k], tile.t[k]) = (nothing::<E>(), nothing::<E>());
             if self.span(&tile, k).count > 0 {
                 let ahead = k as u32 * tile.stride;
                 // SAFETY: the caller's condition.
                 unsafe {
-                    tile.x[k] = self.input.load_group(from, ahead);
+                    tile.x[k] = self.input.load_vector_of(from, ahead);
                     if !self.target.is_null() {
-                        tile.t[k] = self.target.load_group(from, ahead);
+                        tile.t[k] = self.target.load_vector_of(from, ahead);
                     }
                 }
             }
@@ -399,45 +401,45 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         tile
     }
 
-    /// The tile from group `first` whose groups are `lanes` apart, of a warp or of as many lanes of
-    /// it; what is [kept](Self::keep) comes from there. Of those within the row no group is asked
+    /// The tile from vector `first` whose vectors are `lanes` apart, of a warp or of as many lanes of
+    /// it; what is [staged](Self::stage) comes from there. Of those within the row no vector is asked
     /// whether it is.
     ///
     /// # Safety
-    /// As [`tile`](Self::tile); this thread has kept it, if it is read.
+    /// As [`tile`](Self::tile); this thread has staged it, if it is read.
     #[inline(always)]
     unsafe fn tile_of_lanes<const N: usize>(
         &self,
         first: u32,
         lanes: u32,
         read: bool,
-        team: Team,
+        group: RowGroup,
     ) -> Tile<N> {
-        let mut tile = Tile::unread(first + (team.lane & (lanes - 1)), lanes);
-        let (end, from) = (first + N as u32 * lanes, self.cut.group(tile.first));
+        let mut tile = Tile::unread(first + (group.lane & (lanes - 1)), lanes);
+        let (end, from) = (first + N as u32 * lanes, self.cut.vector(tile.first));
         // SAFETY: the caller's conditions.
         unsafe {
-            if read && self.kept.are_some() && end <= self.kept_end() {
+            if read && self.staged.are_some() && end <= self.staged_end() {
                 unrolled!(for k in 0..N; {
-                    tile.x[k] = self.kept.get(tile.first, k as u32 * lanes);
+                    tile.x[k] = self.staged.get(tile.first, k as u32 * lanes);
                 });
-            } else if read && self.cut.has_all(first, end) && first >= self.kept.end() {
+            } else if read && self.cut.has_all(first, end) && first >= self.staged.end() {
                 unrolled!(for k in 0..N; {
-                    tile.x[k] = self.input.load_group(from, k as u32 * lanes);
+                    tile.x[k] = self.input.load_vector_of(from, k as u32 * lanes);
                 });
             } else {
-                return self.checked_tile(tile, self.kept, read);
+                return self.checked_tile(tile, self.staged, read);
             }
             if !self.target.is_null() {
                 unrolled!(for k in 0..N; {
-                    tile.t[k] = self.target.load_group(from, k as u32 * lanes);
+                    tile.t[k] = self.target.load_vector_of(from, k as u32 * lanes);
                 });
             }
             tile
         }
     }
 
-    /// The tile, read group by group; what is `kept` comes from there.
+    /// The tile, read vector by vector; what is `staged` comes from there.
     ///
     /// # Safety
     /// As [`tile_of_lanes`](Self::tile_of_lanes).
@@ -445,23 +447,23 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     unsafe fn checked_tile<const N: usize>(
         &self,
         mut tile: Tile<N>,
-        kept: KeptLogits,
+        staged: StagedLogits,
         read: bool,
     ) -> Tile<N> {
         unrolled!(for k in 0..N; {
-            let (group, span) = (tile.group(k), self.span(&tile, k));
+            let (vector, span) = (tile.vector(k), self.span(&tile, k));
             let read = read && span.count > 0;
             (tile.x[k], tile.t[k]) = (nothing::<E>(), nothing::<E>());
             // SAFETY: the caller's condition.
             unsafe {
                 if read {
-                    tile.x[k] = if kept.has(group) {
-                        kept.get(group, 0)
+                    tile.x[k] = if staged.has(vector) {
+                        staged.get(vector, 0)
                     } else {
-                        self.input.load_group(span, 0)
+                        self.input.load_vector_of(span, 0)
                     };
                     if !self.target.is_null() {
-                        tile.t[k] = self.target.load_group(span, 0);
+                        tile.t[k] = self.target.load_vector_of(span, 0);
                     }
                 }
             }
@@ -469,100 +471,100 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         tile
     }
 
-    /// Number `index` of the row's edges, if there is one: where it is, its logit and what the
+    /// Number `index` of the row's peeled elements, if there is one: where it is, its logit and what the
     /// target says.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    unsafe fn edge(&self, index: u32) -> Option<Edge<E>> {
-        if index >= self.cut.edges() {
+    unsafe fn peeled(&self, index: u32) -> Option<Peeled<E>> {
+        if index >= self.cut.peeled_count() {
             return None;
         }
-        let at = self.cut.edge(index);
+        let at = self.cut.peeled(index);
         // SAFETY: the caller's condition.
         unsafe {
             let x = self.input.load(at);
-            Some(Edge { at, x, t: if self.target.is_null() { x } else { self.target.load(at) } })
+            Some(Peeled { at, x, t: if self.target.is_null() { x } else { self.target.load(at) } })
         }
     }
 
-    /// The thread's edge, if it has one: of a team of a warp or more it has no other.
+    /// The thread's peeled element, if it has one: of a row group of a warp or more it has no other.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    pub(crate) unsafe fn edge_of_thread(&self, team: Team) -> Option<Edge<E>> {
+    pub(crate) unsafe fn peeled_of_thread(&self, group: RowGroup) -> Option<Peeled<E>> {
         // SAFETY: the caller's condition.
-        unsafe { self.edge(team.lane) }
+        unsafe { self.peeled(group.lane) }
     }
 
-    /// Keeps the thread's edge from the sums to the gradients.
+    /// Keeps the thread's peeled element from the sums to the gradients.
     #[inline(always)]
-    pub(crate) fn keep_edge(edge: Option<Edge<E>>, team: Team) {
-        if let Some(Edge { x, t, .. }) = edge {
-            // SAFETY: the row has no more edges than there is room for.
-            unsafe { KeptEdges::keep(team.lane, [x, t].map(|x| x.widen().to_bits64())) };
+    pub(crate) fn stage_peeled(peeled: Option<Peeled<E>>, group: RowGroup) {
+        if let Some(Peeled { x, t, .. }) = peeled {
+            // SAFETY: the row has no more peeled elements than there is room for.
+            unsafe { StagedPeeled::stage(group.lane, [x, t].map(|x| x.widen().to_bits64())) };
         }
     }
 
-    /// Whether the thread has an edge.
+    /// Whether the thread has an peeled element.
     #[inline(always)]
-    fn has_edge(&self, team: Team) -> bool {
-        team.lane < self.cut.edges()
+    fn has_peeled(&self, group: RowGroup) -> bool {
+        group.lane < self.cut.peeled_count()
     }
 
-    /// The thread's edge, which it has [kept](Self::keep_edge).
+    /// The thread's peeled element, which it has [staged](Self::stage_peeled).
     ///
     /// # Safety
-    /// It has one, and has kept that of this row.
+    /// It has one, and has staged that of this row.
     #[inline(always)]
-    unsafe fn kept_edge(&self, team: Team) -> Edge<E> {
+    unsafe fn staged_peeled_logit(&self, group: RowGroup) -> Peeled<E> {
         // SAFETY: the caller's condition.
-        let [x, t] = unsafe { KeptEdges::get(team.lane) };
+        let [x, t] = unsafe { StagedPeeled::get(group.lane) };
         let of = |bits| E::narrow(E::Real::from_bits64(bits));
-        Edge { at: self.cut.edge(team.lane), x: of(x), t: of(t) }
+        Peeled { at: self.cut.peeled(group.lane), x: of(x), t: of(t) }
     }
 
-    /// Does something `with` each of the thread's edges, if they are to be `read`. Most rows have
+    /// Does something `with` each of the thread's peeled elements, if they are to be `read`. Most rows have
     /// none.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    unsafe fn each_edge(&self, read: bool, team: Team, mut with: impl FnMut(Edge<E>)) {
-        let mut index = team.lane;
+    unsafe fn each_peeled(&self, read: bool, group: RowGroup, mut with: impl FnMut(Peeled<E>)) {
+        let mut index = group.lane;
         // SAFETY: the caller's condition.
-        while read && let Some(edge) = unsafe { self.edge(index) } {
-            with(edge);
-            index += team.threads;
+        while read && let Some(peeled) = unsafe { self.peeled(index) } {
+            with(peeled);
+            index += group.threads;
         }
     }
 
-    /// The stats of a row that is a tile and edges, and the tile's exponentials,
-    /// [relative](Relative) to the largest logit that they tell: of the team, where it is a part of
-    /// a warp, or of the warp. `KEEPS` says that exponentials are kept, and otherwise the tile is.
+    /// The stats of a row that is a tile and peeled elements, and the tile's exponentials,
+    /// [relative](Relative) to the largest logit that they tell: of the row group, where it is a part of
+    /// a warp, or of the warp. `STAGES_ROW` says that exponentials are staged, and otherwise the tile is.
     ///
     /// # Safety
     /// The kernels' conditions.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize, const KEEPS: bool>(
+    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize, const STAGES_ROW: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
         read: bool,
-        team: Team,
+        group: RowGroup,
     ) -> (Stats<E::Real>, Exps<E::Real, N>) {
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let mut stats = Stats::<E::Real>::NONE;
         let mut exps = [[zero; MAX_LANES]; N];
         // SAFETY: the caller's conditions.
         unsafe {
-            self.each_edge(read, team, |edge| stats.max = stats.max.max(edge.x.widen()));
+            self.each_peeled(read, group, |peeled| stats.max = stats.max.max(peeled.x.widen()));
         }
         stats.max = stats.max.max(E::greatest(tile.x));
-        let lanes = if Self::OF_LANES { team.threads } else { WARP_SIZE };
-        stats.max = if Self::OF_LANES { team_max(stats.max, lanes) } else { warp_max(stats.max) };
+        let lanes = if Self::OF_LANES { group.threads } else { WARP_SIZE };
+        stats.max = if Self::OF_LANES { group_max(stats.max, lanes) } else { warp_max(stats.max) };
         // SAFETY: the caller's conditions.
         unsafe { self.absorb_target(pass, &mut stats, tile) };
         let mut relative_tile = *tile;
@@ -574,15 +576,15 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         });
         stats.rest = sum * relative.unit();
         // SAFETY: the caller's conditions.
-        unsafe { self.each_edge(read, team, |edge| pass.absorb_edge(&mut stats, edge)) };
-        // There are no ties yet, but for those of edges.
+        unsafe { self.each_peeled(read, group, |peeled| pass.absorb_peeled(&mut stats, peeled)) };
+        // There are no ties yet, but for those of peeled elements.
         let [rest] = warp_sums([stats.rest + stats.ties], lanes);
         if Pass::<E, MODE>::DENSE {
             [stats.dot, stats.weight] = warp_sums([stats.dot, stats.weight], lanes);
         }
         if any(rest < one + one) {
             // Of one logit that outdoes all others, the others would be lost beside it.
-            if KEEPS {
+            if STAGES_ROW {
                 let tie = relative.tie();
                 (stats.ties, sum) = (zero, zero);
                 unrolled!(for k in 0..N; {
@@ -595,11 +597,11 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 stats.rest = sum * relative.unit();
             } else {
                 [stats.ties, stats.rest] =
-                    ties_and_rest::<E, N>(&relative_tile.anew(), relative.center());
+                    ties_and_rest::<E, N>(&relative_tile.rematerialize(), relative.center());
             }
             // SAFETY: the caller's conditions.
-            unsafe { self.each_edge(read, team, |edge| stats.absorb(edge.x.widen())) };
-            (stats.exps_of_team(lanes), exps)
+            unsafe { self.each_peeled(read, group, |peeled| stats.absorb(peeled.x.widen())) };
+            (stats.exps_of_group(lanes), exps)
         } else {
             (Stats { ties: one, rest: rest - one, ..stats }, exps)
         }
@@ -610,15 +612,20 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    pub(crate) unsafe fn tile_of_warp(&self, split: u32, read: bool, team: Team) -> Tile<FLIGHT> {
-        let first = (split * team.warps() + team.warp()) * WIDTH;
+    pub(crate) unsafe fn tile_of_warp(
+        &self,
+        split: u32,
+        read: bool,
+        group: RowGroup,
+    ) -> Tile<FLIGHT> {
+        let first = (split * group.warps() + group.warp()) * WIDTH;
         // SAFETY: the caller's condition.
-        unsafe { self.tile_of_lanes(first, WARP_SIZE, read, team) }
+        unsafe { self.tile_of_lanes(first, WARP_SIZE, read, group) }
     }
 
     /// What the warp has of the row, of which it has the [first tile](Self::tile_of_warp): of all
-    /// tiles of its team or, with `SPLIT`, of tiles `split`, `split + splits`, ..., and with the
-    /// first of its edges.
+    /// tiles of its row group or, with `SPLIT`, of tiles `split`, `split + splits`, ..., and with the
+    /// first of its peeled elements.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -629,14 +636,15 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         mut tile: Tile<FLIGHT>,
         split: u32,
         read: bool,
-        team: Team,
+        group: RowGroup,
     ) -> Stats<E::Real> {
-        let step = team.warps() * WIDTH * if SPLIT { pass.args.splits.get() } else { 1 };
+        let step = group.warps() * WIDTH * if SPLIT { pass.args.splits.get() } else { 1 };
         // SAFETY: the caller's conditions.
-        let edge = if read && split == 0 { unsafe { self.edge_of_thread(team) } } else { None };
+        let peeled =
+            if read && split == 0 { unsafe { self.peeled_of_thread(group) } } else { None };
         // SAFETY: as above.
-        let mut stats = unsafe { Self::stats_of_edge(pass, edge) };
-        let mut first = (split * team.warps() + team.warp()) * WIDTH;
+        let mut stats = unsafe { Self::stats_of_peeled(pass, peeled) };
+        let mut first = (split * group.warps() + group.warp()) * WIDTH;
         loop {
             // SAFETY: the caller's conditions.
             unsafe { self.absorb_tile(pass, &mut stats, &tile) };
@@ -645,39 +653,40 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 break;
             }
             // SAFETY: as above.
-            tile = unsafe { self.tile_of_lanes(first, WARP_SIZE, true, team) };
+            tile = unsafe { self.tile_of_lanes(first, WARP_SIZE, true, group) };
         }
         if Pass::<E, MODE>::DENSE {
-            stats.of_team::<true>(WARP_SIZE)
+            stats.of_group::<true>(WARP_SIZE)
         } else {
-            stats.of_team::<false>(WARP_SIZE)
+            stats.of_group::<false>(WARP_SIZE)
         }
     }
 
-    /// What the thread has of a row of which it holds a tile, and of its edge, which it has kept,
+    /// What the thread has of a row of which it holds a tile, and of its peeled element, which it has staged,
     /// if the row `counts`.
     ///
     /// # Safety
-    /// The kernels' condition 1; this thread has [kept](Self::keep_edge) its edge.
+    /// The kernels' condition 1; this thread has [staged](Self::stage_peeled) its peeled element.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_held<const MODE: u32, const N: usize>(
+    pub(crate) unsafe fn stats_of_registers<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         held: &Tile<N>,
         counts: bool,
-        team: Team,
+        group: RowGroup,
     ) -> Stats<E::Real> {
         // SAFETY: the caller's condition.
         unsafe {
-            let edge = (counts && self.has_edge(team)).then(|| self.kept_edge(team));
-            let mut stats = Self::stats_of_edge(pass, edge);
+            let peeled =
+                (counts && self.has_peeled(group)).then(|| self.staged_peeled_logit(group));
+            let mut stats = Self::stats_of_peeled(pass, peeled);
             self.absorb_tile(pass, &mut stats, held);
             stats
         }
     }
 
-    /// What the warp has of the row, from what the thread has of it before group `from`: what is
-    /// kept of the others, in so many `batches`, and what is not.
+    /// What the warp has of the row, from what the thread has of it before vector `from`: what is
+    /// staged of the others, in so many `batches`, and what is not.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -689,23 +698,23 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         from: u32,
         mut batches: u32,
         read: bool,
-        team: Team,
+        group: RowGroup,
     ) -> Stats<E::Real> {
-        let mut first = from + team.warp() * WIDTH;
+        let mut first = from + group.warp() * WIDTH;
         while read && first < self.cut.end {
             batches = batches.saturating_sub(1);
             Self::wait_for_all_but(batches);
-            // SAFETY: the caller's conditions; what is kept of the tile has been waited for.
+            // SAFETY: the caller's conditions; what is staged of the tile has been waited for.
             unsafe {
-                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, true, team);
+                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, true, group);
                 self.absorb_tile(pass, &mut stats, &tile);
             }
-            first += team.warps() * WIDTH;
+            first += group.warps() * WIDTH;
         }
         if Pass::<E, MODE>::DENSE {
-            stats.of_team::<true>(WARP_SIZE)
+            stats.of_group::<true>(WARP_SIZE)
         } else {
-            stats.of_team::<false>(WARP_SIZE)
+            stats.of_group::<false>(WARP_SIZE)
         }
     }
 
@@ -739,7 +748,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         }
         if exact {
             // Of one logit that outdoes all others, the others would be lost beside it.
-            let [ties, rest] = ties_and_rest::<E, N>(&tile.anew(), center);
+            let [ties, rest] = ties_and_rest::<E, N>(&tile.rematerialize(), center);
             (stats.ties, sum) = (stats.ties + ties, rest);
         }
         stats.rest = stats.rest + sum;
@@ -763,7 +772,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             let span = self.span(tile, k);
             unrolled!(for lane in 0..E::LANES as usize; {
                 if span.has(lane) {
-                    let of = |group| E::extract(group, lane as u32).widen();
+                    let of = |vector| E::extract(vector, lane as u32).widen();
                     // SAFETY: the caller's condition.
                     unsafe {
                         pass.absorb_share(stats, span.first + lane as u32, of(tile.x[k]), of(tile.t[k]));
@@ -773,48 +782,52 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         });
     }
 
-    /// What the thread has of a row of which it has its `edge`, if there is one.
+    /// What the thread has of a row of which it has its `peeled element`, if there is one.
     ///
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
-    unsafe fn stats_of_edge<const MODE: u32>(
+    unsafe fn stats_of_peeled<const MODE: u32>(
         pass: &Pass<'_, E, MODE>,
-        edge: Option<Edge<E>>,
+        peeled: Option<Peeled<E>>,
     ) -> Stats<E::Real> {
         let mut stats = Stats::<E::Real>::NONE;
-        if any(edge.is_some()) {
-            let x = edge.map_or(E::Real::NEG_INFINITY, |edge| edge.x.widen());
+        if any(peeled.is_some()) {
+            let x = peeled.map_or(E::Real::NEG_INFINITY, |peeled| peeled.x.widen());
             stats = stats.relative_to(warp_max(stats.max.max(x)));
-            if let Some(edge) = edge {
+            if let Some(peeled) = peeled {
                 // SAFETY: the caller's condition.
-                unsafe { pass.absorb_edge(&mut stats, edge) };
+                unsafe { pass.absorb_peeled(&mut stats, peeled) };
             }
         }
         stats
     }
 
-    /// The tile that is part `part` of the row, of which the team, a block, has one.
+    /// The tile that is part `part` of the row, of which the row group, a block, has one.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    pub(crate) unsafe fn tile_of_part<const N: usize>(&self, part: u32, team: Team) -> Tile<N> {
+    pub(crate) unsafe fn tile_of_part<const N: usize>(
+        &self,
+        part: u32,
+        group: RowGroup,
+    ) -> Tile<N> {
         if Self::WHOLE {
             // SAFETY: the caller's condition.
-            return unsafe { self.tile(team.lane, true, team) };
+            return unsafe { self.tile(group.lane, true, group) };
         }
-        let first = (part * team.warps() + team.warp()) * N as u32 * WARP_SIZE;
+        let first = (part * group.warps() + group.warp()) * N as u32 * WARP_SIZE;
         // SAFETY: as above.
-        unsafe { self.tile_of_lanes(first, WARP_SIZE, true, team) }
+        unsafe { self.tile_of_lanes(first, WARP_SIZE, true, group) }
     }
 
-    /// Writes the gradients of what is behind group `from`, and of edges, all as of logits that are
+    /// Writes the gradients of what is behind vector `from`, and of peeled elements, all as of logits that are
     /// not the class's; `to` is where they go.
     ///
     /// # Safety
-    /// The kernels' conditions 1 and 3. This thread has kept its edge and, if the row counts, has
-    /// waited for what it keeps of it.
+    /// The kernels' conditions 1 and 3. This thread has staged its peeled element and, if the row counts, has
+    /// waited for what it stages of it.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_behind<const MODE: u32>(
@@ -824,20 +837,27 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
-        team: Team,
+        group: RowGroup,
     ) {
-        let mut first = from + team.warp() * WIDTH;
+        let mut first = from + group.warp() * WIDTH;
         // SAFETY: the caller's conditions. A row that does not count is not read.
         unsafe {
             while first < self.cut.end {
-                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, label.counts, team);
+                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, label.counts, group);
                 self.gradients_of_tile(pass, None, factors, to, &tile);
-                first += team.warps() * WIDTH;
+                first += group.warps() * WIDTH;
             }
-            // Asked anew where it is: from the sums on, that would take a register.
-            let team = team.anew();
-            if self.has_edge(team) {
-                Self::gradient_of_edge(pass, label, factors, to, self.kept_edge(team), |_| ());
+            // Asked rematerialize where it is: from the sums on, that would take a register.
+            let group = group.rematerialize();
+            if self.has_peeled(group) {
+                Self::gradient_of_peeled(
+                    pass,
+                    label,
+                    factors,
+                    to,
+                    self.staged_peeled_logit(group),
+                    |_| (),
+                );
             }
         }
     }
@@ -859,7 +879,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         let mut relative_tile = *tile;
         let relative = relative_tile.relative_to::<E, MODE>(factors.center);
         let factor = factors.factor * relative.unit();
-        let first = self.cut.group(tile.first);
+        let first = self.cut.vector(tile.first);
         let mut gradients = [Vec16::default(); N];
         E::exps(relative_tile.x, relative.base(), |k, mut values| {
             let span = self.span(tile, k);
@@ -872,7 +892,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 if Pass::<E, MODE>::DENSE && span.count > 0 {
                     let mut by_target = [E::Real::ZERO; MAX_LANES];
                     unrolled!(for lane in 0..E::LANES as usize; {
-                        let of = |group| E::extract(group, lane as u32).widen();
+                        let of = |vector| E::extract(vector, lane as u32).widen();
                         let element = span.first + lane as u32;
                         if class.is_none_or(|(class, _)| class != element) {
                             values[lane] =
@@ -884,7 +904,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                         }
                     });
                     if MODE == mode::PROBABILITIES && !to[1].is_null() {
-                        to[1].store_groups(span, [E::narrow_all(by_target)], |_| 0, |_| true);
+                        to[1].store_vectors(span, [E::narrow_all(by_target)], |_| 0, |_| true);
                     }
                 }
             }
@@ -894,11 +914,11 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
             let ahead = |k| k as u32 * tile.stride;
             let has = |k| self.span(tile, k).count > 0;
             // SAFETY: the caller's conditions.
-            unsafe { to[0].store_groups(first, gradients, ahead, has) };
+            unsafe { to[0].store_vectors(first, gradients, ahead, has) };
         }
     }
 
-    /// Writes the gradients of a tile whose exponentials are kept: each by `factor`, but of the
+    /// Writes the gradients of a tile whose exponentials are staged: each by `factor`, but of the
     /// row's `class` what becomes of its exponential.
     ///
     /// # Safety
@@ -912,7 +932,7 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         to: Row<E>,
         tile: &Tile<N>,
     ) {
-        let first = self.cut.group(tile.first);
+        let first = self.cut.vector(tile.first);
         unrolled!(for k in 0..N; {
             let span = self.span(tile, k);
             let mut values = [E::Real::ZERO; MAX_LANES];
@@ -921,10 +941,10 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
                 let value = at_class(get::<E>(&exps[k], at));
                 set::<E>(&mut values, Some(at), value);
             }
-            let (group, has) = ([E::narrow_all(values)], span.count > 0);
+            let (vector, has) = ([E::narrow_all(values)], span.count > 0);
             // SAFETY: the caller's conditions.
-            unsafe { to.store_groups(first, group, |_| k as u32 * tile.stride, |_| has) };
-            if LIES == lies::HELD {
+            unsafe { to.store_vectors(first, vector, |_| k as u32 * tile.stride, |_| has) };
+            if ALIGNMENT == alignment::BLOCK_ROW {
                 // Unless the warp meets, the compiler moves all stores to the end, to where their
                 // values take registers.
                 sync_warp();
@@ -942,13 +962,13 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
     ) -> Option<E::Real> {
         let (mut owns, mut owned) = (false, None);
         if MODE != mode::PROBABILITIES {
-            let group = self.cut.group_of(label.class);
-            unrolled!(for k in 0..N; { owns = owns || tile.group(k) == group; });
+            let vector = self.cut.vector_of(label.class);
+            unrolled!(for k in 0..N; { owns = owns || tile.vector(k) == vector; });
         }
         if owns {
             unrolled!(for k in 0..N; {
                 if let Some(at) = self.span(tile, k).lane_of(label.class) {
-                    // Widened anew, where all that are would be kept for it.
+                    // Widened rematerialize, where all that are would be staged for it.
                     owned = Some(get::<E>(&widened::<E>(opaque_vec16(tile.x[k])), at));
                 }
             });
@@ -956,8 +976,8 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         owned
     }
 
-    /// The logit of the class of a row that a team of a warp holds, in the lane that has it: of one
-    /// that is an edge in the first. From memory it would arrive later than the row.
+    /// The logit of the class of a row that a row group of a warp holds, in the lane that has it: of one
+    /// that is an peeled element in the first. From memory it would arrive later than the row.
     ///
     /// # Safety
     /// The kernels' condition 1.
@@ -967,97 +987,102 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
         pass: &Pass<'_, E, MODE>,
         class: i64,
         tile: &Tile<N>,
-        team: Team,
+        group: RowGroup,
     ) -> Option<E::Real> {
         const { assert!(Self::OF_LANES) };
         if MODE == mode::PROBABILITIES {
             return None;
         }
         // Of what is no class, any: nobody asks for its logit.
-        let group = self.cut.group_of(class as u32);
-        if !Self::WHOLE && !self.cut.has(group) {
+        let vector = self.cut.vector_of(class as u32);
+        if !Self::WHOLE && !self.cut.has(vector) {
             let is_edge = class.cast_unsigned() < u64::from(pass.args.cols);
             // SAFETY: the caller's condition.
-            return (team.lane == 0 && is_edge)
+            return (group.lane == 0 && is_edge)
                 .then(|| unsafe { self.input.load(class as u32).widen() });
         }
-        let ahead = group.wrapping_sub(tile.first);
-        let k = ahead >> team.threads.trailing_zeros();
-        if ahead & (team.threads - 1) != 0 || k >= N as u32 {
+        let ahead = vector.wrapping_sub(tile.first);
+        let k = ahead >> group.threads.trailing_zeros();
+        if ahead & (group.threads - 1) != 0 || k >= N as u32 {
             return None;
         }
         let x = choose(tile.x, k);
         Some(get::<E>(&widened::<E>(x), self.cut.place_of(class as u32)))
     }
 
-    /// The logit of a class that is one of the row's edges.
+    /// The logit of a class that is one of the row's peeled elements.
     ///
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
-    pub(crate) unsafe fn logit_of_edge(&self, class: i64, cols: u32) -> Option<E::Real> {
+    pub(crate) unsafe fn logit_of_peeled(&self, class: i64, cols: u32) -> Option<E::Real> {
         if Self::WHOLE || class.cast_unsigned() >= u64::from(cols) {
             return None;
         }
-        let is_edge = !self.cut.has(self.cut.group_of(class as u32));
+        let is_edge = !self.cut.has(self.cut.vector_of(class as u32));
         // SAFETY: the caller's condition.
         is_edge.then(|| unsafe { self.input.load(class as u32).widen() })
     }
 
-    /// The logit of the class of the row that team `index` of the block has, if it is in the tile,
-    /// which it has [kept](KeptTiles::keep).
+    /// The logit of the class of the row that row group `index` of the block has, if it is in the tile,
+    /// which it has [staged](StagedTiles::stage).
     ///
     /// # Safety
     /// A barrier stands between; the class is one.
     #[inline(always)]
-    pub(crate) unsafe fn kept_logit(&self, index: u32, class: u32, team: Team) -> Option<E::Real> {
-        let group = self.cut.group_of(class);
-        if !Self::WHOLE && !self.cut.has(group) {
+    pub(crate) unsafe fn staged_logit(
+        &self,
+        index: u32,
+        class: u32,
+        group: RowGroup,
+    ) -> Option<E::Real> {
+        let vector = self.cut.vector_of(class);
+        if !Self::WHOLE && !self.cut.has(vector) {
             return None;
         }
-        let thread = index * team.threads + (group & (team.threads - 1));
-        let k = group >> team.threads.trailing_zeros();
+        let thread = index * group.threads + (vector & (group.threads - 1));
+        let k = vector >> group.threads.trailing_zeros();
         // SAFETY: the caller's conditions.
-        let x: E = unsafe { KeptTiles::element(thread, k, self.cut.place_of(class)) };
+        let x: E = unsafe { StagedTiles::element(thread, k, self.cut.place_of(class)) };
         Some(x.widen())
     }
 
-    /// Writes the gradients of the thread's edges, and then does something with the logit
+    /// Writes the gradients of the thread's peeled elements, and then does something with the logit
     /// `of_class`, if it is one of them.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients_of_edges<const MODE: u32>(
+    pub(crate) unsafe fn gradients_of_peeled<const MODE: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],
         mut of_class: impl FnMut(E::Real),
-        team: Team,
+        group: RowGroup,
     ) {
         // SAFETY: the caller's conditions.
         unsafe {
-            self.each_edge(true, team, |edge| {
-                Self::gradient_of_edge(pass, label, factors, to, edge, &mut of_class);
+            self.each_peeled(true, group, |peeled| {
+                Self::gradient_of_peeled(pass, label, factors, to, peeled, &mut of_class);
             });
         }
     }
 
-    /// Writes the gradients of an edge, and then does something with the logit `of_class`, if it
+    /// Writes the gradients of an peeled element, and then does something with the logit `of_class`, if it
     /// is.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
     #[inline(always)]
-    pub(crate) unsafe fn gradient_of_edge<const MODE: u32>(
+    pub(crate) unsafe fn gradient_of_peeled<const MODE: u32>(
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         [to_input, to_target]: [Row<E>; 2],
-        Edge { at, x, t }: Edge<E>,
+        Peeled { at, x, t }: Peeled<E>,
         mut of_class: impl FnMut(E::Real),
     ) {
         let (x, t) = (x.widen(), t.widen());
@@ -1085,12 +1110,12 @@ impl<E: Element, const LIES: u32> Lanes<E, LIES> {
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// Adds an edge to `stats`, whose largest logit is no less.
+    /// Adds an peeled element to `stats`, whose largest logit is no less.
     ///
     /// # Safety
-    /// The kernels' condition 1; the edge is the row's.
+    /// The kernels' condition 1; the peeled element is the row's.
     #[inline(always)]
-    unsafe fn absorb_edge(&self, stats: &mut Stats<E::Real>, Edge { at, x, t }: Edge<E>) {
+    unsafe fn absorb_peeled(&self, stats: &mut Stats<E::Real>, Peeled { at, x, t }: Peeled<E>) {
         let x = x.widen();
         stats.absorb(x);
         if Self::DENSE {

@@ -5,12 +5,12 @@
 //! that take turns: blocks that stay and take row after row are a tenth slower, whatever they do in
 //! between.
 
-use super::finish::{finish_pieces, leave_terms};
-use super::label::{Label, add_up_totals, totals_ahead};
-use super::lanes::{Lanes, lies};
+use super::finish::{finish_grid, publish_terms};
+use super::label::{Label, normaliser, sum_normaliser};
+use super::lanes::{Lanes, alignment};
 use super::pass::{BlockTerms, Pass, Total, scales_of_row, writes};
-use super::team::{Rows, Team};
-use crate::abi::{CrossEntropyArgs, TOTALS_FLIGHT};
+use super::row_group::{RowGroup, Rows};
+use crate::abi::{CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real};
 use crate::reduce::{self, Workspace};
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
@@ -30,36 +30,36 @@ cuda_std::shared_array! {
 
 /// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer
 /// than to fetch instructions.
-type Place = reduce::Place<1>;
+type BlockRank = reduce::BlockRank<1>;
 
-/// Of a row, the block holds `HELD` groups of 16 bytes a thread in registers, keeps what it can of
+/// Of a row, the block holds `VECTORS` vectors of 16 bytes a thread in registers, stages what it can of
 /// what is behind them in shared memory, and reads the rest twice.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add
-/// up totals; a team is the block.
+/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers` behind those that add
+/// up totals; a row group is the block.
 #[inline(always)]
-pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VECTORS: usize>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.
-    let ahead = unsafe { totals_ahead(args) };
-    let team = Team::of_block();
+    let ahead = unsafe { normaliser(args) };
+    let group = RowGroup::of_block();
     let first = thread_idx_x() == 0;
-    if block_idx_x() < args.totals_blocks {
+    if block_idx_x() < args.normaliser_blocks {
         // SAFETY: conditions 1 and 2.
-        unsafe { add_up_totals::<E, TOTALS_FLIGHT>(args) };
+        unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
         return;
     }
-    let place = || Place::of_block(args.totals_blocks);
+    let rank = || BlockRank::of_block(args.normaliser_blocks);
     // Asked for again where it is needed: it would take registers through the row.
-    let row_at = |index| Rows::row(args, place(), index);
+    let row_at = |index| Rows::row(args, rank(), index);
     let Some(mut row) = row_at(0) else {
         // SAFETY: conditions 1 and 2.
-        unsafe { finish_pieces::<true, 3, E, MODE, _>(&pass, place(), workspace) };
+        unsafe { finish_grid::<true, 3, E, MODE, _>(&pass, rank(), workspace) };
         return;
     };
     // Of float64, there is no register for it.
@@ -72,15 +72,15 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
     loop {
         // SAFETY: the caller's conditions.
         unsafe {
-            let team = team.anew();
+            let group = group.rematerialize();
             // The last warp has no more to do than any other.
-            let finishes = team.lane + WARP_SIZE == team.threads;
-            let behind = HELD as u32 * team.threads;
-            let lanes = Lanes::<E, { lies::AT_LINES }>::new(&pass, row).keeping(args, behind);
+            let finishes = group.lane + WARP_SIZE == group.threads;
+            let behind = VECTORS as u32 * group.threads;
+            let lanes = Lanes::<E, { alignment::LINE }>::new(&pass, row).staging(args, behind);
             // Before the class is known: it takes as long to arrive. Of a row that does not count,
             // no more is read.
-            let mut held = lanes.tile::<HELD>(team.lane, true, team);
-            let edge = lanes.edge_of_thread(team);
+            let mut held = lanes.tile::<VECTORS>(group.lane, true, group);
+            let peeled = lanes.peeled_of_thread(group);
             let class = pass.class(row);
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
@@ -98,19 +98,20 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
             if !label.counts {
                 held.forget::<E>();
             }
-            let batches = if label.counts { lanes.keep(behind, team) } else { 0 };
+            let batches = if label.counts { lanes.stage(behind, group) } else { 0 };
             // Before it is overwritten: a barrier stands before that.
             let logit = if finishes { pass.logit(row, class) } else { E::Real::ZERO };
-            Lanes::<E, { lies::AT_LINES }>::keep_edge(edge, team);
-            let of_thread = lanes.stats_of_held(&pass, &held, label.counts, team);
+            Lanes::<E, { alignment::LINE }>::stage_peeled(peeled, group);
+            let of_thread = lanes.stats_of_registers(&pass, &held, label.counts, group);
             if finishes {
                 logit_of_row().set(0, logit.to_bits64());
             }
-            let of_warp = lanes.stats_behind(&pass, of_thread, behind, batches, label.counts, team);
+            let of_warp =
+                lanes.stats_behind(&pass, of_thread, behind, batches, label.counts, group);
             let mut row = row_at(index).unwrap_or_default();
             // All of this row has arrived. For float64, there is no register for it.
             if !keeps_done {
-                pass.prefetch(row, team);
+                pass.prefetch(row, group);
             }
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true, true>()
@@ -139,8 +140,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 } else {
                     // The end of the grid waits for it, and behind the gradients it would be seen
                     // late.
-                    leave_terms::<E::Real, _>(
-                        place(),
+                    publish_terms::<E::Real, _>(
+                        rank(),
                         [terms[0], terms[2], 0.0, 0.0],
                         1,
                         workspace,
@@ -149,9 +150,9 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
                 let at_class = pass.at_class(&label, &factors, logit);
                 logit_of_row().set(0, at_class.to_bits64());
             }
-            let (team, held) = (team.anew(), held.anew());
+            let (group, held) = (group.rematerialize(), held.rematerialize());
             lanes.gradients_of_tile(&pass, None, &factors, to, &held);
-            lanes.gradients_behind(&pass, behind, &label, &factors, to, team);
+            lanes.gradients_behind(&pass, behind, &label, &factors, to, group);
             // The class's has been written as any other's, by whoever has its logit.
             sync_threads();
             if finishes && label.has_class(args.cols) {
@@ -166,7 +167,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const HE
         index += 1;
         let Some(next) = row_at(index) else { return };
         row = next;
-        // The row is finished, of which what is kept is to be replaced.
+        // The row is finished, of which what is staged is to be replaced.
         sync_threads();
         if keeps_done && first {
             // SAFETY: all have read it before the barrier above, and read it again after the one in

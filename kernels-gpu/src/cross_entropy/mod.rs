@@ -7,38 +7,38 @@
 //!    null have `rows` rows of `cols` elements in global memory, aligned for their type; results
 //!    are of `E::Real`. `cols` is not 0.
 //! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. Of a
-//!    grid of `abi::blocks_of_pieces`, the pieces are at most `abi::max_pieces` of the words that
+//!    grid of `abi::grid_of_workers`, the pieces are at most `abi::max_workers` of the words that
 //!    each leaves: for 2 sums, but of a forward pass no fewer than it has, 4 with a z-loss or with
 //!    `totals`.
 //! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over
 //!    the tensor that it is the gradient of.
-//! 4. A block of `forward_backward_long` has `kept_groups` times 16 bytes of dynamic shared memory,
+//! 4. A block of `forward_backward_long` has `staged_vectors` times 16 bytes of dynamic shared memory,
 //!    one of `forward` and of `forward_backward` 16, one of `forward_short` and its like 16 for
-//!    each group that `ROWS_BLOCK` threads hold.
+//!    each vector that `ROWS_BLOCK` threads hold.
 
 use crate::element::Element;
 
 mod backward;
 mod finish;
 mod forward;
-mod held;
-mod kept;
 mod label;
 mod lanes;
 mod long;
 mod packed;
 mod pass;
+mod registers;
+mod row_group;
 mod short;
+mod staged;
 mod stats;
 mod stream;
-mod team;
 
-pub(crate) use backward::{backward_held, backward_short};
+pub(crate) use backward::{backward_registers, backward_short};
 pub(crate) use forward::forward_long;
-pub(crate) use held::{forward_backward_held, forward_held};
-pub(crate) use lanes::lies;
+pub(crate) use lanes::alignment;
 pub(crate) use long::forward_backward_long;
 pub(crate) use packed::{computes, packed};
+pub(crate) use registers::{forward_backward_registers, forward_registers};
 pub(crate) use short::short;
 pub(crate) use stream::forward_stream;
 
@@ -52,11 +52,11 @@ pub(crate) mod mode {
 }
 
 /// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp,
-/// `_whole` those that are whole groups, `_many` so many that a block takes some one after the
+/// `_whole` those that are whole vectors, `_many` so many that a block takes some one after the
 /// other: in a loop, what each finishes with is computed by all warps before the first. `forward`
-/// and `forward_backward` hold them in a block's, at most `$held` groups of 16 bytes a thread, or
-/// `held_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long`
-/// keeps what it can of what is behind the first in shared memory; a block of `backward_long` holds
+/// and `forward_backward` hold them in a block's, at most `$held` vectors of 16 bytes a thread, or
+/// `vectors_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long`
+/// stages what it can of what is behind the first in shared memory; a block of `backward_long` holds
 /// a part of a row. `$resident` blocks of a forward or backward kernel have room on a
 /// multiprocessor, as many as there are registers for without a stack: one is enough to make short
 /// blocks a tenth slower.
@@ -66,45 +66,45 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of targets has every kernel
         use crate::cross_entropy::{
-            backward_held, block, block_held, forward_backward_held, forward_backward_long, forward_held, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
-            few_block, lies, mode, resident, resident_anyhow, resident_long,
+            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            few_block, alignment, mode, resident, resident_anyhow, resident_long,
         };
 
-        /// Groups of 16 bytes of a row that a thread holds, at most.
-        pub const HELD: usize = $held;
+        /// Vectors of 16 bytes of a row that a thread holds, at most.
+        pub const VECTORS: usize = $held;
 
         /// The same, of a row of which a block computes gradients, by the bytes of an element. Of
         /// 16 bits twice as many, where there are registers for their exponentials: a row has half
         /// as many warps then, and each does the same once a row.
-        pub const fn held_with_gradients(element_bytes: usize) -> usize {
-            if MODE == mode::CLASS && element_bytes == 2 { 2 * HELD } else { HELD }
+        pub const fn vectors_with_gradients(element_bytes: usize) -> usize {
+            if MODE == mode::CLASS && element_bytes == 2 { 2 * VECTORS } else { VECTORS }
         }
 
-        /// The same, of a row of which a block keeps others in shared memory, by the bytes of an
+        /// The same, of a row of which a block stages others in shared memory, by the bytes of an
         /// element.
-        pub const fn held_beside(element_bytes: usize) -> usize {
-            if element_bytes == 2 { HELD } else { HELD.div_ceil(2) }
+        pub const fn vectors_beside(element_bytes: usize) -> usize {
+            if element_bytes == 2 { VECTORS } else { VECTORS.div_ceil(2) }
         }
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { lies::SHORT }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { lies::SHORT }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
-            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { lies::SHORT }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { alignment::WARP_ROW }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { alignment::WARP_ROW }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { alignment::WARP_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
             FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
             BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
             FORWARD_LANE_ROWS = forward_lane_rows: packed::<E, MODE, { computes::LOSS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS), 5 barriers of $lanes;
             FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows: packed::<E, MODE, { computes::BOTH }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH), 6 barriers of $lanes;
             BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
-            FORWARD = forward: forward_held::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
-            FORWARD_FEW = forward_few: forward_held::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
+            FORWARD = forward: forward_registers::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD_FEW = forward_few: forward_registers::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
-            FORWARD_BACKWARD = forward_backward: forward_backward_held::<E, MODE, { held_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_held::<E>($block, HELD, held_with_gradients(size_of::<E>()))) by 1, 6 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { held_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            BACKWARD = backward: backward_held::<E, MODE, $held, { lies::HELD }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
-            BACKWARD_LONG = backward_long: backward_held::<E, MODE, $held, { lies::AT_LINES }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 1 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
+            BACKWARD = backward: backward_registers::<E, MODE, $held, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
+            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $held, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 1 barriers;
         }
     };
 }
@@ -149,7 +149,7 @@ const fn are_many<E: Element>(blocks: u32) -> bool {
     blocks > 4 && size_of::<E>() < 8
 }
 
-/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a group has eight.
+/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a vector has eight.
 /// Where there is room for many, one more: short rows are done the sooner, by a tenth.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) };
@@ -164,13 +164,13 @@ pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
     of_exps + are_many::<E>(blocks) as u32
 }
 
-/// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a group has
+/// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a vector has
 /// four, one more.
 pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
-/// Blocks of those that make gradients of rows that have edges. In f64 they wait for arithmetic:
+/// Blocks of those that make gradients of rows that have peeled elements. In f64 they wait for arithmetic:
 /// three blocks rather than two hide a fifth of the time (H200, 2026-11-25, 16339×8191: 749 and
 /// 602 µs).
 pub(crate) const fn resident_anyhow<E: Element>(blocks: u32) -> u32 {
@@ -189,9 +189,9 @@ pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
     }
 }
 
-/// The same of one of which each thread holds `held` groups, not `groups`: of the same rows.
-pub(crate) const fn block_held<E: Element>(threads: u32, groups: usize, held: usize) -> u32 {
-    block::<E>(threads) * groups as u32 / held as u32
+/// The same of one of which each thread holds `held` vectors, not `vectors`: of the same rows.
+pub(crate) const fn block_of_vectors<E: Element>(threads: u32, vectors: usize, held: usize) -> u32 {
+    block::<E>(threads) * vectors as u32 / held as u32
 }
 
 /// The same of a block that takes one of few rows. Beyond, fewer threads are sooner done: with 1024

@@ -2,16 +2,16 @@
 //! what becomes of a row's sums.
 
 use super::label::{
-    Label, ask_for_targets, class_weight, label, load_class, load_classes, totals_ahead,
+    Label, ask_for_targets, class_weight, label, load_class, load_classes, normaliser,
 };
 use super::mode;
+use super::row_group::RowGroup;
 use super::stats::Stats;
-use super::team::Team;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, TargetFault, reduction, saved};
 use crate::cut::Row;
 use crate::element::{Element, Real, unrolled};
 use crate::math::{exp_m1_below, quotient};
-use crate::reduce::{TotalsAhead, Workspace};
+use crate::reduce::{Normaliser, Workspace};
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
@@ -112,7 +112,7 @@ pub(crate) trait Totals: Copy {
     fn total(self, which: Total) -> f64;
 }
 
-impl Totals for TotalsAhead {
+impl Totals for Normaliser {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
         self.wait(which as u32)
@@ -122,14 +122,14 @@ impl Totals for TotalsAhead {
 /// Those that the first blocks add up, of which the weights' has been asked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
-    pub(crate) ahead: TotalsAhead,
+    pub(crate) ahead: Normaliser,
     pub(crate) got: u64,
 }
 
 impl Asked {
     /// Asks, if there is to be such a total.
     #[inline(always)]
-    pub(crate) fn new(args: &CrossEntropyArgs, ahead: TotalsAhead) -> Self {
+    pub(crate) fn new(args: &CrossEntropyArgs, ahead: Normaliser) -> Self {
         let got = if args.divisor == 0.0 { ahead.ask(Total::Weights as u32) } else { 0 };
         Asked { ahead, got }
     }
@@ -147,11 +147,11 @@ impl Totals for Asked {
 
 /// The totals that a forward pass has left.
 #[derive(Clone, Copy)]
-struct SavedTotals {
+struct SavedNormaliser {
     start: u64,
 }
 
-impl Totals for SavedTotals {
+impl Totals for SavedNormaliser {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
         // SAFETY: by the kernels' condition 1, two of them are there where they are asked for.
@@ -226,7 +226,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             return weight * self.unit();
         }
         let share = E::Real::from_f64(self.args.share);
-        weight * self.keep().fma(t, share)
+        weight * self.stage().fma(t, share)
     }
 
     /// What smoothing multiplies class weights by: the power of two next below 1/C. The sum over
@@ -277,7 +277,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// The part of the target that smoothing leaves; of a class without smoothing known to be all.
     #[inline(always)]
-    fn keep(&self) -> E::Real {
+    fn stage(&self) -> E::Real {
         if MODE == mode::CLASS { E::Real::ONE } else { E::Real::from_f64(self.args.keep) }
     }
 
@@ -293,7 +293,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's condition.
         unsafe {
             if self.late {
-                // As one of several rows, of which there may be none: the compiler keeps less in
+                // As one of several rows, of which there may be none: the compiler stages less in
                 // registers.
                 let [class] = load_classes(self.args, row, 0);
                 class
@@ -346,23 +346,23 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// registers for is too little under way.
     ///
     /// # Safety
-    /// The kernels' condition 1; all threads of the team call it.
+    /// The kernels' condition 1; all threads of the row group call it.
     #[inline(always)]
-    pub(crate) unsafe fn prefetch(&self, row: u64, team: Team) {
+    pub(crate) unsafe fn prefetch(&self, row: u64, group: RowGroup) {
         // SAFETY: the caller's conditions.
-        unsafe { self.prefetch_ahead(row, team, |bytes| (0, bytes)) };
+        unsafe { self.prefetch_ahead(row, group, |bytes| (0, bytes)) };
     }
 
-    /// Asks for part `part` of that row, `held` groups of 16 bytes a thread.
+    /// Asks for part `part` of that row, `held` vectors of 16 bytes a thread.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch).
     #[inline(always)]
-    pub(crate) unsafe fn prefetch_part(&self, row: u64, part: u32, held: usize, team: Team) {
-        let of_part = team.threads * held as u32 * 16;
+    pub(crate) unsafe fn prefetch_part(&self, row: u64, part: u32, held: usize, group: RowGroup) {
+        let of_part = group.threads * held as u32 * 16;
         let part = |bytes: u32| (part * of_part, bytes.min((part + 1) * of_part));
         // SAFETY: the caller's conditions.
-        unsafe { self.prefetch_ahead(row, team, part) };
+        unsafe { self.prefetch_ahead(row, group, part) };
     }
 
     /// Asks for bytes of the row that is `ahead`, of those that are to be asked for.
@@ -370,12 +370,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`prefetch`](Self::prefetch); they are some of those.
     #[inline(always)]
-    unsafe fn prefetch_ahead(&self, row: u64, team: Team, which: impl Fn(u32) -> (u32, u32)) {
+    unsafe fn prefetch_ahead(&self, row: u64, group: RowGroup, which: impl Fn(u32) -> (u32, u32)) {
         let (args, row) = (self.args, row + u64::from(self.args.ahead));
         if args.ahead != 0 && row < args.rows {
             let (from, to) = which(args.ahead_bytes);
             // SAFETY: the caller's conditions.
-            unsafe { self.prefetch_bytes(Row::<E>::address(args.input, row), from, to, team) };
+            unsafe { self.prefetch_bytes(Row::<E>::address(args.input, row), from, to, group) };
         }
     }
 
@@ -384,12 +384,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`prefetch`](Self::prefetch); the row has as many.
     #[inline(always)]
-    unsafe fn prefetch_bytes(&self, start: u64, from: u32, to: u32, team: Team) {
-        let mut at = from + team.lane * CACHE_LINE;
+    unsafe fn prefetch_bytes(&self, start: u64, from: u32, to: u32, group: RowGroup) {
+        let mut at = from + group.lane * CACHE_LINE;
         while at < to {
             // SAFETY: the caller's condition; the bytes are the row's.
             unsafe { prefetch((start + u64::from(at)) as *const u8) };
-            at += team.threads * CACHE_LINE;
+            at += group.threads * CACHE_LINE;
         }
     }
 
@@ -401,11 +401,11 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`prefetch`](Self::prefetch), of `row`, if it is one of `rows`.
     #[inline(always)]
-    pub(crate) unsafe fn begin(&self, block: u32, row: u64, team: Team) {
+    pub(crate) unsafe fn begin(&self, block: u32, row: u64, group: RowGroup) {
         let is_row = row < self.args.rows;
         let start = is_row.then(|| Row::<E>::address(self.args.input, row));
         // SAFETY: the caller's conditions.
-        unsafe { self.begin_at(block, start, team) };
+        unsafe { self.begin_at(block, start, group) };
     }
 
     /// The same, of the row that begins at `start`, if there is one.
@@ -413,12 +413,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`begin`](Self::begin).
     #[inline(always)]
-    pub(crate) unsafe fn begin_at(&self, block: u32, start: Option<u64>, team: Team) {
+    pub(crate) unsafe fn begin_at(&self, block: u32, start: Option<u64>, group: RowGroup) {
         if block < self.args.early_blocks
             && let Some(start) = start
         {
             // SAFETY: the caller's conditions.
-            unsafe { self.prefetch_bytes(start, 0, self.args.early_bytes, team) };
+            unsafe { self.prefetch_bytes(start, 0, self.args.early_bytes, group) };
         }
         wait_for_launches_before();
     }
@@ -428,7 +428,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`begin`](Self::begin).
     #[inline(always)]
-    pub(crate) unsafe fn begin_with_totals(&self) {
+    pub(crate) unsafe fn begin_with_normaliser(&self) {
         // SAFETY: the caller's conditions.
         unsafe { ask_for_targets(self.args) };
         wait_for_launches_before();
@@ -557,7 +557,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// As `scale`.
     #[inline(always)]
     pub(crate) unsafe fn scale_of_saved(&self, row: u64, which: Total) -> E::Real {
-        let totals = SavedTotals { start: self.args.totals };
+        let totals = SavedNormaliser { start: self.args.totals };
         // SAFETY: the caller's condition.
         unsafe { self.scale(row, totals, which) }
     }
@@ -602,20 +602,20 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors: &mut Factors<E::Real>,
     ) {
         let args = self.args;
-        let keep = self.keep();
+        let stage = self.stage();
         if args.z_loss != 0.0 {
             let twice = E::Real::from_f64(self.z_loss() + self.z_loss());
             let log_sum_exp = factors.center + factors.log_sum;
             factors.by_z = twice * log_sum_exp * z_scale();
         }
         if MODE != mode::PROBABILITIES {
-            factors.by_class = keep * label.weight * scale;
+            factors.by_class = stage * label.weight * scale;
             if Self::DENSE {
                 factors.by_share = self.by_unit() * scale;
             }
         } else {
             factors.by_share = scale;
-            factors.by_target = keep * scale;
+            factors.by_target = stage * scale;
         }
         let all = factors.by_class + factors.by_share * factors.weight + factors.by_z;
         factors.factor = all * factors.inverse;
@@ -625,7 +625,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// sums.
     ///
     /// # Safety
-    /// The kernels' condition 1; `row` is one of `rows`, and this is its team's first thread.
+    /// The kernels' condition 1; `row` is one of `rows`, and this is its row group's first thread.
     #[inline(always)]
     pub(crate) unsafe fn finish_row<const WRITES: u32>(
         &self,
@@ -653,7 +653,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let mut term = E::Real::ZERO;
         if label.counts {
             if MODE != mode::PROBABILITIES {
-                term = self.keep() * label.weight * (log_sum - (logit - stats.max));
+                term = self.stage() * label.weight * (log_sum - (logit - stats.max));
             }
             if Self::DENSE {
                 term = term + self.by_unit() * (stats.weight * log_sum - stats.dot);
@@ -742,17 +742,17 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// Asks for the totals, in the block that adds up: before the sums, not behind them.
     #[inline(always)]
-    pub(crate) fn ask_for_totals(&self, ahead: TotalsAhead, adds_up: bool) -> [u64; 2] {
+    pub(crate) fn load_normaliser(&self, ahead: Normaliser, adds_up: bool) -> [u64; 2] {
         if adds_up && self.args.divisor == 0.0 { ahead.ask_for_both() } else { [0; 2] }
     }
 
     /// As [`finish`](Self::finish), where the totals were known before, and
-    /// [asked](Self::ask_for_totals) for: from the sums of losses and of squared log-sum-exps.
+    /// [asked](Self::load_normaliser) for: from the sums of losses and of squared log-sum-exps.
     ///
     /// # Safety
     /// As `finish`.
     #[inline(always)]
-    pub(crate) unsafe fn finish_with_totals(
+    pub(crate) unsafe fn finish_with_normaliser(
         &self,
         plain: bool,
         [terms, squares]: [f64; 2],
@@ -764,7 +764,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let [mut weights, mut count] = [none; 2];
         if self.args.divisor == 0.0 {
             // SAFETY: condition 2; all blocks have left their sums, and wait for totals no more.
-            [weights, count] = unsafe { totals_ahead(self.args).take(asked) };
+            [weights, count] = unsafe { normaliser(self.args).take(asked) };
         }
         // SAFETY: the caller's conditions.
         unsafe { self.finish(plain, [terms, weights, squares, count], workspace) };

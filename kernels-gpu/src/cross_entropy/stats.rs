@@ -1,6 +1,6 @@
 //! What the exponentials of a row's logits, or of a part of them, come to.
 //!
-//! Their sum is kept in two parts: how many are 1, those of the largest logits, and the sum of all
+//! Their sum is staged in two parts: how many are 1, those of the largest logits, and the sum of all
 //! others. Of a row that is nearly certain the sum is 1 and a little, and the loss and the gradient
 //! are that little.
 
@@ -76,29 +76,29 @@ impl<R: Real> Stats<R> {
         }
     }
 
-    /// The sum over a team of a warp, in each of its lanes, of which each has a part relative to
-    /// the same logit, the team's largest. Not `DENSE`, there is no target for every class.
+    /// The sum over a row group of a warp, in each of its lanes, of which each has a part relative to
+    /// the same logit, the row group's largest. Not `DENSE`, there is no target for every class.
     #[inline(always)]
-    pub(crate) fn of_team<const DENSE: bool>(mut self, team: u32) -> Self {
+    pub(crate) fn of_group<const DENSE: bool>(mut self, group: u32) -> Self {
         if DENSE {
-            [self.dot, self.weight] = warp_sums([self.dot, self.weight], team);
+            [self.dot, self.weight] = warp_sums([self.dot, self.weight], group);
         }
-        self.exps_of_team(team)
+        self.exps_of_group(group)
     }
 
-    /// [`of_team`](Self::of_team) of what exponentials come to alone.
+    /// [`of_group`](Self::of_group) of what exponentials come to alone.
     #[inline(always)]
-    pub(crate) fn exps_of_team(mut self, team: u32) -> Self {
-        [self.ties, self.rest] = warp_sums([self.ties, self.rest], team);
+    pub(crate) fn exps_of_group(mut self, group: u32) -> Self {
+        [self.ties, self.rest] = warp_sums([self.ties, self.rest], group);
         self
     }
 
-    /// The same, of which the compiler does not know it: what is computed from it is computed anew,
-    /// where it would otherwise be kept, in more registers than there are.
+    /// The same, of which the compiler does not know it: what is computed from it is computed rematerialize,
+    /// where it would otherwise be staged, in more registers than there are.
     #[inline(always)]
-    pub(crate) fn anew(self) -> Self {
-        let anew = |value: R| R::from_bits64(opaque(value.to_bits64()));
-        Stats { max: anew(self.max), rest: anew(self.rest), ..self }
+    pub(crate) fn rematerialize(self) -> Self {
+        let rematerialize = |value: R| R::from_bits64(opaque(value.to_bits64()));
+        Stats { max: rematerialize(self.max), rest: rematerialize(self.rest), ..self }
     }
 
     /// Of a whole row: of −∞ alone no distribution comes.
@@ -152,10 +152,10 @@ impl<R: Real> Stats<R> {
         }
         // Here, not before a loop over rows, through which it would take registers.
         let warps = opaque((block_dim_x() / WARP_SIZE).into()) as u32;
-        // Of few warps, teams of lanes all have what each of them has of the row: there are fewer
+        // Of few warps, row groups of lanes all have what each of them has of the row: there are fewer
         // to add up.
-        let team = if warps > 8 { WARP_SIZE } else { 8 };
-        let warp = lane_id() & (team - 1);
+        let group = if warps > 8 { WARP_SIZE } else { 8 };
+        let warp = lane_id() & (group - 1);
         let mut parts = Self::NONE.parts();
         if warp < warps {
             unrolled!(for part in 0..PARTS; {
@@ -166,24 +166,24 @@ impl<R: Real> Stats<R> {
                 }
             });
         }
-        Self::of_parts(parts).of_warps::<DENSE>(team)
+        Self::of_parts(parts).of_warps::<DENSE>(group)
     }
 
-    /// The sum over a team of lanes of the warp, of which each has what a warp has of a row, and
-    /// all teams the same.
+    /// The sum over a row group of lanes of the warp, of which each has what a warp has of a row, and
+    /// all row groups the same.
     #[inline(always)]
-    fn of_warps<const DENSE: bool>(self, team: u32) -> Self {
+    fn of_warps<const DENSE: bool>(self, group: u32) -> Self {
         let max = warp_max(self.max);
         // Of one that has the largest logit, the others beside it; of all others all.
         let has = self.max == max;
         let apart = self.relative_to(max);
         let others = if has { self.rest } else { apart.rest };
-        let [others] = warp_sums([others], team);
-        let of_team = ballot(has) & (u32::MAX >> (WARP_SIZE - team));
-        let ties = R::from_i32(of_team.count_ones().cast_signed());
+        let [others] = warp_sums([others], group);
+        let of_group = ballot(has) & (u32::MAX >> (WARP_SIZE - group));
+        let ties = R::from_i32(of_group.count_ones().cast_signed());
         let mut sum = Stats { max, ties, rest: others, dot: apart.dot, weight: apart.weight };
         if DENSE {
-            [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], team);
+            [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], group);
         }
         sum
     }
@@ -193,11 +193,11 @@ impl<R: Real> Stats<R> {
     /// # Safety
     /// `piece` is this thread's alone, and below `abi::MAX_PARTIALS` by `abi::STATS_PARTS`.
     #[inline(always)]
-    pub(crate) unsafe fn leave(self, workspace: Workspace, piece: u32) {
+    pub(crate) unsafe fn publish(self, workspace: Workspace, piece: u32) {
         let parts = self.parts();
         unrolled!(for part in 0..PARTS; {
             // SAFETY: the caller's condition.
-            unsafe { workspace.leave(piece * PARTS as u32 + part as u32, parts[part].to_f64()) };
+            unsafe { workspace.publish(piece * PARTS as u32 + part as u32, parts[part].to_f64()) };
         });
     }
 
@@ -225,7 +225,7 @@ impl<R: Real> Stats<R> {
             begin += WARP_SIZE;
         }
         let max = warp_max(sum.max);
-        sum.relative_to(max).of_team::<true>(WARP_SIZE)
+        sum.relative_to(max).of_group::<true>(WARP_SIZE)
     }
 
     /// Σ exp(x − m) − 1.
@@ -294,7 +294,7 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     }
 }
 
-/// Numbers that a [`Stats`] is kept as, and those that a target without a share for every class
+/// Numbers that a [`Stats`] is staged as, and those that a target without a share for every class
 /// needs.
 const PARTS: usize = STATS_PARTS as usize;
 const SPARSE_PARTS: usize = 2;

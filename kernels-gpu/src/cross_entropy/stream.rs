@@ -27,7 +27,7 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
 
 /// What a part of a row of logits comes to.
 ///
-/// The sum of the exponentials is kept less the 1 of the largest logit: where a class is nearly
+/// The sum of the exponentials is staged less the 1 of the largest logit: where a class is nearly
 /// certain, the loss is what is left, and added to 1 it would lose its digits.
 #[derive(Clone, Copy)]
 pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
@@ -155,7 +155,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's conditions: the classes are the row's.
         unsafe {
             if count == E::LANES && at.is_multiple_of(VECTOR_BYTES.into()) {
-                // In halves, which the first-level cache keeps for the next row. Past it, as rows
+                // In halves, which the first-level cache stages for the next row. Past it, as rows
                 // are read, f32 takes half as long again (H200, 32768×4096 with weights and
                 // smoothing: 141 and 216 µs).
                 let halves = [0, 1].map(|half| load((at as *const u64).wrapping_add(half)));

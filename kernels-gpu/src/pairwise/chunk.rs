@@ -4,7 +4,7 @@
 
 use super::{Pairwise, Pass, Row, of_lane};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::team_sums;
+use crate::reduce::group_sums;
 use core::num::NonZeroU32;
 use cuda_std::SharedArray;
 use cuda_std::memory::Vec16;
@@ -76,7 +76,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
                 // SAFETY: the caller's conditions.
                 scale: if GRADS && !has_scales { unsafe { self.scale(0) } } else { E::Real::ZERO },
                 head: 0,
-                groups: 0,
+                vectors: 0,
                 is_shifted: is_off(args.input.start) || is_off(args.target.start),
             },
             first_row,
@@ -187,9 +187,9 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         let head_end = (from * E::LANES).min(self.end);
         let tail = (to * E::LANES).max(head_end);
         let head = head_end - self.lead;
-        let mut edge = thread_idx_x();
-        while edge < head + (self.end - tail) {
-            let index = if edge < head { self.lead + edge } else { tail + (edge - head) };
+        let mut peeled = thread_idx_x();
+        while peeled < head + (self.end - tail) {
+            let index = if peeled < head { self.lead + peeled } else { tail + (peeled - head) };
             // SAFETY: the caller's conditions; the element is one of the chunk's.
             unsafe {
                 let scale = if self.has_scales {
@@ -202,7 +202,7 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
                     self.terms.words::<E::Real>().set(index, a * b);
                 }
             }
-            edge += threads;
+            peeled += threads;
         }
     }
 
@@ -276,13 +276,13 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
     /// As [`Pass::chunk`]; all terms are there, and a barrier stands between that and this.
     #[inline(always)]
     unsafe fn sum_rows(&self) {
-        let (cols, team) = (self.cols.get(), self.pass.args.team.get());
-        let lane = thread_idx_x() & (team - 1);
-        let team_of = |thread: u32| thread >> team.trailing_zeros();
-        let teams = team_of(block_dim_x());
-        // Teams of one warp stay together, for the shuffles.
-        let mut of_warp = if team > WARP_SIZE { 0 } else { team_of(thread_idx_x() - lane_id()) };
-        let mut row = team_of(thread_idx_x());
+        let (cols, group) = (self.cols.get(), self.pass.args.group_threads.get());
+        let lane = thread_idx_x() & (group - 1);
+        let group_of = |thread: u32| thread >> group.trailing_zeros();
+        let groups = group_of(block_dim_x());
+        // Row groups of one warp stay together, for the shuffles.
+        let mut of_warp = if group > WARP_SIZE { 0 } else { group_of(thread_idx_x() - lane_id()) };
+        let mut row = group_of(thread_idx_x());
         while of_warp < self.rows {
             let mut sum = E::Real::ZERO;
             if row < self.rows {
@@ -290,46 +290,46 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
                 // SAFETY: the caller's conditions; the row is one of the chunk's.
                 sum = unsafe {
                     if cols >= VECTOR_COLS {
-                        self.sum_of_vectors(from, from + cols, lane, team)
+                        self.sum_of_vectors(from, from + cols, lane, group)
                     } else {
-                        self.sum_of_row(row, lane, team)
+                        self.sum_of_row(row, lane, group)
                     }
                 };
             }
-            let [sum] = team_sums([sum.to_f64()], team);
+            let [sum] = group_sums([sum.to_f64()], group);
             if lane == 0 && row < self.rows {
-                // SAFETY: the caller's conditions; one team a row.
+                // SAFETY: the caller's conditions; one row group a row.
                 unsafe { self.pass.finish(self.first_row + u64::from(row), sum) };
             }
-            if team > WARP_SIZE {
+            if group > WARP_SIZE {
                 sync_threads();
             }
-            of_warp += teams;
-            row += teams;
+            of_warp += groups;
+            row += groups;
         }
     }
 
-    /// What a lane of a team of a warp has of a row, term by term.
+    /// What a lane of a row group of a warp has of a row, term by term.
     ///
     /// # Safety
     /// As [`sum_rows`](Self::sum_rows); the row is one of the chunk's.
     #[inline(always)]
-    unsafe fn sum_of_row(&self, row: u32, lane: u32, team: u32) -> E::Real {
+    unsafe fn sum_of_row(&self, row: u32, lane: u32, group: u32) -> E::Real {
         let cols = self.cols.get();
-        // Rows that are an even number of teams long would all begin in a few banks, and wait for
-        // each other: each begins a team behind the last one's beginning, and ends with what it
+        // Rows that are an even number of row groups long would all begin in a few banks, and wait for
+        // each other: each begins a row group behind the last one's beginning, and ends with what it
         // left out.
-        let start = if cols & (2 * team - 1) == 0 { row * team % self.cols } else { 0 };
+        let start = if cols & (2 * group - 1) == 0 { row * group % self.cols } else { 0 };
         let from = self.lead + row * cols;
         let mut sums = [E::Real::ZERO; 2];
         let mut add = |from: u32, to: u32| {
             let mut at = from + lane;
             // SAFETY: the caller's conditions.
             let term = |at: u32| unsafe { self.terms.words::<E::Real>().get(at) };
-            while at + team < to {
+            while at + group < to {
                 sums[0] = sums[0] + term(at);
-                sums[1] = sums[1] + term(at + team);
-                at += 2 * team;
+                sums[1] = sums[1] + term(at + group);
+                at += 2 * group;
             }
             if at < to {
                 sums[0] = sums[0] + term(at);
@@ -342,13 +342,13 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         sums[0] + sums[1]
     }
 
-    /// What a thread of a team has of the terms from number `from` up to `to`: by vectors, and the
+    /// What a thread of a row group has of the terms from number `from` up to `to`: by vectors, and the
     /// ends term by term.
     ///
     /// # Safety
     /// As [`sum_rows`](Self::sum_rows), of these terms.
     #[inline(always)]
-    unsafe fn sum_of_vectors(&self, from: u32, to: u32, lane: u32, team: u32) -> E::Real {
+    unsafe fn sum_of_vectors(&self, from: u32, to: u32, lane: u32, group: u32) -> E::Real {
         let terms = size_of::<Vec16>() as u32 / size_of::<E::Real>() as u32;
         let (first, last) = (from.div_ceil(terms), to / terms);
         let mut sums = [E::Real::ZERO; 4];
@@ -357,15 +357,15 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
             // SAFETY: the caller's condition.
             let values = values_of::<E::Real>(unsafe { self.terms.get(vector) });
             unrolled!(for index in 0..4; { sums[index] = sums[index] + values[index]; });
-            vector += team;
+            vector += group;
         }
         let head = first * terms - from;
-        let mut edge = lane;
-        while edge < head + (to - last * terms) {
-            let at = if edge < head { from + edge } else { last * terms + (edge - head) };
+        let mut peeled = lane;
+        while peeled < head + (to - last * terms) {
+            let at = if peeled < head { from + peeled } else { last * terms + (peeled - head) };
             // SAFETY: the caller's condition.
             sums[0] = sums[0] + unsafe { self.terms.words::<E::Real>().get(at) };
-            edge += team;
+            peeled += group;
         }
         (sums[0] + sums[1]) + (sums[2] + sums[3])
     }

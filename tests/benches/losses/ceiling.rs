@@ -65,12 +65,12 @@ pub(crate) fn best(
         for &block in search.blocks {
             let tiles = bytes / 16 / (block * flight);
             let (of_rows, of_rows_bytes) = pattern.of_rows;
-            let of_rows_groups = of_rows_bytes / 16;
-            if tiles == 0 || of_rows_groups.div_ceil(tiles) > block {
+            let of_rows_vectors = of_rows_bytes / 16;
+            if tiles == 0 || of_rows_vectors.div_ceil(tiles) > block {
                 // A block cannot read its share of what there is of rows.
                 continue;
             }
-            let of_rows_share = of_rows_groups.div_ceil(tiles);
+            let of_rows_share = of_rows_vectors.div_ceil(tiles);
             let most = 132 * 2048 / block;
             let mut early = Vec::new();
             if CeilingArgs::asks_early(pattern.reads, pattern.writes) {
@@ -88,9 +88,9 @@ pub(crate) fn best(
                     let arrays = &copies[call % copies.len()];
                     let mut args = CeilingArgs {
                         arrays: [0; 4],
-                        groups: (tiles * block * flight) as u64,
+                        vectors: (tiles * block * flight) as u64,
                         of_rows: of_rows + (call % copies.len()) as u64 * pattern.of_rows_apart,
-                        of_rows_groups: of_rows_groups as u64,
+                        of_rows_vectors: of_rows_vectors as u64,
                         of_rows_share: of_rows_share as u64,
                         early_bytes,
                         sink: arrays[arrays.len() - 1],

@@ -68,7 +68,7 @@ unsafe fn row<E: Element, const COMPUTES: u32>(
     let source = SharedRow {
         shared,
         at: logits.row(index),
-        // Opaque, or the addresses of all chunks are computed before the loop and kept.
+        // Opaque, or the addresses of all chunks are computed before the loop and staged.
         cols: opaque(args.cols.into()) as u32,
         access,
         order: (index >> order_right & order_mask) << order_left,
@@ -105,7 +105,7 @@ unsafe fn row<E: Element, const COMPUTES: u32>(
             return;
         }
         let factors = factors_of_row::<E, CLASS, COMPUTES>(pass, &label, stats, row, scale);
-        // The second read costs less than the registers to keep the row.
+        // The second read costs less than the registers to stage the row.
         let mut registers = RegisterRow::<E>::load(source.rematerialize());
         registers.make_gradients(&factors);
         registers.store(target);

@@ -11,8 +11,8 @@ mod part;
 mod register_row;
 mod stage;
 
-use super::finish::{finish_pieces, has_sums, leave_terms};
-use super::label::{Label, add_up_totals, totals_ahead};
+use super::finish::{finish_grid, has_sums, publish_terms};
+use super::label::{Label, normaliser, sum_normaliser};
 use super::pass::{Factors, Pass, TERMS, Total, writes};
 use super::stats::Stats;
 use crate::abi::CrossEntropyArgs;
@@ -29,7 +29,7 @@ pub(crate) mod computes {
     pub(crate) const BOTH: u32 = 2;
 }
 
-type Place = reduce::Place<2>;
+type BlockRank = reduce::BlockRank<2>;
 
 /// Targets that a thread has in flight while the normaliser of a mean is added up. Targets of short
 /// rows are a large part of all bytes, so this is as many as hide the latency of memory.
@@ -50,7 +50,7 @@ const LANE_ROWS_TARGETS: usize = 4;
 /// at most [`lane_row_cols`](crate::abi::lane_row_cols) columns, with one lane per row.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind the blocks that
+/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers` behind the blocks that
 /// add up totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has
 /// dynamic shared memory for the tiles of its warps. With `LANE_ROWS`, targets are classes.
 #[inline(always)]
@@ -68,27 +68,27 @@ pub(crate) unsafe fn packed<
     let both = COMPUTES == computes::BOTH;
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let place = Place::of_block(if both { args.totals_blocks } else { 0 });
-    if both && block_idx_x() < args.totals_blocks {
+    let rank = BlockRank::of_block(if both { args.normaliser_blocks } else { 0 });
+    if both && block_idx_x() < args.normaliser_blocks {
         // SAFETY: conditions 1 and 2.
         unsafe {
             if LANE_ROWS {
-                add_up_totals::<E, LANE_ROWS_TARGETS>(args);
+                sum_normaliser::<E, LANE_ROWS_TARGETS>(args);
             } else {
-                add_up_totals::<E, TARGETS>(args);
+                sum_normaliser::<E, TARGETS>(args);
             }
         }
         return;
     }
     let (piece, pieces) =
-        if has_loss { (place.piece(), place.pieces()) } else { (block_idx_x(), grid_dim_x()) };
-    if has_loss && (place.takes_none() || piece >= pieces) {
+        if has_loss { (rank.worker(), rank.workers()) } else { (block_idx_x(), grid_dim_x()) };
+    if has_loss && (rank.is_adder() || piece >= pieces) {
         // SAFETY: conditions 1 and 2.
         unsafe {
             if both {
-                finish_pieces::<true, 4, E, MODE, _>(&pass, place, workspace);
+                finish_grid::<true, 4, E, MODE, _>(&pass, rank, workspace);
             } else {
-                finish_pieces::<false, 4, E, MODE, _>(&pass, place, workspace);
+                finish_grid::<false, 4, E, MODE, _>(&pass, rank, workspace);
             }
         }
         return;
@@ -113,14 +113,14 @@ pub(crate) unsafe fn packed<
     unsafe {
         if both || pass.has_two_sums() {
             if thread_idx_x() == 0 {
-                leave_terms::<E::Real, _>(place, [loss, second, 0.0, 0.0], 1, workspace);
+                publish_terms::<E::Real, _>(rank, [loss, second, 0.0, 0.0], 1, workspace);
             }
         } else {
             // Between two sums of the block.
             sync_threads();
             let [square, count] = block_sums::<f64, false, 2>([terms[2], terms[3]]);
             if thread_idx_x() == 0 {
-                leave_terms::<E::Real, _>(place, [loss, second, square, count], 2, workspace);
+                publish_terms::<E::Real, _>(rank, [loss, second, square, count], 2, workspace);
             }
         }
     }
@@ -185,7 +185,7 @@ unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
                 pass.scale_of_saved(row, which)
             });
         }
-        let scale_of = |which| pass.scale(row, totals_ahead(pass.args), which);
+        let scale_of = |which| pass.scale(row, normaliser(pass.args), which);
         let has_own = pass.args.upstream_stride != 0;
         let scale = if has_own { scale_of(Total::Weights) } else { scale };
         pass.factors(label, stats, scale, || scale_of(Total::Rows))

@@ -32,7 +32,7 @@ pub(super) struct Part<E> {
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
     number: u32,
-    /// Its first element but those of `edges`.
+    /// Its first element but those of `peeled elements`.
     first: u32,
     /// How many elements it has from `first` on.
     count: u32,
@@ -108,7 +108,7 @@ impl<E: Element> Part<E> {
     /// Words of a chunk.
     const WORDS: u32 = 16 / Self::WORD;
     /// Whether there are elements that are in no word.
-    const HAS_EDGES: bool = Self::SIZE < Self::WORD;
+    const HAS_PEELED: bool = Self::SIZE < Self::WORD;
 
     /// The lane's part of the row from byte `row` on. `access` divides where rows begin and how long
     /// they are.
@@ -135,12 +135,12 @@ impl<E: Element> Part<E> {
 
     #[inline(always)]
     fn has_head(&self) -> bool {
-        Self::HAS_EDGES && !self.row.is_multiple_of(Self::WORD)
+        Self::HAS_PEELED && !self.row.is_multiple_of(Self::WORD)
     }
 
     #[inline(always)]
     fn has_tail(&self) -> bool {
-        Self::HAS_EDGES && !(self.row + self.cols * Self::SIZE).is_multiple_of(Self::WORD)
+        Self::HAS_PEELED && !(self.row + self.cols * Self::SIZE).is_multiple_of(Self::WORD)
     }
 
     /// Elements that are before the first word.
@@ -239,7 +239,7 @@ impl<E: Element> Part<E> {
                 });
             } else {
                 self.for_each_word(count, |word| self.load_word(at, word, &mut vector));
-                if Self::HAS_EDGES {
+                if Self::HAS_PEELED {
                     let half = |has: bool, at: u32| {
                         if has { self.shared.word::<u16>(at, 0) } else { (vector.0[3]) as u16 }
                     };
@@ -268,7 +268,7 @@ impl<E: Element> Part<E> {
                 self.for_each_word(Self::WORDS, |word| self.store_word(at, word, vector));
             } else {
                 self.for_each_word(count, |word| self.store_word(at, word, vector));
-                if Self::HAS_EDGES {
+                if Self::HAS_PEELED {
                     let end = self.row + (self.cols - 1) * Self::SIZE;
                     let halves = vector.0[3];
                     if chunk.has_head {

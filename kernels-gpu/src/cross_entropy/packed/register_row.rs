@@ -20,7 +20,7 @@ const fn most_cols<E: Element>() -> usize {
     lane_row_cols(size_of::<E>() as u32) as usize
 }
 
-/// Registers of a row: 16 columns at most, and padding that keeps the constant indices of code that
+/// Registers of a row: 16 columns at most, and padding that stages the constant indices of code that
 /// is never reached within bounds.
 const REGISTERS: usize = 16 + MAX_LANES;
 
@@ -98,7 +98,7 @@ pub(super) struct SharedRow {
 
 impl SharedRow {
     /// A copy that the compiler cannot see through, so that it reads the row a second time rather
-    /// than keep it in registers.
+    /// than stage it in registers.
     #[inline(always)]
     pub(super) fn rematerialize(self) -> Self {
         SharedRow { at: opaque(self.at.into()) as u32, ..self }
@@ -229,7 +229,7 @@ impl<E: Element> RegisterRow<E> {
     pub(super) fn statistics<const OVERWRITTEN: bool>(&mut self) -> Stats<E::Real> {
         let cols = self.source.cols;
         let mut max = E::Real::NEG_INFINITY;
-        // Each step keeps the larger of two logits and writes the smaller, so the largest is left
+        // Each step stages the larger of two logits and writes the smaller, so the largest is left
         // out in the end. The first step writes −∞, whose exponential is 0.
         let mut others = [MaybeUninit::<E::Real>::uninit(); REGISTERS];
         for_each_column!(Column { register, .. } in cols, E; {

@@ -3,7 +3,7 @@
 
 use super::{Share, computes};
 use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES};
-use crate::cross_entropy::label::totals_ahead;
+use crate::cross_entropy::label::normaliser;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Pass, TERMS, Total};
 use crate::element::{Element, Real};
@@ -36,7 +36,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         Stage { args, shared, number, rows, base }
     }
 
-    /// Its first row. Opaque, or two registers keep it while the stage is computed.
+    /// Its first row. Opaque, or two registers stage it while the stage is computed.
     #[inline(always)]
     pub(super) fn first(&self) -> u64 {
         opaque(self.number.into()) * u64::from(self.args.tile.rows)
@@ -172,7 +172,7 @@ pub(super) unsafe fn for_each_stage<E: Element, const MODE: u32, const COMPUTES:
                 // The stage is free for the tile after the next.
                 sync_warp();
             } else if COMPUTES == computes::BOTH {
-                scale = pass.scale(0, totals_ahead(args), Total::Weights);
+                scale = pass.scale(0, normaliser(args), Total::Weights);
             }
             has_stage = next < tiles;
             next += share.step;

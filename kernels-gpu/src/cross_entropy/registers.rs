@@ -1,17 +1,17 @@
 //! The loss, or the loss and the gradients in one pass, of rows that a block holds in registers: a
 //! row a block.
 //!
-//! Nothing here is in a loop: what a loop over rows would keep from one to the next costs registers
+//! Nothing here is in a loop: what a loop over rows would stage from one to the next costs registers
 //! and instructions, and blocks that end with their row and begin in the order of memory are what
 //! reads and writes want that take turns.
 
-use super::finish::{finish_pieces, has_sums};
-use super::label::{Label, add_up_totals, totals_ahead};
-use super::lanes::{Lanes, lies};
+use super::finish::{finish_grid, has_sums};
+use super::label::{Label, normaliser, sum_normaliser};
+use super::lanes::{Lanes, alignment};
 use super::pass::{Asked, Pass, Total, scales_of_row, writes};
+use super::row_group::RowGroup;
 use super::stats::Relative;
-use super::team::Team;
-use crate::abi::{CrossEntropyArgs, TOTALS_FLIGHT};
+use crate::abi::{CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real};
 use crate::reduce::{self, Workspace};
 use cuda_std::hint::opaque;
@@ -26,18 +26,18 @@ cuda_std::shared_array! {
 }
 
 /// How early the block begins that adds up the grid.
-type Place = reduce::Place<4>;
+type BlockRank = reduce::BlockRank<4>;
 
 /// The loss. `FEW` says that the grid has few rows.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces`; a team is the block,
-/// and holds a row as [`lies::HELD`] says, `HELD` groups of 16 bytes a thread.
+/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers`; a row group is the block,
+/// and holds a row as [`alignment::BLOCK_ROW`] says, `VECTORS` vectors of 16 bytes a thread.
 #[inline(always)]
-pub(crate) unsafe fn forward_held<
+pub(crate) unsafe fn forward_registers<
     E: Element,
     const MODE: u32,
-    const HELD: usize,
+    const VECTORS: usize,
     const FEW: bool,
 >(
     args: &CrossEntropyArgs,
@@ -45,21 +45,21 @@ pub(crate) unsafe fn forward_held<
     let pass = if FEW { Pass::<E, MODE>::new(args) } else { Pass::finishing_late(args) };
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    let place = Place::of_block(0);
-    let row = u64::from(place.piece());
-    let takes_row = !place.takes_none() && row < args.rows;
-    let team = Team::of_block();
+    let rank = BlockRank::of_block(0);
+    let row = u64::from(rank.worker());
+    let takes_row = !rank.is_adder() && row < args.rows;
+    let group = RowGroup::of_block();
     // SAFETY: the caller's conditions.
-    unsafe { pass.begin(block_idx_x(), row, team) };
+    unsafe { pass.begin(block_idx_x(), row, group) };
     if takes_row {
         let first = thread_idx_x() == 0;
         let asks_early = FEW || Pass::<E, MODE>::DENSE;
         // SAFETY: the caller's conditions.
         unsafe {
-            let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
+            let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
             // Before the class is known: it takes as long to arrive. A row that does not count is
             // read for nothing.
-            let held = lanes.tile::<HELD>(team.lane, true, team);
+            let held = lanes.tile::<VECTORS>(group.lane, true, group);
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
             let (mut label, mut logit) = (Label::NONE, E::Real::ZERO);
@@ -75,48 +75,50 @@ pub(crate) unsafe fn forward_held<
                 of_finish().set(1, class.cast_unsigned());
                 of_finish().set(2, pass.is_plain().into());
                 if class.cast_unsigned() < u64::from(args.cols) {
-                    lanes.keep_class(class as u32);
+                    lanes.stage_class(class as u32);
                 }
             }
-            let (of_warp, _) = lanes.stats_of_tile::<MODE, HELD, false>(&pass, &held, true, team);
+            let (of_warp, _) =
+                lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &held, true, group);
             let stats = if Pass::<E, MODE>::DENSE {
                 of_warp.of_block::<true, false>()
             } else {
                 of_warp.of_block::<false, false>()
             };
             if first {
-                let leave = |row: u64, pair, terms: [f64; 2]| {
+                let publish = |row: u64, pair, terms: [f64; 2]| {
                     let terms = terms.map(E::Real::from_f64);
-                    Place::leave(row as u32, pair, terms, args.rows as u32, workspace);
+                    BlockRank::publish(row as u32, pair, terms, args.rows as u32, workspace);
                 };
                 let mut row = row;
                 if !asks_early {
                     row = of_finish().get(0);
                     let class = of_finish().get(1).cast_signed();
                     wait_for_copies::<0>();
-                    let kept = || Lanes::<E, { lies::HELD }>::kept_class(class as u32);
+                    let staged =
+                        || Lanes::<E, { alignment::BLOCK_ROW }>::staged_class(class as u32);
                     if of_finish().get(2) != 0 {
                         label = pass.plain_label(class);
                         if label.has_class(args.cols) {
-                            logit = kept();
+                            logit = staged();
                         }
                         let [loss, weight, ..] = pass.finish_row::<{ writes::NOTHING }>(
                             row, &label, stats, logit, workspace,
                         );
-                        leave(row, 0, [loss, weight]);
+                        publish(row, 0, [loss, weight]);
                         return;
                     }
                     label = pass.label(class);
                     if label.has_class(args.cols) {
-                        logit = kept();
+                        logit = staged();
                     }
                 }
                 let [loss, weight, square, count] =
                     pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
                 if has_sums(args) {
-                    leave(row, 0, [loss, weight]);
+                    publish(row, 0, [loss, weight]);
                     if !pass.has_two_sums() {
-                        leave(row, 1, [square, count]);
+                        publish(row, 1, [square, count]);
                     }
                 }
             }
@@ -129,50 +131,54 @@ pub(crate) unsafe fn forward_held<
         return;
     }
     // SAFETY: the caller's conditions.
-    unsafe { finish_pieces::<false, 8, E, MODE, _>(&pass, place, workspace) };
+    unsafe { finish_grid::<false, 8, E, MODE, _>(&pass, rank, workspace) };
 }
 
 /// The loss and the gradients.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::blocks_of_pieces` behind those that add
-/// up totals; a team is the block, and holds a row as [`lies::HELD`] says, `HELD` groups of 16
+/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers` behind those that add
+/// up totals; a row group is the block, and holds a row as [`alignment::BLOCK_ROW`] says, `VECTORS` vectors of 16
 /// bytes a thread.
 #[inline(always)]
-pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HELD: usize>(
+pub(crate) unsafe fn forward_backward_registers<
+    E: Element,
+    const MODE: u32,
+    const VECTORS: usize,
+>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: the caller's conditions.
-    unsafe { pass.begin_with_totals() };
+    unsafe { pass.begin_with_normaliser() };
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.
-    let ahead = unsafe { totals_ahead(args) };
-    let place = Place::of_block(args.totals_blocks);
-    let row = u64::from(place.piece());
+    let ahead = unsafe { normaliser(args) };
+    let rank = BlockRank::of_block(args.normaliser_blocks);
+    let row = u64::from(rank.worker());
     let first = thread_idx_x() == 0;
-    if block_idx_x() < args.totals_blocks {
+    if block_idx_x() < args.normaliser_blocks {
         // SAFETY: conditions 1 and 2.
-        unsafe { add_up_totals::<E, TOTALS_FLIGHT>(args) };
+        unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
         return;
     }
-    let leave = |row: u64, [loss, _, square, _]: [f64; 4]| {
+    let publish = |row: u64, [loss, _, square, _]: [f64; 4]| {
         let terms = [loss, square].map(E::Real::from_f64);
         // SAFETY: condition 2; a row's block calls it once.
-        unsafe { Place::leave(row as u32, 0, terms, args.rows as u32, workspace) };
+        unsafe { BlockRank::publish(row as u32, 0, terms, args.rows as u32, workspace) };
     };
-    if !place.takes_none() && row < args.rows {
-        let team = Team::of_block();
+    if !rank.is_adder() && row < args.rows {
+        let group = RowGroup::of_block();
         // SAFETY: the caller's conditions.
         unsafe {
-            let lanes = Lanes::<E, { lies::HELD }>::new(&pass, row);
+            let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
             // By one warp: where all wait for the totals, they wait for each other.
             let totals = if warp_id() == 0 { Some(Asked::new(args, ahead)) } else { None };
             // Before the class is known: it takes as long to arrive. A row that does not count is
             // read for nothing.
             let class = pass.class(row);
-            let mut held = lanes.tile::<HELD>(team.lane, true, team);
+            let mut held = lanes.tile::<VECTORS>(group.lane, true, group);
             if let Some(totals) = totals {
                 let set = |index, total| {
                     let scale = pass.scale(row, totals, total).to_bits64();
@@ -187,16 +193,16 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             }
             // All of it asked for first: a wait for the class would be moved to between.
             sync_warp();
-            pass.prefetch(row, team);
+            pass.prefetch(row, group);
             let label = pass.label(class);
             if !label.counts {
                 held.forget::<E>();
             }
             if first && label.has_class(args.cols) {
-                lanes.keep_class(label.class);
+                lanes.stage_class(label.class);
             }
             let (of_warp, exps) =
-                lanes.stats_of_tile::<MODE, HELD, true>(&pass, &held, label.counts, team);
+                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &held, label.counts, group);
             if first && args.grad_input.start == args.input.start {
                 // Before the barrier, behind which the row is overwritten.
                 wait_for_copies::<0>();
@@ -207,20 +213,20 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
                 of_warp.of_block::<false, true>()
             };
             // Asked for again, where it would take registers that the exponentials need.
-            let row = u64::from(Place::of_block(args.totals_blocks).piece());
-            let team = Team::of_block();
-            let held = held.at(team.lane, team.threads);
+            let row = u64::from(BlockRank::of_block(args.normaliser_blocks).worker());
+            let group = RowGroup::of_block();
+            let held = held.at(group.lane, group.threads);
             let logit = || {
                 wait_for_copies::<0>();
                 if label.has_class(args.cols) {
-                    Lanes::<E, { lies::HELD }>::kept_class(label.class)
+                    Lanes::<E, { alignment::BLOCK_ROW }>::staged_class(label.class)
                 } else {
                     E::Real::ZERO
                 }
             };
             if first && !Pass::<E, MODE>::DENSE {
                 // The end of the grid waits for it, and behind the gradients it would be seen late.
-                leave(
+                publish(
                     row,
                     pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit(), workspace),
                 );
@@ -229,11 +235,11 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             let factors = pass.factors(&label, stats, scale(0), || scale(1));
             let to = lanes.to(&pass, row);
             if Pass::<E, MODE>::DENSE {
-                let held = held.anew();
-                let class = lanes.class_in_tile::<MODE, HELD>(&label, &held);
+                let held = held.rematerialize();
+                let class = lanes.class_in_tile::<MODE, VECTORS>(&label, &held);
                 let class =
                     class.map(|logit| (label.class, pass.at_class(&label, &factors, logit)));
-                lanes.gradients_of_tile::<MODE, HELD>(&pass, class, &factors, to, &held);
+                lanes.gradients_of_tile::<MODE, VECTORS>(&pass, class, &factors, to, &held);
             } else {
                 // They are relative to the warp's largest logit.
                 let relative = Relative::<_, MODE>::to(of_warp.center());
@@ -247,8 +253,8 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
             }
             // The logit is there only now.
             if first && Pass::<E, MODE>::DENSE {
-                let stats = stats.anew();
-                leave(
+                let stats = stats.rematerialize();
+                publish(
                     row,
                     pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit(), workspace),
                 );
@@ -257,5 +263,5 @@ pub(crate) unsafe fn forward_backward_held<E: Element, const MODE: u32, const HE
         return;
     }
     // SAFETY: conditions 1 and 2.
-    unsafe { finish_pieces::<true, 8, E, MODE, _>(&pass, place, workspace) };
+    unsafe { finish_grid::<true, 8, E, MODE, _>(&pass, rank, workspace) };
 }

@@ -54,14 +54,16 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: E::Real, y: E::Real) -> [E::Real; 2] {
         let (p, log_weight) = (self.pos_weight.value, self.log_weight(y));
-        let of_target = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
-        // At −∞ PyTorch's formula is ∞ − ∞.
-        let of_target = if x == E::Real::NEG_INFINITY {
-            (E::Real::ONE - y) * x - log_weight * x
+        let tail = ln_1p(Self::exp_of_magnitude(x));
+        // What is infinite follows PyTorch's formula: the terms below would be 0 · ∞.
+        let is_infinite = x == E::Real::NEG_INFINITY || y.magnitude() == E::Real::INFINITY;
+        let term = if is_infinite && x < E::Real::ZERO {
+            (E::Real::ONE - y) * x + log_weight * (tail - x)
         } else {
-            of_target
+            let of_target = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
+            log_weight.fma(tail, of_target)
         };
-        [self.weight.value, log_weight.fma(ln_1p(Self::exp_of_magnitude(x)), of_target)]
+        [self.weight.value, term]
     }
 
     /// q σ(x) − p y, as (1 − y) − q σ(−x) for x above 0.

@@ -79,10 +79,12 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let t = Self::t(target);
-        let weight = match LOG_INPUT {
-            true => t,
-            false if PLAIN => t.quickly_over(input),
-            false => t / input,
+        let weight = match (LOG_INPUT, LOG_TARGET) {
+            (true, _) => t,
+            // exp(t) may be infinite though p is plain, and a quick division of ∞ is NaN in f64.
+            (false, true) if PLAIN => t * R::ONE.quickly_over(input),
+            (false, false) if PLAIN => t.quickly_over(input),
+            (false, _) => t / input,
         };
         weight * -scale
     }

@@ -210,7 +210,7 @@ unsafe fn run<
                     if splits.get() == 1 {
                         pass.finish(row, sum);
                     } else {
-                        workspace.leave(piece as u32, sum);
+                        workspace.publish(piece as u32, sum);
                     }
                 }
             }

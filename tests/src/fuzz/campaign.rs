@@ -69,7 +69,6 @@ fn draw(seed: u64) -> Result<Checked, String> {
     let result = TestRunner::new(config).run(&case(), |case| {
         match check(&case) {
             Ok(of_case) => checked.set(of_case),
-            Err(why) if is_known(&case, &why) => {}
             Err(why) => return Err(TestCaseError::fail(why)),
         }
         Ok(())
@@ -77,21 +76,6 @@ fn draw(seed: u64) -> Result<Checked, String> {
     let Err(error) = result else { return Ok(checked.get()) };
     let TestError::Fail(why, case) = error else { return Err(format!("seed {seed}: {error}")) };
     Err(format!("finding of seed {seed}: {why}\n{}", test_of(seed, &case)))
-}
-
-/// Whether a finding is one of a bug that an ignored test of tests/tests/fuzz.rs shows: goes with
-/// the bug.
-fn is_known(case: &Case, why: &str) -> bool {
-    let is_nan = |what| why.starts_with(what) && why.ends_with("got NaN");
-    match case.loss {
-        // `the_gradient_of_a_probability_whose_target_is_infinite`
-        LossOf::Pairs(Pairwise::KlDiv { log_input: false, log_target: true }) => {
-            case.dtype == Dtype::F64 && is_nan("gradient of the input")
-        }
-        // `the_loss_of_an_infinite_target_at_minus_infinity`
-        LossOf::WeightedBce { .. } => is_nan("loss") && why.contains("inf"),
-        _ => false,
-    }
 }
 
 /// A regression test of a case.

@@ -338,10 +338,6 @@ impl<'a> OfRows<'a> {
         let is_lost = is_lost || (0..cols).any(|col| is_nothing(col) && log_p(col).is_infinite());
         let is_lost = is_lost || (most / cols as f64) * share.max(keep) > range.max;
         let off = range.least * span * (1.0 + all_q) * cols as f64 + f64::EPSILON * all_q;
-        // Until the kernel is mended that `losses_of_rows_that_are_likely` of tests/tests/fuzz.rs
-        // shows: for sums from 1.125 on, it takes 1 from the rounded sum.
-        let is_likely = range == Range::F32 && (0.11..0.7).contains(&log_sum);
-        let off = off + if is_likely { 3e-7 * all_q } else { 0.0 };
         let tracked = |value: f64, size: f64, off: f64, is_lost: bool| {
             if is_lost || value.is_finite() && value.abs() > range.max {
                 Tracked::lost(range)

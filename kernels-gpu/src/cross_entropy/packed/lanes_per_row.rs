@@ -181,9 +181,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
 
     /// The statistics of a row, in each lane that shares it.
     ///
-    /// Where the exponentials besides the largest, which is 1, are little beside it, they are summed
-    /// by themselves: added to 1, they would lose their digits. The sum of all tells whether it is
-    /// so, and then they are computed again.
+    /// Where the exponentials besides the largest, which is 1, come to less than it, they are summed
+    /// by themselves: added to 1, they would lose digits that the loss needs. The sum of all tells
+    /// whether it is so, and then they are computed again.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -226,7 +226,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         }
         sum = split.over_row(sum, add) * relative.unit();
         (stats.ties, stats.rest) = (one, sum - one);
-        if any(sum < E::Real::from_f64(1.125) || is_far) {
+        if any(sum < E::Real::from_f64(2.0) || is_far) {
             let (mut ties, mut rest) = (zero, zero);
             // A shift of so large a logit would lose its digits: these rows subtract it first.
             let far_center = if is_far { center } else { zero };

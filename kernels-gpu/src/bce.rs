@@ -54,15 +54,11 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: E::Real, y: E::Real) -> [E::Real; 2] {
         let (p, log_weight) = (self.pos_weight.value, self.log_weight(y));
-        let tail = ln_1p(Self::exp_of_magnitude(x));
-        // What is infinite follows PyTorch's formula: the terms below would be 0 · ∞.
-        let is_infinite = x == E::Real::NEG_INFINITY || y.magnitude() == E::Real::INFINITY;
-        let term = if is_infinite && x < E::Real::ZERO {
-            (E::Real::ONE - y) * x + log_weight * (tail - x)
-        } else {
-            let of_target = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
-            log_weight.fma(tail, of_target)
-        };
+        let of_target = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
+        let term = log_weight.fma(ln_1p(Self::exp_of_magnitude(x)), of_target);
+        // PyTorch's formula at −∞, where that above is 0 · ∞.
+        let at_infinity = (E::Real::ONE - y) * x - log_weight * x;
+        let term = if x == E::Real::NEG_INFINITY { at_infinity } else { term };
         [self.weight.value, term]
     }
 

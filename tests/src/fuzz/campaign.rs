@@ -1,6 +1,6 @@
 //! Draws cases for as long as there is time, and reduces what is found.
 
-use super::{Case, Checked, Dtype, LossOf, Pairwise, case, check};
+use super::{Case, Checked, case, check};
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 use std::cell::Cell;
 use std::time::{Duration, Instant};

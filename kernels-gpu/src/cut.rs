@@ -1,27 +1,28 @@
-//! Rows in memory, cut into vectors of 16 bytes: what lies on 16-byte boundaries moves in one
-//! access, the ends of a row, its peeled elements, element by element. Nothing outside the row is touched.
+//! Rows in memory, cut into vectors of 16 bytes. Each aligned vector is one access; the head and
+//! the tail of a row, its peeled elements, are accessed element by element. No access is outside
+//! the row.
 
 use crate::abi::{LINE_VECTORS, Matrix};
 use crate::element::{Element, MAX_LANES, unrolled};
 use core::marker::PhantomData;
 use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
 
-/// Where a row is cut. Rows have fewer than 2³¹ elements.
+/// Where a row is cut: a head, aligned vectors, a tail. Rows have fewer than 2³¹ elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Cut<E> {
     /// Elements before the first vector.
     head: u32,
     /// Elements behind the last vector.
     tail: u32,
-    /// The index of the first vector: 0 or, of a row that is cut at lines of the cache, the vector's
-    /// place in its line.
+    /// The index of the first vector: 0 or, in a row that is cut at cache lines, the vector's
+    /// index within its line.
     first: u32,
-    /// The index behind the last vector's.
+    /// The index behind the last vector.
     pub(crate) end: u32,
     element: PhantomData<E>,
 }
 
-/// A part of a row that one thread holds in 16 bytes: elements from `first`, `count` of them.
+/// The elements of a row that a vector has: `count` of them from `first` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) first: u32,
@@ -29,13 +30,13 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Whether element `lane` is one of it.
+    /// Whether the vector has an element at position `lane`.
     #[inline(always)]
     pub(crate) fn has(self, lane: usize) -> bool {
         (lane as u32) < self.count
     }
 
-    /// The place of element `index`, if it is one of it.
+    /// The position in the vector of the row's element `index`, if the vector has it.
     #[inline(always)]
     pub(crate) fn lane_of(self, index: u32) -> Option<u32> {
         let lane = index.wrapping_sub(self.first);
@@ -44,7 +45,7 @@ impl Span {
 }
 
 impl<E: Element> Cut<E> {
-    /// The row of `cols` elements at address `start`.
+    /// Cuts the row of `cols` elements at address `start` at 16-byte boundaries.
     #[inline(always)]
     pub(crate) fn new(start: u64, cols: u32) -> Self {
         let to_boundary = start.wrapping_neg() as u32 % 16 / size_of::<E>() as u32;
@@ -53,63 +54,66 @@ impl<E: Element> Cut<E> {
         Cut { head, tail, first: 0, end, element: PhantomData }
     }
 
-    /// The same, cut at lines of the cache: one of which two warps read or write a part costs the
-    /// cache an access more.
+    /// As [`new`](Self::new), but with vectors numbered from the start of a cache line. Tiles of
+    /// warps then begin at cache lines: a line that two warps share costs one more cache access.
     #[inline(always)]
     pub(crate) fn at_lines(start: u64, cols: u32) -> Self {
         let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE_VECTORS);
         Cut { first, end: first + cut.end, ..cut }
     }
 
-    /// A row of `cols` elements that is all vectors.
+    /// A row of `cols` elements that begins and ends at 16-byte boundaries.
     #[inline(always)]
-    pub(crate) fn whole(cols: u32) -> Self {
+    pub(crate) fn all_vectors(cols: u32) -> Self {
         Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
-    /// Elements of the row that are in no vector, fewer than two vectors have: its peeled elements.
+    /// The number of the row's peeled elements, those of its head and its tail: fewer than two
+    /// vectors have.
     #[inline(always)]
     pub(crate) fn peeled_count(self) -> u32 {
         self.head + self.tail
     }
 
-    /// Where in the row one of them is.
+    /// The index in the row of peeled element number `number`.
     #[inline(always)]
-    pub(crate) fn peeled(self, index: u32) -> u32 {
-        if index < self.head { index } else { index + (self.end - self.first) * E::LANES }
+    pub(crate) fn peeled_index(self, number: u32) -> u32 {
+        if number < self.head { number } else { number + (self.end - self.first) * E::LANES }
     }
 
-    /// The vector that an element is in; of an peeled element none that it [has](Self::has).
+    /// The index of the vector that has this element; for a peeled element, an index that the row
+    /// does not [have](Self::has).
     #[inline(always)]
     pub(crate) fn vector_of(self, element: u32) -> u32 {
         element.wrapping_sub(self.origin()) / E::LANES
     }
 
-    /// The place in its vector of an element that is in one.
+    /// The position within its vector of an element that is not peeled.
     #[inline(always)]
-    pub(crate) fn place_of(self, element: u32) -> u32 {
+    pub(crate) fn index_in_vector(self, element: u32) -> u32 {
         element.wrapping_sub(self.head) % E::LANES
     }
 
-    /// Whether there is a vector with this index.
+    /// Whether the row has a vector with this index.
     #[inline(always)]
     pub(crate) fn has(self, index: u32) -> bool {
         index.wrapping_sub(self.first) < self.end - self.first
     }
 
-    /// Whether there are vectors with all indices of these, of a line at least.
+    /// Whether the row has all vectors from `from` to before `to`.
     #[inline(always)]
     pub(crate) fn has_all(self, from: u32, to: u32) -> bool {
         from >= self.first && to <= self.end
     }
 
-    /// Where vector 0 begins, or would, as far before the row as vectors are missing.
+    /// The element at which vector 0 begins. In a row that is cut at cache lines, the row may
+    /// begin behind vector 0, which then begins at a wrapped negative index.
     #[inline(always)]
     fn origin(self) -> u32 {
         self.head.wrapping_sub(self.first * E::LANES)
     }
 
-    /// Where a vector of the row begins, or would.
+    /// The elements of the vector with this index, as if the row continued on both sides.
     #[inline(always)]
     pub(crate) fn vector(self, index: u32) -> Span {
         Span { first: self.origin().wrapping_add(index * E::LANES), count: E::LANES }
@@ -120,32 +124,32 @@ impl<E: Element> Cut<E> {
 #[derive(Clone, Copy)]
 pub(crate) struct Row<E> {
     start: u64,
-    /// Whether the vectors of the cut lie on 16-byte boundaries here too.
-    alike: bool,
+    /// Whether the vectors of the cut are on 16-byte boundaries in this tensor too.
+    is_aligned: bool,
     element: PhantomData<E>,
 }
 
 impl<E: Element> Row<E> {
-    /// Row `row` of `tensor`, which is cut as the row at `cut_at` is. Of a tensor that is null,
-    /// nothing may be asked but whether it is.
+    /// Row `row` of `tensor`, with the cut of the row at address `cut_at`, which may have another
+    /// alignment. If the tensor is null, so is the row, and only `is_null` may be called.
     #[inline(always)]
     pub(crate) fn new(tensor: Matrix, row: u64, cut_at: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
-        Row { start, alike: (start ^ cut_at).is_multiple_of(16), element: PhantomData }
+        Row { start, is_aligned: (start ^ cut_at).is_multiple_of(16), element: PhantomData }
     }
 
-    /// The row at `start`, where it is cut.
+    /// The row at address `start`, which is the one that the cut was made for.
     #[inline(always)]
     pub(crate) fn at_cut(start: u64) -> Self {
-        Row { start, alike: true, element: PhantomData }
+        Row { start, is_aligned: true, element: PhantomData }
     }
 
-    /// Row `row` of `tensor`, which lies as the row that is cut does; null, of a tensor that is
-    /// null.
+    /// Row `row` of `tensor`, known to have the same alignment as the row that the cut was made
+    /// for. If the tensor is null, so is the row.
     #[inline(always)]
-    pub(crate) fn alike(tensor: Matrix, row: u64) -> Self {
+    pub(crate) fn same_alignment(tensor: Matrix, row: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
-        Row { start, alike: true, element: PhantomData }
+        Row { start, is_aligned: true, element: PhantomData }
     }
 
     /// The address of a row of a tensor.
@@ -166,7 +170,8 @@ impl<E: Element> Row<E> {
 
     #[inline(always)]
     fn at(self, index: u32) -> *mut E {
-        // Rows have fewer than 2³¹ elements; what begins before one is where a vector would.
+        // The index is signed, which rows of fewer than 2³¹ elements allow: a vector that begins
+        // before the row has a negative one.
         let bytes = i64::from(index.cast_signed()) * size_of::<E>() as i64;
         self.start.wrapping_add_signed(bytes) as *mut E
     }
@@ -191,30 +196,31 @@ impl<E: Element> Row<E> {
         unsafe { store(self.at(index), value) };
     }
 
-    /// Where a vector lies, of the row that is cut.
+    /// The address of a vector. It is a 16-byte boundary if the row is aligned as its cut is.
     #[inline(always)]
     pub(crate) fn vector(self, vector: Span) -> *const Vec16 {
         self.at(vector.first).cast_const().cast()
     }
 
-    /// Loads the vector that is `ahead` vectors behind this one.
+    /// Loads the vector that is `offset` vectors behind `vector`.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for each element of the vector.
+    /// As [`load`](Self::load), for each element of the loaded vector.
     #[inline(always)]
-    pub(crate) unsafe fn load_vector_of(self, vector: Span, ahead: u32) -> Vec16 {
-        // SAFETY: the caller's condition; a vector of the cut that lies alike is on its boundary.
+    pub(crate) unsafe fn load_vector(self, vector: Span, offset: u32) -> Vec16 {
+        // SAFETY: the caller's condition; in an aligned row, a vector of the cut is on a 16-byte
+        // boundary.
         unsafe {
-            if self.alike {
-                load_streaming(self.vector(vector).wrapping_add(ahead as usize))
+            if self.is_aligned {
+                load_streaming(self.vector(vector).wrapping_add(offset as usize))
             } else {
-                let first = vector.first.wrapping_add(ahead * E::LANES);
+                let first = vector.first.wrapping_add(offset * E::LANES);
                 self.load_span(Span { first, ..vector })
             }
         }
     }
 
-    /// Loads what the span has, and fills up.
+    /// Loads the elements of the span one by one, and fills the vector up with −∞.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the span.
@@ -230,34 +236,35 @@ impl<E: Element> Row<E> {
         E::pack(values)
     }
 
-    /// Stores vectors, each as far `ahead` of the first as is said, of those that this `has`. They
-    /// are cut alike or not, all of them: that is asked once.
+    /// Stores those of the vectors for whose index `has` is true: vector `k` goes `offset(k)`
+    /// vectors behind `first`. Whether the row is aligned is tested once for all of them.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for each element of the vectors, and nobody else accesses them.
+    /// As [`load`](Self::load), for each element of the stored vectors, and nobody else accesses
+    /// them.
     #[inline(always)]
     pub(crate) unsafe fn store_vectors<const N: usize>(
         self,
         first: Span,
         vectors: [Vec16; N],
-        ahead: impl Fn(usize) -> u32,
+        offset: impl Fn(usize) -> u32,
         has: impl Fn(usize) -> bool,
     ) {
         const { assert!(N <= MAX_LANES) };
-        if self.alike {
+        if self.is_aligned {
             unrolled!(for k in 0..N; {
-                let at = self.vector(first).wrapping_add(ahead(k) as usize).cast_mut();
-                // SAFETY: the caller's conditions; a vector of the cut that lies alike is on its
-                // boundary.
+                let at = self.vector(first).wrapping_add(offset(k) as usize).cast_mut();
+                // SAFETY: the caller's conditions; in an aligned row, a vector of the cut is on a
+                // 16-byte boundary.
                 unsafe { store_streaming_if(has(k), at, vectors[k]) };
             });
         } else {
             unrolled!(for k in 0..N; {
                 if has(k) {
-                    // The first may be one that begins before the row, and is not stored.
-                    let of_group = first.first.wrapping_add(ahead(k) * E::LANES);
+                    // Wrapping: vector `first` may begin before the row (and is then not stored).
+                    let start = first.first.wrapping_add(offset(k) * E::LANES);
                     unrolled!(for lane in 0..E::LANES as usize; {
-                        let index = of_group + lane as u32;
+                        let index = start + lane as u32;
                         // SAFETY: the caller's conditions.
                         unsafe { store(self.at(index), E::extract(vectors[k], lane as u32)) };
                     });
@@ -273,7 +280,8 @@ mod tests {
     use crate::abi::CACHE_LINE;
     use crate::element::Bf16;
 
-    /// Rows that begin everywhere in a line, of as many elements as two lines have and less.
+    /// Calls `check` with rows that begin at every element of a cache line, and have every length
+    /// from 0 to two cache lines.
     fn each_row<E: Element>(mut check: impl FnMut(u64, u32)) {
         let bytes = size_of::<E>() as u64;
         for start in (0..u64::from(CACHE_LINE)).step_by(bytes as usize) {
@@ -283,20 +291,22 @@ mod tests {
         }
     }
 
-    /// Every element is in one vector or an peeled element, and what lies on 16 bytes is in vectors.
+    /// Checks that every element is in exactly one vector or is peeled, and that vectors are on
+    /// 16-byte boundaries.
     fn check_elements<E: Element>(cut: Cut<E>, start: u64, cols: u32) {
         let mut times = vec![0; cols as usize];
         for vector in cut.first..cut.end {
             let Span { first, count } = cut.vector(vector);
             assert!((start + u64::from(first) * size_of::<E>() as u64).is_multiple_of(16));
-            for (place, element) in (first..first + count).enumerate() {
+            for (lane, element) in (first..first + count).enumerate() {
                 times[element as usize] += 1;
-                assert_eq!((cut.vector_of(element), cut.place_of(element)), (vector, place as u32));
+                let found = (cut.vector_of(element), cut.index_in_vector(element));
+                assert_eq!(found, (vector, lane as u32));
             }
         }
         assert!(cut.peeled_count() < 2 * E::LANES);
-        for index in 0..cut.peeled_count() {
-            let element = cut.peeled(index);
+        for number in 0..cut.peeled_count() {
+            let element = cut.peeled_index(number);
             times[element as usize] += 1;
             assert!(!cut.has(cut.vector_of(element)), "{element} of {cols} from {start}");
         }

@@ -1,5 +1,5 @@
-//! What a block stages of its rows' logits in shared memory: from the sums to the gradients, or
-//! until rows are finished.
+//! What a block stages of its rows in shared memory: logits and peeled elements between the
+//! reduction and the gradients, or the class's logit until the row is finished.
 
 use crate::abi::{CrossEntropyArgs, ROWS_BLOCK};
 use crate::element::unrolled;
@@ -7,60 +7,64 @@ use cuda_std::memory::{Vec16, Word};
 use cuda_std::thread::thread_idx_x;
 
 cuda_std::shared_array! {
-    /// `CrossEntropyArgs::staged_vectors` vectors, in the row's order: no two lanes of a warp meet in a
-    /// bank, and lines of the cache are lines here: of one that is copied to parts of two, the
-    /// second-level cache is asked twice. Of a row that is held in registers, that of the class.
+    /// In the kernel for long rows, `CrossEntropyArgs::staged_vectors` vectors in the order of the
+    /// row. Lanes of a warp then access different banks, and a cache line of global memory is
+    /// copied to one line here: a line that is copied to parts of two costs two accesses of the
+    /// second-level cache. For rows in a block's registers, the vector with the class's logit.
+    /// For rows in a warp's registers, the [`StagedTiles`].
     fn staged_logits() -> [Vec16];
 }
 
 cuda_std::shared_array! {
-    /// Two numbers for each of a row's peeled elements, which are fewer than two vectors have elements.
+    /// The logit and the target's probability of each peeled element of the block's row: at most
+    /// 16 elements, as there are fewer than two vectors have.
     fn staged_peeled() -> [u64; 32];
 }
 
-/// The tiles of a block's row groups: of each of its threads as many vectors as it holds.
+/// The register tiles of all threads of a block, staged so that another thread can read a logit.
 pub(crate) struct StagedTiles;
 
 impl StagedTiles {
-    /// Where vector `k` of a thread's is staged.
+    /// The index at which vector `k` of `thread` is staged.
     #[inline(always)]
-    fn at(thread: u32, k: u32) -> u32 {
-        // The distance is that of the largest block: the compiler knows it.
+    fn index(thread: u32, k: u32) -> u32 {
+        // A stride for the largest block, so that it is a constant.
         k * ROWS_BLOCK + thread
     }
 
-    /// Keeps this thread's.
+    /// Stages this thread's vectors.
     ///
     /// # Safety
-    /// The block has no more threads than `ROWS_BLOCK`, and for each of as many dynamic shared
-    /// memory for N vectors; nobody accesses these before the next barrier.
+    /// 1. The block has at most `ROWS_BLOCK` threads.
+    /// 2. Its dynamic shared memory has room for N vectors for each of `ROWS_BLOCK` threads.
+    /// 3. No other thread accesses this thread's vectors before the next barrier.
     #[inline(always)]
     pub(crate) unsafe fn stage<const N: usize>(x: [Vec16; N]) {
         unrolled!(for k in 0..N; {
             // SAFETY: the caller's conditions.
-            unsafe { staged_logits().from(thread_idx_x()).set(Self::at(0, k as u32), x[k]) };
+            unsafe { staged_logits().from(thread_idx_x()).set(Self::index(0, k as u32), x[k]) };
         });
     }
 
-    /// Element `index` of vector `k` of `thread`'s.
+    /// Element `index` of vector `k` of `thread`.
     ///
     /// # Safety
-    /// It has been staged, and a barrier stands between.
+    /// That thread has staged its vectors, and a barrier separates that from this call.
     #[inline(always)]
     pub(crate) unsafe fn element<E: Word>(thread: u32, k: u32, index: u32) -> E {
         // SAFETY: the caller's conditions.
-        unsafe { staged_logits().from(Self::at(thread, k)).words::<E>().get(index) }
+        unsafe { staged_logits().from(Self::index(thread, k)).words::<E>().get(index) }
     }
 }
 
-/// The peeled elements of a row that are staged: each is a thread's own.
+/// The staged peeled elements of a row. Each is written and read by one thread, without a barrier.
 pub(crate) struct StagedPeeled;
 
 impl StagedPeeled {
-    /// Keeps an peeled element's logit and what the target says of it.
+    /// Stages a peeled element: its logit, and its probability in the target.
     ///
     /// # Safety
-    /// `index` is below 16, and this thread's alone.
+    /// `index` is less than 16, and no other thread uses it.
     #[inline(always)]
     pub(crate) unsafe fn stage(index: u32, [x, t]: [u64; 2]) {
         // SAFETY: the caller's condition.
@@ -70,10 +74,10 @@ impl StagedPeeled {
         }
     }
 
-    /// What is staged.
+    /// The logit and the probability that were given to [`stage`](Self::stage).
     ///
     /// # Safety
-    /// This thread has staged it.
+    /// This thread has staged them.
     #[inline(always)]
     pub(crate) unsafe fn get(index: u32) -> [u64; 2] {
         // SAFETY: the caller's condition.
@@ -81,8 +85,8 @@ impl StagedPeeled {
     }
 }
 
-/// The vectors of a row that are staged: a number of them, behind those that are held in registers.
-/// Each is a thread's own, so that no barrier stands between the two passes.
+/// Which vectors of a row are staged: `vectors` of them from `first` on, behind those in
+/// registers. Each is copied and read by one thread, so that no barrier is needed in between.
 #[derive(Clone, Copy)]
 pub(crate) struct StagedLogits {
     first: u32,
@@ -90,64 +94,67 @@ pub(crate) struct StagedLogits {
 }
 
 impl StagedLogits {
-    /// None of them.
+    /// No vectors.
     pub(crate) const NONE: Self = StagedLogits { first: 0, vectors: 0 };
 
-    /// Those from vector `first` on: a multiple of the vectors of a line, so that lines are staged in
-    /// lines of a row that is cut at them.
+    /// The vectors from `first` on, as many as shared memory has room for. `first` is a multiple
+    /// of the vectors of a cache line, so that in a row that is cut at cache lines, each line is
+    /// copied to one line of shared memory.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
         StagedLogits { first, vectors: args.staged_vectors }
     }
 
-    /// This vector alone.
+    /// Only this vector.
     #[inline(always)]
-    pub(crate) fn only(vector: u32) -> Self {
+    pub(crate) fn single(vector: u32) -> Self {
         StagedLogits { first: vector, vectors: 1 }
     }
 
-    /// Whether there are any.
+    /// Whether any vector is staged.
     #[inline(always)]
-    pub(crate) fn are_some(self) -> bool {
+    pub(crate) fn has_any(self) -> bool {
         self.vectors != 0
     }
 
-    /// Whether this vector is one.
+    /// Whether this vector is staged.
     #[inline(always)]
     pub(crate) fn has(self, vector: u32) -> bool {
         vector.wrapping_sub(self.first) < self.vectors
     }
 
-    /// The first vector behind them.
+    /// The index behind the last staged vector.
     #[inline(always)]
     pub(crate) fn end(self) -> u32 {
         self.first + self.vectors
     }
 
-    /// Copies the vector that is `ahead` vectors behind this one from where it alignment, as far behind
-    /// `from`. It is there when this thread has waited for its copies.
+    /// Issues the asynchronous copy of vector `vector + offset`; `from` is the address of vector
+    /// `vector` in global memory.
     ///
     /// # Safety
-    /// The launch has the shared memory that its arguments say; both vectors are staged, and no other
-    /// thread's; it alignment in global memory, on a boundary of 16 bytes.
+    /// 1. The launch has the dynamic shared memory that its arguments say.
+    /// 2. Vectors `vector` and `vector + offset` are staged ones.
+    /// 3. No other thread copies or reads vector `vector + offset`.
+    /// 4. That vector is in global memory, on a 16-byte boundary.
     #[inline(always)]
-    pub(crate) unsafe fn stage(self, vector: u32, from: *const Vec16, ahead: u32) {
+    pub(crate) unsafe fn stage(self, vector: u32, from: *const Vec16, offset: u32) {
         // SAFETY: the caller's conditions.
         unsafe {
             let staged = staged_logits().from(vector - self.first);
-            staged.copy(ahead, from.wrapping_add(ahead as usize));
+            staged.copy(offset, from.wrapping_add(offset as usize));
         }
     }
 
-    /// The vector that is `ahead` vectors behind this one: both are.
+    /// Vector `vector + offset`.
     ///
     /// # Safety
-    /// As [`stage`](Self::stage), which this thread has called for the vector of this row, and waited
-    /// for.
+    /// 1. As [`stage`](Self::stage).
+    /// 2. This thread has called that for this vector of this row, and has waited for the copy.
     #[inline(always)]
-    pub(crate) unsafe fn get(self, vector: u32, ahead: u32) -> Vec16 {
+    pub(crate) unsafe fn get(self, vector: u32, offset: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
-        unsafe { staged_logits().from(vector - self.first).get(ahead) }
+        unsafe { staged_logits().from(vector - self.first).get(offset) }
     }
 
     /// Element `index` of vector `vector`.

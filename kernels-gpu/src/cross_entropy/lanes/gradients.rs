@@ -1,0 +1,181 @@
+//! The gradients of a row, from its logits or from their exponentials.
+
+use super::statistics::Exps;
+use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
+use super::vector::{get, set};
+use super::{Lanes, alignment};
+use crate::cross_entropy::label::{Label, class_weight};
+use crate::cross_entropy::mode;
+use crate::cross_entropy::pass::{Factors, Pass};
+use crate::cross_entropy::row_group::RowGroup;
+use crate::cut::Row;
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use cuda_std::memory::Vec16;
+use cuda_std::warp::{WARP_SIZE, sync_warp};
+
+impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
+    /// Writes the gradients of the vectors from `from` on, and of the thread's peeled element, to
+    /// the rows `to`: all as of logits that are not the class's, whose gradient the caller writes
+    /// over this.
+    ///
+    /// # Safety
+    /// 1. The kernels' conditions 1 and 3.
+    /// 2. This thread has staged its peeled element.
+    /// 3. If the row counts, this thread has waited for its copies to the stage.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) unsafe fn gradients_behind<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        from: u32,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        to: [Row<E>; 2],
+        group: RowGroup,
+    ) {
+        let mut first = from + group.warp() * WARP_FLIGHT;
+        // SAFETY: the caller's conditions. A row that does not count is not read.
+        unsafe {
+            while first < self.cut.end {
+                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, label.counts, group);
+                self.gradients_of_tile(pass, None, factors, to, &tile);
+                first += group.warps() * WARP_FLIGHT;
+            }
+            // Recompute which peeled element is the thread's: kept since the reduction, its index
+            // would take a register.
+            let group = group.rematerialize();
+            if self.has_peeled(group) {
+                let peeled = self.staged_peeled(group);
+                Self::gradient_of_peeled(pass, label, factors, to, peeled, |_| ());
+            }
+        }
+    }
+
+    /// Writes the gradients of a tile to the rows `to`. `class` is the index of the row's class
+    /// and the gradient of its logit; without it, all are written as of logits that are not the
+    /// class's.
+    ///
+    /// # Safety
+    /// The kernels' conditions 1 and 3.
+    #[inline(always)]
+    pub(crate) unsafe fn gradients_of_tile<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        class: Option<(u32, E::Real)>,
+        factors: &Factors<E::Real>,
+        to: [Row<E>; 2],
+        tile: &Tile<N>,
+    ) {
+        let mut relative_tile = *tile;
+        let relative = relative_tile.relative_to::<E, MODE>(factors.center);
+        let factor = factors.factor * relative.unit();
+        let first = self.cut.vector(tile.first);
+        let mut gradients = [Vec16::default(); N];
+        E::exps(relative_tile.x, relative.base(), |k, mut values| {
+            let span = self.span(tile, k);
+            unrolled!(for lane in 0..E::LANES as usize; { values[lane] = values[lane] * factor; });
+            if let Some((class, value)) = class {
+                set::<E>(&mut values, span.lane_of(class), value);
+            }
+            // SAFETY: the caller's conditions.
+            unsafe {
+                if Pass::<E, MODE>::DENSE && span.count > 0 {
+                    let mut by_target = [E::Real::ZERO; MAX_LANES];
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let of = |vector| E::extract(vector, lane as u32).widen();
+                        let element = span.first + lane as u32;
+                        if class.is_none_or(|(class, _)| class != element) {
+                            let t = of(tile.t[k]);
+                            values[lane] =
+                                values[lane] - pass.gradient_of_share(factors, element, t);
+                        }
+                        if MODE == mode::PROBABILITIES {
+                            by_target[lane] =
+                                pass.gradient_of_target(factors, element, of(tile.x[k]));
+                        }
+                    });
+                    if MODE == mode::PROBABILITIES && !to[1].is_null() {
+                        to[1].store_vectors(span, [E::narrow_all(by_target)], |_| 0, |_| true);
+                    }
+                }
+            }
+            gradients[k] = E::narrow_all(values);
+        });
+        if MODE != mode::PROBABILITIES || !to[0].is_null() {
+            let offset = |k| k as u32 * tile.stride;
+            let has = |k| self.span(tile, k).count > 0;
+            // SAFETY: the caller's conditions.
+            unsafe { to[0].store_vectors(first, gradients, offset, has) };
+        }
+    }
+
+    /// Writes the gradients of a tile from its exponentials, which are in registers: each
+    /// exponential times `factor`, but for the row's `class` what `at_class` makes of it.
+    ///
+    /// # Safety
+    /// The kernels' conditions 1 and 3.
+    #[inline(always)]
+    pub(crate) unsafe fn gradients_of_exps<const N: usize>(
+        &self,
+        exps: &Exps<E::Real, N>,
+        factor: E::Real,
+        (class, at_class): (u32, impl Fn(E::Real) -> E::Real),
+        to: Row<E>,
+        tile: &Tile<N>,
+    ) {
+        let first = self.cut.vector(tile.first);
+        unrolled!(for k in 0..N; {
+            let span = self.span(tile, k);
+            let mut values = [E::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; { values[lane] = exps[k][lane] * factor; });
+            if let Some(at) = span.lane_of(class) {
+                let value = at_class(get::<E>(&exps[k], at));
+                set::<E>(&mut values, Some(at), value);
+            }
+            let (vector, has) = ([E::narrow_all(values)], span.count > 0);
+            // SAFETY: the caller's conditions.
+            unsafe { to.store_vectors(first, vector, |_| k as u32 * tile.stride, |_| has) };
+            if ALIGNMENT == alignment::BLOCK_ROW {
+                // Without this, the compiler moves all stores to the end, and their values take
+                // registers until then.
+                sync_warp();
+            }
+        });
+    }
+}
+
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// What a class's share of the target subtracts from the gradient of its logit.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is less than `cols`.
+    #[inline(always)]
+    pub(crate) unsafe fn gradient_of_share(
+        &self,
+        factors: &Factors<E::Real>,
+        class: u32,
+        t: E::Real,
+    ) -> E::Real {
+        // SAFETY: the caller's conditions.
+        let share = unsafe { self.share_of(class, t) };
+        // The gradients of an ignored row are 0. Its `by_share` is 0 too, but that times an
+        // infinite or NaN class weight would be NaN.
+        if factors.counts { factors.by_share * share } else { E::Real::ZERO }
+    }
+
+    /// The gradient of the target's probability of a class, whose logit is `x`.
+    ///
+    /// # Safety
+    /// As [`gradient_of_share`](Self::gradient_of_share).
+    #[inline(always)]
+    pub(crate) unsafe fn gradient_of_target(
+        &self,
+        factors: &Factors<E::Real>,
+        class: u32,
+        x: E::Real,
+    ) -> E::Real {
+        // SAFETY: the caller's conditions.
+        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        weight * factors.by_target * (factors.log_sum - (x - factors.center))
+    }
+}

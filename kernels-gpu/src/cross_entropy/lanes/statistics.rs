@@ -1,0 +1,300 @@
+//! The reduction of a row to its statistics: the maximum and the sum of exponentials of an online
+//! softmax and, where the target has a share for every class, the dot product with the target.
+//!
+//! Exponentials that are 1, the ties for the maximum, are counted apart from the sum of the rest
+//! only where it matters: where the sum is so close to 1 that the rest would be lost to rounding.
+
+use super::Lanes;
+use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
+use super::vector::{sum, widen};
+use crate::cross_entropy::pass::Pass;
+use crate::cross_entropy::row_group::RowGroup;
+use crate::cross_entropy::stats::{Relative, Stats};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::reduce::{group_max, warp_max, warp_sums};
+use cuda_std::warp::{WARP_SIZE, any};
+
+/// The exponentials of the logits of a tile.
+pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
+
+/// The number of a tile's exponentials relative to `center` that are 1, and the sum of the others.
+#[inline(always)]
+fn ties_and_rest<E: Element, const N: usize>(tile: &Tile<N>, center: E::Real) -> [E::Real; 2] {
+    let (mut ties, mut rest) = (E::Real::ZERO, E::Real::ZERO);
+    unrolled!(for k in 0..N; {
+        let x = widen::<E>(tile.x[k]);
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let exp = (x[lane] - center).exp_below();
+            let tie = exp == E::Real::ONE;
+            ties = ties + if tie { E::Real::ONE } else { E::Real::ZERO };
+            rest = rest + if tie { E::Real::ZERO } else { exp };
+        });
+    });
+    [ties, rest]
+}
+
+impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
+    /// The statistics of a row that is one tile and peeled elements, and the exponentials of the
+    /// tile, [relative](Relative) to the statistics' maximum. They are reduced over the row group
+    /// where that is lanes of a warp, otherwise over the warp, which has a part of the row.
+    ///
+    /// `KEEPS_EXPS` says that the caller keeps the exponentials in registers; otherwise it keeps
+    /// the tile, and exponentials that are needed twice are computed twice.
+    ///
+    /// # Safety
+    /// The kernels' conditions.
+    #[inline(always)]
+    pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize, const KEEPS_EXPS: bool>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        tile: &Tile<N>,
+        read: bool,
+        group: RowGroup,
+    ) -> (Stats<E::Real>, Exps<E::Real, N>) {
+        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+        let mut stats = Stats::<E::Real>::NONE;
+        let mut exps = [[zero; MAX_LANES]; N];
+        // SAFETY: the caller's conditions.
+        unsafe {
+            self.for_each_peeled(read, group, |peeled| {
+                stats.max = stats.max.max(peeled.x.widen());
+            });
+        }
+        stats.max = stats.max.max(E::greatest(tile.x));
+        let lanes = if Self::ROW_IN_WARP { group.threads } else { WARP_SIZE };
+        stats.max =
+            if Self::ROW_IN_WARP { group_max(stats.max, lanes) } else { warp_max(stats.max) };
+        // SAFETY: the caller's conditions.
+        unsafe { self.absorb_target(pass, &mut stats, tile) };
+        let mut relative_tile = *tile;
+        let relative = relative_tile.relative_to::<E, MODE>(stats.center());
+        let mut total = zero;
+        E::exps(relative_tile.x, relative.base(), |k, of_vector| {
+            exps[k] = of_vector;
+            total = total + sum::<E>(of_vector);
+        });
+        stats.rest = total * relative.unit();
+        // SAFETY: the caller's conditions.
+        unsafe {
+            self.for_each_peeled(read, group, |peeled| pass.absorb_peeled(&mut stats, peeled));
+        }
+        // `ties` counts only peeled elements so far; those of the tile are in `rest`.
+        let [rest] = warp_sums([stats.rest + stats.ties], lanes);
+        if Pass::<E, MODE>::DENSE {
+            [stats.dot, stats.weight] = warp_sums([stats.dot, stats.weight], lanes);
+        }
+        if any(rest < one + one) {
+            // One logit may exceed all others by so much that their exponentials would be lost in
+            // a sum with its 1: add them up apart.
+            if KEEPS_EXPS {
+                let tie = relative.tie();
+                (stats.ties, total) = (zero, zero);
+                unrolled!(for k in 0..N; {
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let ties = exps[k][lane] == tie;
+                        stats.ties = stats.ties + if ties { one } else { zero };
+                        total = total + if ties { zero } else { exps[k][lane] };
+                    });
+                });
+                stats.rest = total * relative.unit();
+            } else {
+                [stats.ties, stats.rest] =
+                    ties_and_rest::<E, N>(&relative_tile.rematerialize(), relative.center());
+            }
+            // SAFETY: the caller's conditions.
+            unsafe {
+                self.for_each_peeled(read, group, |peeled| stats.absorb(peeled.x.widen()));
+            }
+            (stats.exps_of_group(lanes), exps)
+        } else {
+            (Stats { ties: one, rest: rest - one, ..stats }, exps)
+        }
+    }
+
+    /// The warp's statistics of the row, or of part `split` of a split row, streamed through
+    /// registers. `tile` is the warp's [first](Self::tile_of_warp). The row group reduces all tiles
+    /// of the row or, if `SPLIT`, tiles `split`, `split + splits`, … of it. Peeled elements belong
+    /// to the first part.
+    ///
+    /// # Safety
+    /// The kernels' conditions.
+    #[inline(always)]
+    pub(crate) unsafe fn stats_of_warp<const MODE: u32, const SPLIT: bool>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        mut tile: Tile<FLIGHT>,
+        split: u32,
+        read: bool,
+        group: RowGroup,
+    ) -> Stats<E::Real> {
+        let step = group.warps() * WARP_FLIGHT * if SPLIT { pass.args.splits.get() } else { 1 };
+        // SAFETY: the caller's conditions.
+        let peeled =
+            if read && split == 0 { unsafe { self.peeled_of_thread(group) } } else { None };
+        // SAFETY: as above.
+        let mut stats = unsafe { Self::stats_of_peeled(pass, peeled) };
+        let mut first = (split * group.warps() + group.warp()) * WARP_FLIGHT;
+        loop {
+            // SAFETY: the caller's conditions.
+            unsafe { self.absorb_tile(pass, &mut stats, &tile) };
+            first += step;
+            if !read || first >= self.cut.end {
+                break;
+            }
+            // SAFETY: as above.
+            tile = unsafe { self.tile_of_lanes(first, WARP_SIZE, true, group) };
+        }
+        if Pass::<E, MODE>::DENSE {
+            stats.of_group::<true>(WARP_SIZE)
+        } else {
+            stats.of_group::<false>(WARP_SIZE)
+        }
+    }
+
+    /// The thread's statistics of its register-resident `tile` of a longer row and, if the row
+    /// `counts`, of its peeled element.
+    ///
+    /// # Safety
+    /// 1. The kernels' condition 1.
+    /// 2. This thread has [staged](Self::stage_peeled) its peeled element.
+    #[inline(always)]
+    pub(crate) unsafe fn stats_of_registers<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        tile: &Tile<N>,
+        counts: bool,
+        group: RowGroup,
+    ) -> Stats<E::Real> {
+        // SAFETY: the caller's condition.
+        unsafe {
+            let peeled = (counts && self.has_peeled(group)).then(|| self.staged_peeled(group));
+            let mut stats = Self::stats_of_peeled(pass, peeled);
+            self.absorb_tile(pass, &mut stats, tile);
+            stats
+        }
+    }
+
+    /// The warp's statistics of the row: the thread's `stats`, which cover what is before vector
+    /// `from`, merged with the tiles from there on. Of these, vectors that are staged are read from
+    /// shared memory; `batches` is the number of copies that [`stage`](Self::stage) has issued.
+    ///
+    /// # Safety
+    /// The kernels' conditions.
+    #[inline(always)]
+    pub(crate) unsafe fn stats_behind<const MODE: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        mut stats: Stats<E::Real>,
+        from: u32,
+        mut batches: u32,
+        read: bool,
+        group: RowGroup,
+    ) -> Stats<E::Real> {
+        let mut first = from + group.warp() * WARP_FLIGHT;
+        while read && first < self.cut.end {
+            batches = batches.saturating_sub(1);
+            Self::wait_for_all_but(batches);
+            // SAFETY: the caller's conditions; the copies of this tile have been waited for.
+            unsafe {
+                let tile = self.tile_of_lanes::<FLIGHT>(first, WARP_SIZE, true, group);
+                self.absorb_tile(pass, &mut stats, &tile);
+            }
+            first += group.warps() * WARP_FLIGHT;
+        }
+        if Pass::<E, MODE>::DENSE {
+            stats.of_group::<true>(WARP_SIZE)
+        } else {
+            stats.of_group::<false>(WARP_SIZE)
+        }
+    }
+
+    /// Adds a tile to the thread's statistics: one step of the online softmax. All lanes of a warp
+    /// have the same maximum. The warp votes whether any lane has a larger logit, and rescales
+    /// only then: after the first tiles of a row, few have one.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    unsafe fn absorb_tile<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        stats: &mut Stats<E::Real>,
+        tile: &Tile<N>,
+    ) {
+        let greatest = E::greatest(tile.x);
+        let has_max = any(greatest >= stats.max);
+        if has_max {
+            *stats = stats.relative_to(warp_max(stats.max.max(greatest)));
+        }
+        // SAFETY: the caller's condition.
+        unsafe { self.absorb_target(pass, stats, tile) };
+        let center = stats.center();
+        let (mut total, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center));
+        if !exact {
+            let relative = Relative::<_, MODE>::to(center);
+            E::exps(tile.x, relative.base(), |_, exps| total = total + sum::<E>(exps));
+            total = total * relative.unit();
+            // If every lane has at least 2/32, the warp's sum is at least 2, of which the largest
+            // exponential, 1, is at most half.
+            exact = has_max && any(total < E::Real::from_f64(2.0 / WARP_SIZE as f64));
+        }
+        if exact {
+            // One logit may exceed all others by so much that their exponentials would be lost in
+            // a sum with its 1: add them up apart.
+            let [ties, rest] = ties_and_rest::<E, N>(&tile.rematerialize(), center);
+            (stats.ties, total) = (stats.ties + ties, rest);
+        }
+        stats.rest = stats.rest + total;
+    }
+
+    /// Adds the target's shares of a tile's classes to the thread's statistics, where the target
+    /// has a share for every class.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    unsafe fn absorb_target<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        stats: &mut Stats<E::Real>,
+        tile: &Tile<N>,
+    ) {
+        if !Pass::<E, MODE>::DENSE {
+            return;
+        }
+        unrolled!(for k in 0..N; {
+            let span = self.span(tile, k);
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if span.has(lane) {
+                    let of = |vector| E::extract(vector, lane as u32).widen();
+                    // SAFETY: the caller's condition.
+                    unsafe {
+                        let class = span.first + lane as u32;
+                        pass.absorb_share(stats, class, of(tile.x[k]), of(tile.t[k]));
+                    }
+                }
+            });
+        });
+    }
+}
+
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// Adds a class's share q of the target to `stats`: q (x − m) to the dot product, and q to the
+    /// weight.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is less than `cols`.
+    #[inline(always)]
+    pub(super) unsafe fn absorb_share(
+        &self,
+        stats: &mut Stats<E::Real>,
+        class: u32,
+        x: E::Real,
+        t: E::Real,
+    ) {
+        // SAFETY: the caller's conditions.
+        let share = unsafe { self.share_of(class, t) };
+        stats.dot = share.fma(x - stats.center(), stats.dot);
+        stats.weight = stats.weight + share;
+    }
+}

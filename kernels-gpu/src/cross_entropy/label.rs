@@ -197,10 +197,10 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
     // looked at once.
     unsafe {
         if totals.are_counts() {
-            totals.count(looked_at, count);
+            totals.add_counts(looked_at, count);
         } else {
             let count = f64::from(count);
-            totals.add_up([if has_weights { weights } else { count }, count], blocks);
+            totals.sum_over_blocks([if has_weights { weights } else { count }, count], blocks);
         }
     }
 }

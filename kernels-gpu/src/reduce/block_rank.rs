@@ -34,7 +34,8 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     }
 
     /// The block's index among the workers. Meaningless for an [adder](Self::is_adder); it may be
-    /// [`workers`](Self::workers) in a grid of less than a period, whose last block is an adder too.
+    /// [`workers`](Self::workers) in a grid of less than a period, whose last block is an adder
+    /// too.
     #[inline(always)]
     pub(crate) fn worker(self) -> u32 {
         self.block - self.block / ADDER_PERIOD

@@ -2,9 +2,9 @@
 //! two sums the blocks' partial sums in one block, which waits for the others.
 //!
 //! Threads accumulate in the loss's own arithmetic. From the warp on all sums are float64, except
-//! that what a worker block publishes ([`BlockRank`]) is rounded to the loss's arithmetic. The order
-//! of the additions depends on the launch shape alone, never on which block finishes when: a sum
-//! has the same bits on every run.
+//! that what a worker block publishes ([`BlockRank`]) is rounded to the loss's arithmetic. The
+//! order of the additions depends on the launch shape alone, never on which block finishes when: a
+//! sum has the same bits on every run.
 
 mod block;
 mod block_rank;

@@ -97,8 +97,8 @@ impl Normaliser {
         (word != 0).then_some(f64::from_bits(word))
     }
 
-    /// Sums each of `values` over the first `blocks` blocks, and publishes the totals. This block is
-    /// one of them.
+    /// Sums each of `values` over the first `blocks` blocks, and publishes the totals. This block
+    /// is one of them.
     ///
     /// # Safety
     /// 1. The totals are sums. `blocks` is at most `abi::MAX_NORMALISER_BLOCKS`.

@@ -6,9 +6,9 @@ use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sync_war
 /// The most values that are summed side by side.
 pub(super) const MAX_SUMS: usize = 4;
 
-/// `value` combined over each row group of `threads` lanes, in every lane of the group. `threads` is
-/// a power of two up to 32, and all lanes of the warp call this. Unrolled by hand: a loop would end
-/// up as a loop inside every row.
+/// `value` combined over each row group of `threads` lanes, in every lane of the group. `threads`
+/// is a power of two up to 32, and all lanes of the warp call this. Unrolled by hand: a loop would
+/// end up as a loop inside every row.
 #[inline(always)]
 pub(super) fn in_warp<T: WarpShuffleValue>(
     mut value: T,
@@ -39,9 +39,9 @@ pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], threads: u3
     values
 }
 
-/// Reduce-scatter over the warp: the lanes form N parts of 32 / N neighbours, and every lane of part
-/// `k` gets the warp's sum of `values[k]`. In each step a lane gives half of its values away in
-/// exchange for half of another lane's, which takes fewer shuffles than all sums in all lanes.
+/// Reduce-scatter over the warp: the lanes form N parts of 32 / N neighbours, and every lane of
+/// part `k` gets the warp's sum of `values[k]`. In each step a lane gives half of its values away
+/// in exchange for half of another lane's, which takes fewer shuffles than all sums in all lanes.
 #[inline(always)]
 pub(super) fn scatter_sums<R: Real, const N: usize>(mut values: [R; N]) -> R {
     const { assert!(N.is_power_of_two() && N <= MAX_SUMS) };

@@ -132,8 +132,8 @@ impl Workspace {
         found
     }
 
-    /// Adds this thread's share of the entries `from..to` to its `sums`, in order: entry
-    /// `from + thread`, and every entry `threads` farther. An entry is what one block has published:
+    /// Adds this thread's share of the entries `from..to` to its `sums`, in order: entry `from +
+    /// thread`, and every entry `threads` farther. An entry is what one block has published:
     /// `T::WORDS` words, from which `T` decodes one term for each of the N sums. Word `k` of entry
     /// `i` has number `start + k * width + i`.
     ///
@@ -185,7 +185,8 @@ impl Workspace {
         let mut nan = false;
         unrolled!(for sum in 0..N; { nan = nan || sums[sum].is_nan(); });
         if nan {
-            // A NaN may come from a row that was reported: whoever sees the NaN must see the report.
+            // A NaN may come from a row that was reported: whoever sees the NaN must see the
+            // report.
             fence();
         }
         sums

@@ -132,8 +132,8 @@ impl Workspace {
         found
     }
 
-    /// Adds this thread's share of the entries `from..to` to its `sums`, in order: entry `from +
-    /// thread`, and every entry `threads` farther. An entry is what one block has published:
+    /// Adds this thread's share of the entries `from..to` to its `sums`, in order: entry number
+    /// `from + thread`, and every `threads`-th behind it. An entry is what one block has published:
     /// `T::WORDS` words, from which `T` decodes one term for each of the N sums. Word `k` of entry
     /// `i` has number `start + k * width + i`.
     ///

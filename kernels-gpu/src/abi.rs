@@ -75,9 +75,9 @@ pub const CACHE_LINE: u32 = 128;
 /// Vectors in a line of the L2 cache.
 pub const LINE_VECTORS: u32 = CACHE_LINE / 16;
 
-/// How many of the `per_thread` vectors of a row in each thread's registers are certainly
-/// within the row; the others may be behind its end. For rows that are a multiple of 16 bytes: the
-/// kernel omits the bounds check of the first, and the host launches it for such rows only.
+/// How many of the `per_thread` vectors of a row that each thread has in registers are within the
+/// row for certain; the others may be behind its end. The kernels for rows of whole vectors omit
+/// the bounds check of the former, and the host launches them for rows of that length only.
 pub const fn vectors_within(per_thread: usize) -> usize {
     if per_thread <= 4 { per_thread - 1 } else { per_thread / 2 }
 }
@@ -92,13 +92,14 @@ pub const STATS_PARTS: u32 = 4;
 pub const GROUP: u32 = 64;
 
 /// How many groups behind a group the block is that adds up its partial sums. About so many groups
-/// run at the same time, so that this block hardly waits for them. The partial sums of the last
-/// `2 * LAG` groups, and of the blocks behind them, are added up at the end of the grid. Only few
-/// may be left then: nothing else runs any more that could hide the time they take.
+/// run at the same time, so that this block hardly waits for them. The partial sums of the last `2
+/// * LAG` groups, and of the blocks behind them, are added up by the last block of the grid. The
+/// blocks that could add them up before are at the end of the grid themselves, and to wait for
+/// their sums would make the end take twice as long.
 pub const LAG: u32 = 8;
 
-/// In a grid of workers, blocks that take rows, every block of this number is an adder: it takes no
-/// rows, but adds up what workers publish.
+/// In a grid of workers, which are blocks that take rows, every `ADDER_PERIOD`-th block is an
+/// adder: it takes no rows, but adds up what workers publish.
 pub const ADDER_PERIOD: u32 = 1024;
 
 /// Blocks of a grid of so many workers, adders included.
@@ -125,8 +126,8 @@ pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
 }
 
-/// Targets that a thread has in flight when it adds up the normaliser. All other blocks wait for
-/// the normaliser, and a thread has few targets soonest.
+/// Targets that a thread has in flight when it adds up the normaliser. Few, because all other
+/// blocks wait for the normaliser, and a small batch of loads arrives soonest.
 pub const NORMALISER_FLIGHT: usize = 2;
 
 /// The most [`CrossEntropyArgs::normaliser_blocks`].
@@ -382,7 +383,7 @@ pub struct StreamArgs {
 pub struct TargetFault {
     /// The lowest row whose target is not a class.
     pub row: u64,
-    /// That target.
+    /// The target of that row.
     pub target: i64,
     /// The number of classes; 0 if every target is one of them.
     pub classes: u64,
@@ -411,7 +412,8 @@ pub struct CrossEntropyArgs {
     /// How many of the grid's first blocks add up the normaliser for the blocks that compute
     /// gradients. 0 if `divisor` is not 0, or if a launch of its own adds the normaliser up.
     pub normaliser_blocks: u32,
-    /// Rows of each worker of [`grid_of_workers`]. It takes as many at once as it has row groups.
+    /// Rows that each worker of a grid of [`grid_of_workers`] takes: one after the other, or as
+    /// many at once as it has row groups.
     pub rows_of_block: NonZeroU32,
     /// The class of rows that are ignored, as it is loaded.
     pub ignore_index: i64,

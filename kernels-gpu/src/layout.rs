@@ -1,5 +1,5 @@
-//! A hash of everything that host and kernels must agree on. PTX contains the hash with which it
-//! was compiled; the host must not launch PTX whose hash is not its own.
+//! A hash of everything that host and kernels must agree on. The hash is stored beside compiled
+//! PTX, and the host refuses to launch PTX whose hash is not its own.
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault,

@@ -116,7 +116,8 @@ pub(crate) unsafe fn load_class(args: &CrossEntropyArgs, row: u64) -> i64 {
 /// The weight of a class: 1 if there are no weights.
 ///
 /// # Safety
-/// `weights` is null, or the address of class weights in global memory; `class` is an index of them.
+/// `weights` is null, or the address of class weights in global memory, and `class` is an index of
+/// one of them.
 #[inline(always)]
 pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Real {
     if weights == 0 {

@@ -42,9 +42,9 @@ pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
 
 /// Sums the workers' terms over the grid and writes the results of the whole input, if the sums are
 /// used. With `GRADS` the normaliser is known before, and the sums are one pair: of the losses and
-/// of the squared log-sum-exps. It then sums even if
-/// nobody uses the sums: they show the last adder that no block waits for the normaliser any more,
-/// so that it can clear the normaliser's words. A thread loads ASKS words at once.
+/// of the squared log-sum-exps. It then sums even if nobody uses the sums: they show the last adder
+/// that no block waits for the normaliser any more, so that it can clear the normaliser's words. A
+/// thread loads ASKS words at once.
 ///
 /// # Safety
 /// 1. The kernels' conditions.

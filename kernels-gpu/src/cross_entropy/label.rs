@@ -59,8 +59,7 @@ pub(crate) unsafe fn label<E: Element>(
 /// `ignore_index`.
 ///
 /// All loads are issued before the first result is used. Classes of 8 bytes have a loop of their
-/// own, because they need no conversion: in a common loop the conversion of each smaller class
-/// would wait for its load.
+/// own: in a common loop, smaller classes would be converted between the loads.
 ///
 /// # Safety
 /// The kernels' condition 1; the targets are classes.

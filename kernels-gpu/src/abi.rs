@@ -20,7 +20,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The name that entries carry, e.g. `f32`.
+    /// The name in the names of entries, e.g. `f32`.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -31,23 +31,23 @@ impl Dtype {
     }
 }
 
-/// The line of PTX where a kernel waits for the launches before it:
-/// `cuda_std::thread::wait_for_launches_before`. The host makes it an instruction where launches
-/// overlap.
+/// The comment in PTX that marks where a kernel waits for the launches before it
+/// (`cuda_std::thread::wait_for_launches_before`). With programmatic dependent launch, the host
+/// replaces it by instructions.
 pub const WAITS: &str = "// waits for the launches before";
 
 /// The most threads of a block.
 pub const MAX_BLOCK: u32 = 1024;
 
-/// The most threads of a block of the kernels for rows, which need more registers.
+/// The most threads of a block of the row kernels, which need more registers.
 pub const ROWS_BLOCK: u32 = 256;
 
-/// Threads of a block of the kernels of packed rows.
+/// Threads of a block of the packed-row kernels.
 pub const PACKED_BLOCK: u32 = 128;
 
-/// Columns of a row that a lane has registers for, in the kernels with a lane per row, by the bytes
-/// of an element. 32 columns of 16 bits take so many registers that four blocks fit on a
-/// multiprocessor rather than seven, and were slower even for 10 columns (bf16 forward, H200,
+/// The longest row, in columns, that fits in the registers of a lane in the lane-per-row kernels.
+/// With 32 columns of 16-bit elements the kernel takes so many registers that four blocks fit on a
+/// multiprocessor rather than seven, and was slower even for 10 columns (bf16 forward, H200,
 /// 2026-11-25: 178 and 156 µs, with smaller changes between).
 pub const fn lane_row_cols(element_bytes: u32) -> u32 {
     if element_bytes == 8 { 8 } else { 16 }
@@ -56,98 +56,104 @@ pub const fn lane_row_cols(element_bytes: u32) -> u32 {
 /// Threads of a block of the streaming kernels.
 pub const STREAM_BLOCK: u32 = 256;
 
-/// Tiles of a row group in the ring of the streaming kernels.
+/// Tiles in the ring of each row group of the streaming kernels.
 pub const STREAM_DEPTH: u32 = 3;
 
-/// Bytes of a vector: what one access moves at most.
+/// Bytes of a vector: the most that one load or store of a thread moves.
 pub const VECTOR_BYTES: u32 = 16;
 
-/// Bytes of a warp's part of a tile of the streaming kernels, of each tensor.
+/// Bytes of each tensor that one warp contributes to a tile of the streaming kernels.
 pub const WARP_TILE_BYTES: u32 = 2048;
 
-/// The most row groups of a launch that splits rows: 17 words for each are fewer than there are.
+/// The most row groups of a launch that splits rows. Each needs 17 words of the workspace, which
+/// has [`MAX_PARTIALS`].
 pub const MAX_SPLIT_GROUPS: u32 = 2048;
 
-/// Bytes of a line of the second-level cache.
+/// Bytes of a line of the L2 cache.
 pub const CACHE_LINE: u32 = 128;
 
-/// Vectors of a line.
+/// Vectors in a line of the L2 cache.
 pub const LINE_VECTORS: u32 = CACHE_LINE / 16;
 
-/// Of the `held` groups that each thread of a row group holds of a row of whole groups, how many are
-/// within it; the others may be beyond.
-pub const fn vectors_within(held: usize) -> usize {
-    if held <= 4 { held - 1 } else { held / 2 }
+/// How many of the `per_thread` vectors of a row that each thread has in registers are within the
+/// row for certain; the others may be behind its end. The kernels for rows of whole vectors omit
+/// the bounds check of the former, and the host launches them for rows of that length only.
+pub const fn vectors_within(per_thread: usize) -> usize {
+    if per_thread <= 4 { per_thread - 1 } else { per_thread / 2 }
 }
 
-/// Partial sums that there is room for.
+/// Partial sums, a word each, that the workspace has room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 
-/// Numbers that a warp leaves of a part of a row of logits.
+/// Words that a warp publishes for its part of a split row: the online softmax of the part.
 pub const STATS_PARTS: u32 = 4;
 
-/// Blocks whose sums are added up before those of the grid.
+/// Blocks of a group: one block adds up their partial sums before the end of the grid.
 pub const GROUP: u32 = 64;
 
-/// How many groups ahead of the group whose sums it adds up a block is: about as far as blocks run
-/// at the same time, so that it hardly waits for them. What the last `2 * LAG` groups leave, and
-/// blocks behind them, is added up at the end of the grid: the grid ends with its last rows, and to
-/// add up others then would take as long again.
+/// How many groups behind a group the block is that adds up its partial sums. About so many groups
+/// run at the same time, so that this block hardly waits for them. The partial sums of the last `2
+/// * LAG` groups, and of the blocks behind them, are added up by the last block of the grid. The
+/// blocks that could add them up before are at the end of the grid themselves, and to wait for
+/// their sums would make the end take twice as long.
 pub const LAG: u32 = 8;
 
-/// Of a grid of blocks that take a piece each, every so manyth takes none, but adds up what others
-/// leave.
+/// In a grid of workers, which are blocks that take rows, every `ADDER_PERIOD`-th block is an
+/// adder: it takes no rows, but adds up what workers publish.
 pub const ADDER_PERIOD: u32 = 1024;
 
-/// The blocks of such a grid.
-pub const fn grid_of_workers(pieces: u32) -> u32 {
-    // Of less than a stretch, one behind them adds up.
-    if pieces < ADDER_PERIOD { pieces + 1 } else { pieces + (pieces - 1) / (ADDER_PERIOD - 1) }
+/// Blocks of a grid of so many workers, adders included.
+pub const fn grid_of_workers(workers: u32) -> u32 {
+    // In a grid of at most one period, the adder is the block behind the workers.
+    if workers < ADDER_PERIOD { workers + 1 } else { workers + (workers - 1) / (ADDER_PERIOD - 1) }
 }
 
-/// Words that a block of such a grid leaves for so many sums, of `term_bytes` each: two of 32 bits
-/// are one word.
+/// Words that a worker publishes for its terms of `sums` sums, of `term_bytes` each. Two terms of
+/// 32 bits are packed into one word.
 pub const fn words_of_worker(sums: u32, term_bytes: usize) -> u32 {
     if term_bytes == 8 { sums } else { sums / 2 }
 }
 
-/// The most pieces of such a grid, for each of which so many words are left, and for each stretch
-/// at most two sums for each of them.
+/// The most workers of a grid, each of which publishes so many words. For each word, an adder
+/// publishes at most two sums a period.
 pub const fn max_workers(words: u32) -> u32 {
     MAX_PARTIALS / words / (ADDER_PERIOD + 1) * (ADDER_PERIOD - 1)
 }
 
-/// Of `blocks` that leave something, those of the groups that are added up on the way: the first.
+/// How many of the first of `blocks` blocks are in groups that are added up before the end of the
+/// grid.
 pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
 }
 
-/// Targets that a thread has in flight when it adds up totals: everybody waits for them, and few
-/// come soonest.
+/// Targets that a thread has in flight when it adds up the normaliser. Few, because all other
+/// blocks wait for the normaliser, and a small batch of loads arrives soonest.
 pub const NORMALISER_FLIGHT: usize = 2;
 
 /// The most [`CrossEntropyArgs::normaliser_blocks`].
 pub const MAX_NORMALISER_BLOCKS: u32 = 512;
 
-/// The most blocks of a grid that sums `sums` values: for each a partial sum a block, and a group.
+/// The most blocks of a grid that sums `sums` values. For each value, every block and every group
+/// of blocks publishes a partial sum.
 pub const fn max_blocks(sums: u32) -> u32 {
     MAX_PARTIALS / sums / (GROUP + 1) * GROUP
 }
 
-/// Where things are in the scratch memory of a launch, in bytes.
+/// Offsets in the scratch memory of a launch, in bytes.
 pub mod workspace {
-    /// The complement of the lowest row that is not as it should be, or 0; zero between launches.
+    /// The complement of the lowest row whose target is invalid, or 0; zero between launches.
     pub const FAULT: u64 = 0;
-    /// The sums of class weights and of rows that a launch leaves for the next, where rows are
-    /// split.
+    /// The normaliser, which one launch leaves for the next where rows are split: the sum of class
+    /// weights and the number of rows.
     pub const TOTALS: u64 = 16;
-    /// The partial sums, and behind them those of the totals and the totals; zero between launches.
+    /// The partial sums, then the partial sums of the normaliser, then the normaliser; all zero
+    /// between launches.
     pub const PARTIALS: u64 = 32;
-    /// What the pass over the logits leaves for the gradients, [`saved`](super::saved), where rows
-    /// are split.
+    /// The per-row results ([`saved`](super::saved)) that the pass over the logits leaves for the
+    /// gradient pass, where rows are split.
     pub const SAVED: u64 =
         PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_NORMALISER_BLOCKS + 2) as u64 * 8;
-    /// The most rows that are.
+    /// The most rows of a call that splits rows: room for so many is at [`SAVED`].
     pub const SAVED_ROWS: usize = 256;
 }
 
@@ -155,17 +161,17 @@ pub mod workspace {
 pub const WORKSPACE_BYTES: usize =
     workspace::SAVED as usize + workspace::SAVED_ROWS * saved::COUNT * 8;
 
-/// What becomes of the terms of a loss.
+/// How the terms of a loss are reduced.
 pub mod reduction {
-    /// One sum.
+    /// To one sum.
     pub const SCALAR: u32 = 0;
-    /// A sum a row.
+    /// To one sum a row.
     pub const ROWS: u32 = 1;
-    /// The terms as they are.
+    /// Not at all: one term an element.
     pub const ELEMENTS: u32 = 2;
 }
 
-/// Rows in memory.
+/// A tensor in memory, as rows without gaps between their elements.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Matrix {
@@ -175,31 +181,31 @@ pub struct Matrix {
     pub row_stride: u64,
 }
 
-/// A number for each element of rows, where a stride of 0 has one serve all.
+/// A factor for each element of rows; along a dimension with stride 0, one factor serves all.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Broadcast {
-    /// The first; null where there is none.
+    /// The first factor; null where there are none.
     pub start: u64,
-    /// Elements from that of a row's first element to that of the next row's.
+    /// Elements from the first factor of a row to the first of the next row.
     pub row_stride: u64,
-    /// Elements from one of a row to the next: 1 or 0.
+    /// Elements from one factor of a row to the next: 1 or 0.
     pub col_stride: u64,
 }
 
-/// Where a loss's weights are in [`PairwiseArgs::weights`].
+/// Indices in [`PairwiseArgs::weights`].
 pub mod weights {
     /// The factor of an element's term.
     pub const WEIGHT: usize = 0;
-    /// The factor of the part of the term that a positive target has.
+    /// The factor of the positive target's part of an element's term.
     pub const POS_WEIGHT: usize = 1;
 }
 
 /// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows`
 /// rows of `cols` elements; a dense tensor may come as one row.
 ///
-/// The threads of the grid work in row groups, each on one piece of a row at a time: piece `p` is part
-/// `p % splits` of row `p / splits`, taken as every `splits`-th tile of it.
+/// The threads of the grid form row groups, each of which works on one piece of a row at a time.
+/// Piece `p` is part `p % splits` of row `p / splits`: every `splits`-th tile of the row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PairwiseArgs {
@@ -220,132 +226,137 @@ pub struct PairwiseArgs {
     pub reduction: u32,
     /// Threads of a row group: a power of two up to 32, or the whole block.
     pub group_threads: NonZeroU32,
-    /// Parts of a row. With one part for each row of [`reduction::ROWS`] a row group ends its row alone;
-    /// otherwise `rows * splits` is at most [`MAX_PARTIALS`].
+    /// Parts of a row. With [`reduction::ROWS`] and one part a row, a row group finishes its row
+    /// alone; otherwise `rows * splits` is at most [`MAX_PARTIALS`].
     pub splits: NonZeroU32,
-    /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves all.
+    /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves the row.
     pub upstream_col_stride: u32,
-    /// Rows of a chunk, which is a block's, or 0. Otherwise the reduction is [`reduction::ROWS`];
-    /// tensors have no gaps between rows, gradients are aligned alike to 16 bytes; weights have no
-    /// strides; and a block has dynamic shared memory for [`chunk_shared_bytes`].
+    /// Rows of a chunk, which one block computes; 0 where rows are not in chunks. If it is not 0:
+    /// 1. the reduction is [`reduction::ROWS`];
+    /// 2. tensors have no gaps between rows;
+    /// 3. the gradients have the same offset from a 16-byte boundary;
+    /// 4. weights have no strides;
+    /// 5. a block has [`chunk_shared_bytes`] of dynamic shared memory.
     pub chunk_rows: u32,
-    /// Where the forward kernels write: one value, one a row, or one an element.
+    /// The loss, which the forward kernels write: one value, one a row, or one an element.
     pub loss: Matrix,
     /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
     pub workspace: u64,
-    /// The gradient that arrives: one value, one a row, or one an element, as `reduction` says;
-    /// null stands for ones.
+    /// The upstream gradient: one value, one a row, or one an element, as `reduction` says; null
+    /// stands for ones.
     pub upstream: Matrix,
-    /// Gradient of the input, or null where it is not wanted.
+    /// Gradient of the input, or null if it is not computed.
     pub grad_input: Matrix,
-    /// Gradient of the target, or null where it is not wanted.
+    /// Gradient of the target, or null if it is not computed.
     pub grad_target: Matrix,
-    /// Factors of the element type, as [`weights`] has them, of losses that know of them; null for
-    /// ones. Without a stride, where the tensors come as one row but were more.
+    /// Factors of the element type, indexed by [`weights`], for losses that have them; null stands
+    /// for ones. They have no strides where several rows of the tensors are passed as one.
     pub weights: [Broadcast; 2],
 }
 
-/// Bytes of shared memory that a chunk of `rows` rows takes, of elements of `element_bytes`: a term
-/// for each, from a vector's boundary on, and a scale for each row.
+/// Bytes of shared memory of a chunk of `rows` rows: a term for each element, from the boundary of
+/// a vector on, and a scale for each row.
 pub const fn chunk_shared_bytes(rows: usize, cols: usize, element_bytes: usize) -> usize {
     let lanes = VECTOR_BYTES as usize / element_bytes;
     let term_bytes = if element_bytes == 8 { 8 } else { 4 };
     (rows * cols + 2 * lanes + rows) * term_bytes
 }
 
-/// Arguments of the kernels that only read and write.
+/// Arguments of the ceiling kernels, which only read and write.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CeilingArgs {
     /// The arrays that are read, then those that are written.
     pub arrays: [u64; 4],
-    /// Vectors in each; whole tiles of the launch.
+    /// Vectors in each array: a multiple of the tile of the launch.
     pub vectors: u64,
-    /// Another array that is read, of what a loss reads once a row: ...
+    /// Another array that is read. It stands for what a loss reads once a row, such as targets.
     pub of_rows: u64,
-    /// ... so many groups, ...
+    /// Vectors in that array.
     pub of_rows_vectors: u64,
-    /// ... of which so many beside each tile, no more than a block has threads.
+    /// Vectors of that array that are read with each tile, no more than a block has threads.
     pub of_rows_share: u64,
-    /// Where what was read could be written; hardly ever is.
+    /// Where a kernel would write a checksum of what it read, in a case that hardly ever occurs:
+    /// without it, the compiler would remove the reads.
     pub sink: u64,
-    /// How many bytes from the beginning of the array blocks ask for before the launches before
-    /// this one are done, where any [do](Self::asks_early).
+    /// How many bytes from the beginning of the first array blocks prefetch before the launches
+    /// before this one have ended, in kernels that [do so](Self::asks_early).
     pub early_bytes: u64,
 }
 
 impl CeilingArgs {
-    /// Whether kernels that read and write so many arrays ask for their first bytes early: as the
-    /// losses do, those of one read.
+    /// Whether kernels that read and write so many arrays prefetch before the launches before them
+    /// have ended: kernels that read one array and write none, as the losses do.
     pub const fn asks_early(reads: usize, writes: usize) -> bool {
         reads == 1 && writes == 0
     }
 }
 
-/// The per-row results that a forward pass can leave for the backward: four arrays of a value a
-/// row, of the arithmetic's type.
+/// The per-row results that a forward pass can save for the backward pass: four arrays with one
+/// value a row, of the arithmetic's type.
 pub mod saved {
     /// The row's largest logit, m.
     pub const MAX: u64 = 0;
     /// log Σ exp(x − m).
     pub const LOG_SUM: u64 = 1;
-    /// What the shares of all classes in the target add up to: the class weights, times a power of
-    /// two near 1/C, or, for probabilities, the target.
+    /// The sum of the target distribution over all classes. With classes as targets this is the sum
+    /// of the class weights, times a power of two near 1/C.
     pub const WEIGHT: u64 = 2;
     /// m + log Σ exp(x − m).
     pub const LOG_SUM_EXP: u64 = 3;
-    /// Arrays.
+    /// The number of arrays.
     pub const COUNT: usize = 4;
 }
 
-/// How a warp stages rows in shared memory, as a tile, and shares them among its lanes: lane `l`
-/// has row `l` modulo `1 << warp_rows_shift` of the tile, and then every so manyth row; lanes of
-/// one row take its 16-byte vectors in turns.
+/// How a warp stages rows in shared memory, as a tile, and distributes them over its lanes. With `n
+/// = 1 << warp_rows_shift`, lane `l` works on row `l % n` of the tile and then on every `n`-th row
+/// behind it. Lanes of the same row take its 16-byte vectors in turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TileArgs {
     /// Rows of a tile.
     pub rows: u32,
-    /// Tiles of all rows, fewer than 2³¹.
+    /// Tiles of the input, fewer than 2³¹.
     pub count: u32,
     /// Rows of the last tile.
     pub last_rows: u32,
     /// log2 of the rows that a warp works on at the same time.
     pub warp_rows_shift: u32,
-    /// Bytes of one access of a lane to shared memory: 16, 8, 4 or the element's. Rows that are read
-    /// begin and end at multiples of it.
+    /// Bytes of one load of a lane from shared memory: 16, 8, 4 or the element's. Rows of the input
+    /// and the target begin and end at multiples of it.
     pub access: u32,
-    /// The same of rows of gradients.
+    /// Bytes of one store of a lane to shared memory, likewise, for rows of gradients.
     pub store_access: u32,
-    /// Bytes from row to row in shared memory, of logits and of probabilities; as many modulo 16 as
-    /// in global memory.
+    /// Bytes from row to row in shared memory, for logits and for probabilities; modulo 16 equal to
+    /// those in global memory.
     pub step: [u32; 2],
-    /// The same of their gradients, where these are not written in place.
+    /// Bytes from row to row, likewise, for their gradients where these are not written in place.
     pub store_step: [u32; 2],
-    /// Whether rows are copied as one span, gaps included; 1 or 0. They are as far from each other in
-    /// shared memory as in global memory then.
+    /// Whether rows are copied as one span, gaps included; 1 or 0. With 1, rows are as far from
+    /// each other in shared memory as in global memory.
     pub load_span: u32,
     /// Whether gradients are stored as one span, which has no gaps; 1 or 0.
     pub store_span: u32,
-    /// log2 of the lanes that copy or store a row, where rows are no span.
+    /// log2 of the lanes that copy or store one row, where rows are not copied as one span.
     pub copy_shift: u32,
-    /// A lane takes the vectors of row `r` in an order of their own, so that lanes of other rows
-    /// read other banks: vector `v` in place of `v ^ ((r >> order_right & order_mask) <<
-    /// order_left)`.
+    /// Swizzle against bank conflicts: lanes of different rows access the vectors of their rows in
+    /// different orders. In row `r`, a lane takes vector `v` in place of
+    /// `v ^ ((r >> order_right & order_mask) << order_left)`.
     pub order_right: u32,
     /// See `order_right`.
     pub order_mask: u32,
     /// See `order_right`.
     pub order_left: u32,
-    /// Bytes of one tile. That of the target's probabilities is behind that of the input, or the
-    /// rows' classes are.
+    /// Bytes of one tile. Behind the tile of the input is that of the target probabilities, or the
+    /// rows' classes.
     pub bytes: u32,
-    /// Bytes of a stage: of what is in shared memory of rows that are loaded together.
+    /// Bytes of a stage: the shared memory for rows that are loaded together.
     pub stage_bytes: u32,
-    /// Bytes of a warp: two stages, and the tiles of gradients that are not written in place.
+    /// Bytes of shared memory of a warp: two stages, and the tiles of gradients that are not
+    /// written in place.
     pub warp_bytes: u32,
-    /// Where the tiles of gradients begin in what a warp has; 0: gradients are written over what
-    /// they are the gradients of.
+    /// Offset of the gradients' tiles in the shared memory of a warp. 0: gradients are written in
+    /// place, over the logits and the probabilities.
     pub gradients: u32,
 }
 
@@ -354,138 +365,142 @@ pub struct TileArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StreamArgs {
-    /// Warps of a row group: 1, or those of a block.
+    /// Warps of a row group: 1, or all warps of a block.
     pub warps: u32,
-    /// Tiles of a row, counted from the cache line that it begins in.
+    /// Tiles of a row, counted from the beginning of the cache line in which the row begins.
     pub row_tiles: u32,
     /// Row groups of the grid.
     pub groups: u32,
-    /// Whether row groups have equal shares of all tiles, or take rows in turns; 1 or 0. With 1
-    /// they are blocks, at most [`MAX_SPLIT_GROUPS`].
+    /// 1: rows are split; each row group takes an equal share of all tiles, and is a block; there
+    /// are at most [`MAX_SPLIT_GROUPS`]. 0: row groups take whole rows in turns.
     pub split: u32,
 }
 
-/// Which target is no class, as the kernels of cross-entropy write it beside a loss. All zeros say
-/// that every target is one.
+/// The first target that is not a class, which the cross-entropy kernels report beside the loss.
+/// All zeros if every target is a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TargetFault {
-    /// The lowest row whose target is no class.
+    /// The lowest row whose target is not a class.
     pub row: u64,
-    /// That target.
+    /// The target of that row.
     pub target: i64,
-    /// The classes that there are; 0 where every target is one of them.
+    /// The number of classes; 0 if every target is one of them.
     pub classes: u64,
 }
 
-/// Arguments of the kernels of cross-entropy. A row group of threads takes a row at a time.
+/// Arguments of the cross-entropy kernels. A row group takes one row at a time.
 ///
-/// A launch's arguments arrive in lines of 64 bytes, of which the first has 48 of them, and each is
-/// waited for when it is first asked for. What says where a row and its target are is in the first,
-/// what its loss needs in the second.
+/// Fields are in the order in which kernels need them. The arguments of a launch are loaded in
+/// cache lines of 64 bytes, the first of which has the first 48 bytes of them, and the first read
+/// of a line waits for it. The first line has what locates a row and its target, the second what
+/// the row's loss needs.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CrossEntropyArgs {
     /// Logits.
     pub input: Matrix,
-    /// The first target. Classes have no gaps between them, probabilities are rows as the input's.
+    /// The first target. Classes have no gaps between them; probabilities are rows, as the input's.
     pub target: u64,
     /// Rows.
     pub rows: u64,
     /// Elements of a row: classes, from 1 to 2³¹ − 1.
     pub cols: u32,
     /// Bytes of a class: 1 (`u8`), 4 (`i32` or `u32`) or 8 (`i64`); 0 for probabilities. A `u32` is
-    /// loaded as an `i32`: from 2³¹ on it is negative then, and no class either way.
+    /// loaded as an `i32`: from 2³¹ on it becomes negative, and is not a class either way.
     pub class_bytes: u32,
-    /// Blocks, the first of the grid, that add up the totals for those that compute gradients: 0
-    /// unless `divisor` is 0, and where a launch of their own has done it.
+    /// How many of the grid's first blocks add up the normaliser for the blocks that compute
+    /// gradients. 0 if `divisor` is not 0, or if a launch of its own adds the normaliser up.
     pub normaliser_blocks: u32,
-    /// Rows that a block of a grid of [`grid_of_workers`] takes, one after the other or as many at
-    /// once as it has row groups.
+    /// Rows that each worker of a grid of [`grid_of_workers`] takes: one after the other, or as
+    /// many at once as it has row groups.
     pub rows_of_block: NonZeroU32,
-    /// The class of rows that do not count, as it is loaded.
+    /// The class of rows that are ignored, as it is loaded.
     pub ignore_index: i64,
-    /// Class weights, of the element type; null for ones.
+    /// Class weights, of the element type; null stands for ones.
     pub weight: u64,
-    /// [`saved`]: written by the forward kernels unless null, read by the backward kernels.
+    /// Per-row results ([`saved`]): written by the forward kernels unless null, read by the
+    /// backward kernels.
     pub saved: u64,
-    /// The sums of class weights and of rows that count, two `f64`: written by the forward kernels
-    /// unless null, read by the backward kernel where `divisor` is 0.
+    /// The normaliser, two `f64`: the sum of the class weights of the rows that are not ignored,
+    /// and their number. Written by the forward kernels unless null, read by the backward kernel if
+    /// `divisor` is 0.
     pub totals: u64,
-    /// λ; 0 for none.
+    /// The factor λ of the z-loss; 0 for none.
     pub z_loss: f64,
     /// [`WORKSPACE_BYTES`] of scratch.
     pub workspace: u64,
-    /// A [`TargetFault`] to write. Null if nobody asks.
+    /// A [`TargetFault`] to write, or null.
     pub fault: u64,
-    /// One value, or one a row.
+    /// The loss: one value, or one a row.
     pub loss: u64,
     /// [`reduction::SCALAR`] or [`reduction::ROWS`].
     pub reduction: u32,
     /// Threads of a row group: a power of two up to 32, or the whole block.
     pub group_threads: NonZeroU32,
-    /// What a sum is divided by; 0 for the totals.
+    /// What a sum is divided by; 0: by the normaliser, which only the device knows.
     pub divisor: f64,
-    /// Blocks that share a row, for the kernels that allow it: in a forward pass `rows * splits`,
-    /// times the warps of a block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`]; of a backward
-    /// pass each holds its part.
+    /// Blocks that share a split row, in the kernels that split rows. In a forward pass
+    /// `rows * splits`, times the warps of a block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
+    /// In a backward pass each block has its part in registers.
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,
-    /// The gradient that arrives, one value or one a row; null stands for ones.
+    /// The upstream gradient, one value or one a row; null stands for ones.
     pub upstream: u64,
     /// Gradient of the input.
     pub grad_input: Matrix,
-    /// Gradient of the target probabilities, or null where it is not wanted.
+    /// Gradient of the target probabilities, or null if it is not computed.
     pub grad_target: Matrix,
     /// Elements from the start of a row of probabilities to the start of the next.
     pub target_stride: u64,
-    /// 1 − ε and ε/C of label smoothing.
+    /// 1 − ε, the target class's share with label smoothing ε.
     pub keep: f64,
-    /// See `keep`.
+    /// ε/C, the share of each of the C classes with label smoothing.
     pub share: f64,
-    /// Groups of 16 bytes of a row's logits that a block keeps in its dynamic shared memory from
-    /// the sums to the gradients, behind those that it holds in registers. The others it reads
+    /// Vectors of a row's logits that a block stages in dynamic shared memory between the reduction
+    /// pass and the gradient pass, behind the vectors in registers. It reads the rest of the row
     /// twice. The results do not depend on it.
     pub staged_vectors: u32,
-    /// How many rows ahead of its own a block asks for a row, for whoever reads it to find it in
-    /// the second-level cache; 0 for none. The results do not depend on it.
+    /// Prefetch distance in rows: a block prefetches the row so many behind its own into the L2
+    /// cache; 0 for none. The results do not depend on it.
     pub ahead: u32,
-    /// How many bytes from the beginning of that row, no more than it has.
+    /// Bytes of that row that are prefetched, from its beginning on; no more than a row has.
     pub ahead_bytes: u32,
-    /// How many of the first blocks ask for their rows before the launches before this one are
-    /// done; 0 for none. The results do not depend on it.
+    /// How many of the first blocks prefetch their rows before the launches before this one have
+    /// ended (programmatic dependent launch); 0 for none. The results do not depend on it.
     pub early_blocks: u32,
-    /// How many bytes from the beginning of a row, no more than it has.
+    /// Bytes of a row that these blocks prefetch, from its beginning on; no more than a row has.
     pub early_bytes: u32,
-    /// Whether the call [is plain](Self::is_plain), 1 or 0: who asks for all that says so waits for
-    /// each.
+    /// Whether the call [is plain](Self::is_plain), 1 or 0. The host evaluates it, because a kernel
+    /// would wait for each of the fields that it depends on.
     pub plain: u32,
-    /// How many of the last rows of `cross_entropy_forward_long` are shared by `splits` blocks, one
-    /// after the other, each of which is a piece; 0 for none. There is room for what their warps
-    /// leave, [`STATS_PARTS`] words each, from word `tail_at` on, a multiple of as many.
+    /// How many of the last rows of `cross_entropy_forward_long` are split, each over `splits`
+    /// workers with consecutive indices; 0 for none. Each of their warps publishes
+    /// [`STATS_PARTS`] words, from word `tail_at` on, for which there is room.
     pub tail_rows: u32,
-    /// See `tail_rows`.
+    /// See `tail_rows`; a multiple of [`STATS_PARTS`].
     pub tail_at: u32,
-    /// The logarithm of `row group` to the base of 2, of a row group of a warp at most.
+    /// log2 of `group_threads`, where a row group is at most a warp.
     pub group_shift: u32,
-    /// For the kernels of packed rows.
+    /// Layout of tiles, for the packed-row kernels.
     pub tile: TileArgs,
-    /// For the kernels of streamed rows.
+    /// Layout of streams, for the streaming kernels.
     pub stream: StreamArgs,
-    /// Whether classes of 4 bytes are `u32`, for the target of a fault; 1 or 0.
+    /// Whether classes of 4 bytes are `u32`, which decides how [`TargetFault::target`] is reported;
+    /// 1 or 0.
     pub unsigned_classes: u32,
 }
 
 impl CrossEntropyArgs {
-    /// Whether all classes weigh the same, and nothing is asked for but the sum of the losses or
-    /// their mean.
+    /// Whether the call wants only the sum or the mean of the losses, without class weights:
+    /// neither z-loss nor anything saved for a backward pass.
     pub fn is_plain(&self) -> bool {
         let others = self.weight | self.saved | self.totals;
         others == 0 && self.reduction == reduction::SCALAR && self.z_loss == 0.0
     }
 
-    /// The rows of probabilities; null, of classes.
+    /// The target probabilities; null if targets are classes.
     pub fn probabilities(&self) -> Matrix {
         let start = if self.class_bytes == 0 { self.target } else { 0 };
         Matrix { start, row_stride: self.target_stride }

@@ -1,4 +1,4 @@
-//! Sums over the grid, in the block that is the last to arrive: no block waits for another.
+//! Sums over the grid, in the block that is the last to arrive. No block waits for another.
 
 use crate::element::unrolled;
 use crate::reduce::{Workspace, block_sums};
@@ -11,14 +11,15 @@ cuda_std::shared_array! {
 }
 
 /// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the
-/// last block to arrive. A block's partial sums are in words `k * entries + block`. Words up to
-/// `entries` that belong to no block are set by the caller. The order of the additions does not
-/// depend on which block is last.
+/// last block to arrive. The order of the additions does not depend on which block that is.
+///
+/// Partial sum `k` of a block is word `k * entries + block` of the workspace. `entries` may be more
+/// than the blocks of the grid: the caller then sets the words of the other entries.
 ///
 /// # Safety
-/// 1. All threads of the grid call this, once a launch, and nothing else has used [`block_sums`]
-///    since the block's last barrier.
-/// 2. The grid has at most `entries` blocks, and `4 * entries` is at most `abi::MAX_PARTIALS`.
+/// 1. All threads of the grid call this, once a launch.
+/// 2. The block has not called [`block_sums`] since its last barrier.
+/// 3. The grid has at most `entries` blocks, and `4 * entries` is at most `abi::MAX_PARTIALS`.
 #[inline(always)]
 pub(crate) unsafe fn sum_in_last_block(
     workspace: Workspace,
@@ -29,14 +30,14 @@ pub(crate) unsafe fn sum_in_last_block(
     let of_block = block_sums::<f64, false, 4>(values);
     if thread_idx_x() == 0 {
         unrolled!(for sum in 0..4; {
-            // SAFETY: condition 2; the block's own words.
+            // SAFETY: condition 3; the block's own words.
             unsafe { workspace.set_sum(sum as u32 * entries + block_idx_x(), of_block[sum]) };
         });
     }
-    // All warps of the block have set what they leave.
+    // All warps of the block have set their words, before thread 0 says that the block has arrived.
     sync_threads();
     if thread_idx_x() == 0 {
-        // Releases what the block has stored, and acquires what the others have.
+        // Release the block's words. The fence below acquires those of the other blocks.
         fence();
         // SAFETY: the workspace's counter; one thread of the block.
         unsafe {
@@ -54,7 +55,7 @@ pub(crate) unsafe fn sum_in_last_block(
     let mut entry = thread_idx_x();
     while entry < entries {
         unrolled!(for sum in 0..4; {
-            // SAFETY: condition 2; all blocks have set their words.
+            // SAFETY: condition 3; all blocks have arrived, so all words are set.
             let bits = unsafe { workspace.take_word(sum as u32 * entries + entry) };
             sums[sum] += f64::from_bits(bits);
         });

@@ -1,5 +1,5 @@
-//! One number for what host and kernels must agree on, of which PTX that was compiled earlier holds
-//! a copy: a host with PTX of another number must not launch it.
+//! A hash of everything that host and kernels must agree on. The hash is stored beside compiled
+//! PTX, and the host refuses to launch PTX whose hash is not its own.
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault,
@@ -7,10 +7,10 @@ use crate::abi::{
 };
 use crate::table::Entry;
 
-/// An argument structure from the list of its fields.
+/// Describes an argument structure, from the list of its fields.
 macro_rules! structure {
     ($name:ident { $($field:ident),+ $(,)? }) => {{
-        // A field that is missing in the list does not compile.
+        // Fails to compile if a field is missing from the list.
         const _: fn($name) = |$name { $($field: _),+ }| ();
         Structure(
             stringify!($name),
@@ -25,7 +25,8 @@ macro_rules! structure {
 }
 
 /// A hash of the size of each argument structure and the name, offset and size of each of its
-/// fields, of the constants by which both sides count, and of each entry's name and block.
+/// fields; of the constants that both sides compute with; and of the name, the size of the
+/// argument, the block and the resident blocks of each entry.
 pub const LAYOUTS: u64 =
     Hash::new().structures(STRUCTURES).constants(CONSTANTS).entries(crate::KERNELS).0;
 
@@ -142,14 +143,14 @@ const CONSTANTS: &[(&str, u64)] = &[
     ("saved arrays", saved::COUNT as u64),
 ];
 
-/// An argument structure: its name, its size, and name, offset and size of each field.
+/// An argument structure: its name, its size, and the name, offset and size of each field.
 struct Structure(&'static str, usize, &'static [(&'static str, usize, usize)]);
 
 const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// FNV-1a of 64 bits: short, and computed by the compiler.
+/// FNV-1a of 64 bits, because it is short and can be computed at compile time.
 struct Hash(u64);
 
 impl Hash {
@@ -171,7 +172,7 @@ impl Hash {
         self
     }
 
-    /// The text and its length, so that no two lists of texts hash the same bytes.
+    /// Hashes a text and its length, so that different lists of texts never hash the same bytes.
     const fn text(mut self, text: &str) -> Self {
         let mut at = 0;
         while at < text.len() {

@@ -1,17 +1,20 @@
-//! The PTX of kernels that are launched while the launch before them ends, from the PTX of any
-//! device: the driver gets it so, and so it is checked.
+//! Programmatic dependent launch: a kernel is launched while the launch before it ends. This module
+//! makes the PTX of such kernels from the portable PTX. The driver compiles the result, and the PTX
+//! checks look at the result.
 
 use crate::abi::WAITS;
 
-/// What a kernel begins with, unless it says [where](WAITS), that is launched while the one before
-/// it ends: it waits until all that is before is done and seen, and then lets the one behind it
-/// begin as soon as all its own blocks have. In the other order, short kernels take a tenth longer.
+/// The instructions at the beginning of such a kernel, or where the kernel [says](WAITS). It waits
+/// until the launches before it have ended and their writes are visible; then it lets the launch
+/// behind it start, as soon as all its own blocks have started. In the opposite order, short
+/// kernels take a tenth longer.
 pub const OVERLAPS: &str = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;";
 
-/// The oldest compute capability that has these instructions, ten times major plus minor.
+/// The oldest compute capability with these instructions: ten times the major number, plus the
+/// minor number.
 pub const OVERLAPS_FROM: u32 = 90;
 
-/// The text of a module, of kernels that wait for what is before them.
+/// The text of a PTX module, with the [instructions](OVERLAPS) in each of its kernels.
 pub fn overlapping(text: &str) -> String {
     const ENTRY: &str = ".visible .entry ";
     let mut entries = text.split(ENTRY);

@@ -1,4 +1,4 @@
-//! The table of kernels.
+//! The table of kernels: its types, and the macros that fill it.
 
 use crate::abi::Dtype;
 
@@ -7,24 +7,24 @@ use crate::abi::Dtype;
 pub struct Entry {
     /// The name of the PTX entry, e.g. `mse_forward_f32`.
     pub name: &'static str,
-    /// The PTX module that holds it, one a loss and dtype, e.g. `mse_f32`: a program compiles at
-    /// run time only the modules it uses.
+    /// The PTX module with this entry, e.g. `mse_f32`: one for each loss and dtype, so that a
+    /// program compiles at run time only the modules that it uses.
     pub module: &'static str,
-    /// The dtype it is compiled for.
+    /// The dtype that it is compiled for.
     pub dtype: Dtype,
-    /// The most threads of a block, and of a launch a multiple of 32.
+    /// The most threads of a block. A launch has a multiple of 32 threads a block.
     pub block: u32,
-    /// Blocks of that size that a multiprocessor has registers for, at least.
+    /// How many blocks of that size a multiprocessor has registers for, at least.
     pub resident: u32,
     /// `bar.sync` instructions in its PTX.
     pub barriers: u32,
-    /// Bytes of its one argument.
+    /// Bytes of the entry's one argument.
     pub args_size: usize,
-    /// Runs one thread of it on the CPU.
+    /// Runs one thread of the kernel on the CPU.
     ///
     /// # Safety
     /// 1. The argument points to the `args_size` bytes of the entry's arguments.
-    /// 2. [`cuda_std`]'s machine is set, and refuses what is not allowed.
+    /// 2. [`cuda_std`]'s machine is set, and refuses accesses that are not allowed.
     #[cfg(all(feature = "emulator", not(test)))]
     pub run: unsafe fn(*const u8),
 }
@@ -34,7 +34,7 @@ pub struct Entry {
 pub struct Family<A: 'static> {
     /// The name without the dtype, e.g. `mse_forward`.
     pub name: &'static str,
-    /// One entry a dtype.
+    /// One entry for each dtype.
     pub entries: &'static [Entry],
     pub(crate) args: core::marker::PhantomData<fn(A)>,
 }
@@ -56,8 +56,8 @@ pub fn find(name: &str) -> Option<&'static Entry> {
     all().find(|entry| entry.name == name)
 }
 
-/// The types that a body may name: `E`, the dtype's element type, and `R`, what its arithmetic is
-/// done in.
+/// The types that a kernel's body may name: `E`, the dtype's element type, and `R`, the type of its
+/// arithmetic.
 macro_rules! types {
     (f32) => { $crate::table::types!(@ f32); };
     (f64) => { $crate::table::types!(@ f64); };
@@ -72,10 +72,10 @@ macro_rules! types {
 }
 pub(crate) use types;
 
-/// Stamps out the entries of one loss, of which each line gives: the constant, the pass, its body,
-/// its arguments, the most threads of its block by how many such blocks a multiprocessor has
-/// registers for, the barriers in its code, and where they are not all the dtypes that it is
-/// compiled for.
+/// Generates the families and entries of one loss. Each line describes one family: the name of its
+/// constant, its pass, its body, its arguments, the most threads of a block, how many such blocks a
+/// multiprocessor has registers for, the barriers in its PTX, and its dtypes if they are not those
+/// of the loss.
 macro_rules! kernels {
     ($loss:ident, $dtypes:tt, $(
         $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:literal barriers
@@ -94,9 +94,9 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Stamps out one kernel for each of its dtypes.
+/// Generates one family: an entry for each of its dtypes.
 macro_rules! family {
-    // The first list of dtypes counts.
+    // The family's own list of dtypes comes first, if it has one.
     (@ [$dtypes:tt $($others:tt)?] $loss:ident, $($rest:tt)+) => {
         $crate::table::family! { $loss, $dtypes, $($rest)+ }
     };
@@ -113,7 +113,7 @@ macro_rules! family {
                 ))]
                 unsafe extern "ptx-kernel" fn entry(args: $args) {
                     let $arg = &args;
-                    // SAFETY: whoever launches the entry meets the body's conditions.
+                    // SAFETY: the host launches the entry under the body's conditions.
                     unsafe { $call }
                 }
             };
@@ -138,7 +138,8 @@ macro_rules! family {
                             // SAFETY: `Entry::run`'s first condition.
                             let args = unsafe { args.cast::<$args>().read_unaligned() };
                             let $arg = &args;
-                            // SAFETY: the machine refuses what the body may not do.
+                            // SAFETY: `Entry::run`'s second condition: the machine refuses what the
+                            // body may not do.
                             unsafe { $call }
                         }
                         run
@@ -151,7 +152,7 @@ macro_rules! family {
 }
 pub(crate) use family;
 
-/// The table: a module of kernels a loss.
+/// Generates the table: a module of kernels for each loss.
 macro_rules! losses {
     ($($loss:ident: $kind:ident($($type:tt)*);)+) => {
         /// The kernels, by loss.

@@ -1,4 +1,4 @@
-//! From what each block has of its rows to the results of all.
+//! From each block's terms to the results of the whole input: the epilogue of a grid.
 
 use super::label::{normaliser, store_normaliser};
 use super::pass::{Pass, TERMS};
@@ -8,18 +8,20 @@ use crate::reduce::{BlockRank, Workspace};
 use cuda_std::hint::opaque;
 use cuda_std::thread::thread_idx_x;
 
-/// Whether anything comes of the sums over rows. Asked where it stands: moved to the beginning of a
-/// kernel, what says so would be waited for before rows are asked for.
+/// Whether the sums over rows are used. The arguments are opaque, so that the compiler loads them
+/// here: hoisted to the beginning of a kernel, their loads would be waited for before the loads of
+/// rows are issued.
 #[inline(always)]
 pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
 
-/// Leaves the first `pairs` of what the rows of this block add to the sums, each in the loss's own
+/// Publishes the first `pairs` pairs of this worker's terms of the sums, rounded to the loss's own
 /// arithmetic.
 ///
 /// # Safety
-/// The kernels' condition 2; one thread of each block that takes rows calls this, once a launch.
+/// 1. The kernels' condition 2.
+/// 2. One thread of each worker calls this, once a launch.
 #[inline(always)]
 pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
     rank: BlockRank<EARLY>,
@@ -27,24 +29,26 @@ pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
     pairs: u32,
     workspace: Workspace,
 ) {
-    let (piece, pieces) = (rank.worker(), rank.workers());
+    let (worker, workers) = (rank.worker(), rank.workers());
     let [a, b, c, d] = terms.map(R::from_f64);
     // SAFETY: the caller's conditions.
     unsafe {
-        BlockRank::<EARLY>::publish(piece, 0, [a, b], pieces, workspace);
+        BlockRank::<EARLY>::publish(worker, 0, [a, b], workers, workspace);
         if pairs > 1 {
-            BlockRank::<EARLY>::publish(piece, 1, [c, d], pieces, workspace);
+            BlockRank::<EARLY>::publish(worker, 1, [c, d], workers, workspace);
         }
     }
 }
 
-/// Sums over the grid what blocks have left of their pieces, and writes the results of all, where
-/// anything comes of the sums. With `GRADS`, where the totals were known before, they are the sums
-/// of losses and of squared log-sum-exps; gradients wait for the end in any case. A thread asks for
-/// ASKS words at once.
+/// Sums the workers' terms over the grid and writes the results of the whole input, if the sums are
+/// used. With `GRADS` the normaliser is known before, and the sums are one pair: of the losses and
+/// of the squared log-sum-exps. It then sums even if nobody uses the sums: they show the last adder
+/// that no block waits for the normaliser any more, so that it can clear the normaliser's words. A
+/// thread loads ASKS words at once.
 ///
 /// # Safety
-/// The kernels' conditions; all threads of the blocks that take no rows call it, once a launch.
+/// 1. The kernels' conditions.
+/// 2. All threads of all adders call this, once a launch.
 #[inline(always)]
 pub(crate) unsafe fn finish_grid<
     const GRADS: bool,
@@ -61,14 +65,14 @@ pub(crate) unsafe fn finish_grid<
         return;
     }
     let pairs = if GRADS || pass.has_two_sums() { 1 } else { 2 };
-    // SAFETY: the caller's conditions; one thread of the grid finishes.
+    // SAFETY: the caller's conditions; one thread of the grid runs the epilogue.
     unsafe {
         let finishes = rank.is_last_adder();
-        let asked = pass.load_normaliser(normaliser(pass.args), GRADS && finishes);
+        let normaliser_words = pass.load_normaliser(normaliser(pass.args), GRADS && finishes);
         let plain = pass.begin_finish(finishes && thread_idx_x() == 0);
         rank.sums::<E::Real, ASKS>(pairs, workspace, |sums| {
             if GRADS {
-                pass.finish_with_normaliser(plain, [sums[0], sums[1]], asked, workspace);
+                pass.finish_with_normaliser(plain, [sums[0], sums[1]], normaliser_words, workspace);
             } else {
                 finish(pass, plain, sums, workspace);
             }
@@ -76,7 +80,7 @@ pub(crate) unsafe fn finish_grid<
     }
 }
 
-/// [`Pass::finish`] where the totals are among the sums.
+/// [`Pass::finish`] where the normaliser is among the sums, at indices 1 and 3.
 ///
 /// # Safety
 /// As `Pass::finish`.

@@ -1,4 +1,4 @@
-//! What a row's class says, and what a mean is divided by.
+//! A row's target class, and the normaliser of a mean over classes.
 
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real, unrolled};
@@ -6,35 +6,36 @@ use crate::reduce::{Normaliser, Workspace};
 use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
-/// A row's target, but for probabilities.
+/// A row's target class. With probabilities as the target, a row has a label without a class.
 pub(crate) struct Label<R> {
-    /// The class; of rows without one, no index of a row.
+    /// The class; `u32::MAX`, which is no column, for a row without a class.
     pub(crate) class: u32,
-    /// The class's weight: 1 for probabilities, NaN for what is no class.
+    /// The class's weight: 1 for probabilities, NaN for an invalid target.
     pub(crate) weight: R,
-    /// Whether the row counts: whether it is not to be ignored.
+    /// Whether the row counts, that is, is not ignored.
     pub(crate) counts: bool,
-    /// Whether the target is no class.
+    /// Whether the target is invalid: neither a class nor `ignore_index`.
     pub(crate) fault: bool,
 }
 
 impl<R: Real> Label<R> {
-    /// Of no row, or one to be ignored.
+    /// The label of an ignored row, or of no row.
     pub(crate) const NONE: Self =
         Label { class: u32::MAX, weight: R::ZERO, counts: false, fault: false };
 
-    /// Whether it names a class, of `cols`.
+    /// Whether the label has a class, of `cols` classes.
     #[inline(always)]
     pub(crate) fn has_class(&self, cols: u32) -> bool {
         self.class < cols
     }
 }
 
-/// What a row's class says, with class weights at `weights` unless it is null. That it is to be
-/// ignored comes before any look at what class it is.
+/// The label of a row with this class, with class weights at `weights` unless it is null. A row
+/// whose class is `ignore_index` is ignored, whether or not that is a valid class.
 ///
 /// # Safety
-/// The kernels' condition 1; `weights` is the weights' address, or null.
+/// 1. The kernels' condition 1.
+/// 2. `weights` is the address of the class weights, or null.
 #[inline(always)]
 pub(crate) unsafe fn label<E: Element>(
     args: &CrossEntropyArgs,
@@ -44,19 +45,21 @@ pub(crate) unsafe fn label<E: Element>(
     if class == args.ignore_index {
         return Label::NONE;
     }
-    // A negative one is beyond every row.
+    // A negative class becomes a large unsigned number, which is invalid too.
     if class.cast_unsigned() >= u64::from(args.cols) {
         return Label { weight: E::Real::NAN, counts: true, fault: true, ..Label::NONE };
     }
     let class = class as u32;
-    // SAFETY: the caller's conditions; the class is one.
+    // SAFETY: the caller's conditions; the class is valid.
     let weight = unsafe { class_weight::<E>(weights, class) };
     Label { class, weight, counts: true, fault: false }
 }
 
-/// The classes of N rows from `row`, one every `step`; of rows that are none, one to be ignored.
-/// All are asked for before the first is waited for, those of 8 bytes by themselves: with them,
-/// others would be converted.
+/// The classes of N rows: `row`, and every `step`-th row behind it. Rows beyond the last get
+/// `ignore_index`.
+///
+/// All loads are issued before the first result is used. Classes of 8 bytes have a loop of their
+/// own: in a common loop, smaller classes would be converted between the loads.
 ///
 /// # Safety
 /// The kernels' condition 1; the targets are classes.
@@ -96,7 +99,7 @@ pub(crate) unsafe fn load_classes<const N: usize>(
 /// The class of a row.
 ///
 /// # Safety
-/// The kernels' condition 1; the targets are classes, and `row` is one of `rows`.
+/// The kernels' condition 1; the targets are classes, and `row` is below `rows`.
 #[inline(always)]
 pub(crate) unsafe fn load_class(args: &CrossEntropyArgs, row: u64) -> i64 {
     // SAFETY: the caller's conditions.
@@ -109,8 +112,11 @@ pub(crate) unsafe fn load_class(args: &CrossEntropyArgs, row: u64) -> i64 {
     }
 }
 
+/// The weight of a class: 1 if there are no weights.
+///
 /// # Safety
-/// `weights` is null or the address of weights in global memory, of which `class` is one.
+/// `weights` is null, or the address of class weights in global memory, and `class` is an index of
+/// one of them.
 #[inline(always)]
 pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Real {
     if weights == 0 {
@@ -120,8 +126,8 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
     unsafe { load((weights as *const E).wrapping_add(class as usize)).widen() }
 }
 
-/// What a mean is divided by, the sum of the class weights of the rows that count, and their
-/// number: without weights both are a count.
+/// What a mean is divided by: the sum of the class weights of the rows that count, and their
+/// number. Without weights, both are that number.
 ///
 /// # Safety
 /// The kernels' condition 2.
@@ -136,13 +142,15 @@ pub(crate) unsafe fn normaliser(args: &CrossEntropyArgs) -> Normaliser {
     }
 }
 
-/// The first target that a block looks at when it adds up totals.
+/// The first target that this block looks at when it adds up the normaliser, with `flight` targets
+/// in flight in each thread.
 #[inline(always)]
 fn first_target(flight: usize) -> u64 {
     u64::from(block_idx_x() * (block_dim_x() * flight as u32))
 }
 
-/// Asks for the targets that this block looks at first, if it adds up totals.
+/// Prefetches the targets that this block looks at first, if it is one of those that add up the
+/// normaliser.
 ///
 /// # Safety
 /// The kernels' condition 1.
@@ -158,34 +166,35 @@ pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
     let start = args.target + first * u64::from(args.class_bytes);
     let mut at = thread_idx_x() * CACHE_LINE;
     while at < bytes {
-        // SAFETY: condition 1; the bytes are the targets'.
+        // SAFETY: condition 1; these are bytes of the targets.
         unsafe { prefetch((start + u64::from(at)) as *const u8) };
         at += threads * CACHE_LINE;
     }
 }
 
-/// Adds up the totals, of `FLIGHT` targets of each thread at once.
+/// Adds up the normaliser. Each thread has `FLIGHT` targets in flight.
 ///
 /// # Safety
-/// The kernels' conditions 1 and 2. All threads of the first `normaliser_blocks` of the grid call this,
-/// before anything else that sums.
+/// 1. The kernels' conditions 1 and 2.
+/// 2. All threads of the first `normaliser_blocks` blocks of the grid call this, once, before they
+///    sum anything else over the block.
 #[inline(always)]
 pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &CrossEntropyArgs) {
-    // SAFETY: condition 2.
-    let totals = unsafe { normaliser(args) };
+    // SAFETY: the kernels' condition 2.
+    let normaliser = unsafe { normaliser(args) };
     let (blocks, threads) = (args.normaliser_blocks, u64::from(block_dim_x()));
     let has_weights = args.weight != 0;
     let (mut weights, mut count, mut looked_at) = (0.0, 0, 0);
     let mut row = first_target(FLIGHT) + u64::from(thread_idx_x());
     while row < args.rows {
-        // SAFETY: condition 1.
+        // SAFETY: the kernels' condition 1.
         let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, threads) };
         unrolled!(for k in 0..FLIGHT; {
             let class = classes[k];
             let is_class = class.cast_unsigned() < u64::from(args.cols);
             let counts = is_class && class != args.ignore_index;
             if counts && has_weights {
-                // SAFETY: condition 1; the class is one.
+                // SAFETY: the kernels' condition 1; the class is valid.
                 weights += unsafe { class_weight::<E>(args.weight, class as u32) }.to_f64();
             }
             count += u32::from(counts);
@@ -193,20 +202,22 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
         });
         row += u64::from(blocks) * threads * FLIGHT as u64;
     }
-    // SAFETY: condition 2; by the launch, the blocks are no more than may be; all rows have been
-    // looked at once.
+    // SAFETY: condition 2; `normaliser_blocks` is at most `abi::MAX_NORMALISER_BLOCKS`, and the
+    // blocks look at each row once.
     unsafe {
-        if totals.are_counts() {
-            totals.count(looked_at, count);
+        if normaliser.are_counts() {
+            normaliser.add_counts(looked_at, count);
         } else {
             let count = f64::from(count);
-            totals.add_up([if has_weights { weights } else { count }, count], blocks);
+            normaliser.sum_over_blocks([if has_weights { weights } else { count }, count], blocks);
         }
     }
 }
 
+/// Stores the normaliser: the sum of the class weights, and the number of rows.
+///
 /// # Safety
-/// `at` is the address of two `f64` in global memory that are this thread's to write.
+/// `at` is the address of two `f64` in global memory, which only this thread writes.
 #[inline(always)]
 pub(crate) unsafe fn store_normaliser(at: u64, [weights, count]: [f64; 2]) {
     let at = at as *mut f64;

@@ -1,4 +1,4 @@
-//! Who takes a row.
+//! Which rows a block takes, and which threads share a row.
 
 use crate::abi::CrossEntropyArgs;
 use crate::reduce::BlockRank;
@@ -6,36 +6,36 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 use cuda_std::warp::WARP_SIZE;
 
-/// The rows that a block takes of a grid of `abi::grid_of_workers`: those next to each other, for
-/// blocks that begin in the order of memory are what it wants.
+/// The rows that a worker of a grid of `abi::grid_of_workers` takes. They are adjacent, so that
+/// blocks, which start in order, access memory in order.
 pub(crate) struct Rows {
-    /// The first of those that are left.
+    /// The next row to take.
     pub(crate) next: u64,
-    /// Behind the last.
+    /// The row behind the last.
     pub(crate) end: u64,
 }
 
 impl Rows {
-    /// Those of the block at `place`, if it takes any. Unless it may have `MANY`, they are one a
-    /// row group, of fewer than 2³².
+    /// The rows of the block with this rank, or none if it is an adder. Without `MANY` each row
+    /// group of the block takes one row, and the input has fewer than 2³² rows.
     #[inline(always)]
     pub(crate) fn of_block<const MANY: bool, const EARLY: u32>(
         args: &CrossEntropyArgs,
         rank: BlockRank<EARLY>,
     ) -> Option<Self> {
-        let (piece, rows) = (rank.worker(), args.rows_of_block.get());
+        let (worker, rows) = (rank.worker(), args.rows_of_block.get());
         let (next, end) = if MANY {
-            let next = u64::from(piece) * u64::from(rows);
+            let next = u64::from(worker) * u64::from(rows);
             (next, args.rows.min(next + u64::from(rows)))
         } else {
-            let next = piece * rows;
+            let next = worker * rows;
             (next.into(), (args.rows as u32).min(next + rows).into())
         };
-        let takes = !rank.is_adder() && next < end;
-        takes.then_some(Rows { next, end })
+        let has_rows = !rank.is_adder() && next < end;
+        has_rows.then_some(Rows { next, end })
     }
 
-    /// Row `index` of them, if there is one.
+    /// Row number `index` of the rows of the block with this rank, if there is one.
     #[inline(always)]
     pub(crate) fn row<const EARLY: u32>(
         args: &CrossEntropyArgs,
@@ -43,27 +43,27 @@ impl Rows {
         index: u32,
     ) -> Option<u64> {
         let row = u64::from(rank.worker()) * u64::from(args.rows_of_block.get()) + u64::from(index);
-        let is = !rank.is_adder() && index < args.rows_of_block.get() && row < args.rows;
-        is.then_some(row)
+        let has_row = !rank.is_adder() && index < args.rows_of_block.get() && row < args.rows;
+        has_row.then_some(row)
     }
 }
 
-/// This thread's place in a row group, which takes a row or a part of one at a time, and the row group's in
-/// its block. The row groups of a block go on together.
+/// The threads that share a row, or a part of a row, and this thread's index among them. The row
+/// groups of a block go on to their next rows together.
 #[derive(Clone, Copy)]
 pub(crate) struct RowGroup {
     /// Threads of a row group.
     pub(crate) threads: u32,
     /// This thread's index in its row group.
     pub(crate) lane: u32,
-    /// The row group's index in its block, ...
+    /// The row group's index in its block.
     pub(crate) in_block: u32,
-    /// ... of so many.
+    /// Row groups of a block.
     pub(crate) of_block: u32,
 }
 
 impl RowGroup {
-    /// Row groups of a power of two of threads.
+    /// This thread's row group, of `group_threads` threads: a power of two up to a warp.
     #[inline(always)]
     pub(crate) fn of_threads(args: &CrossEntropyArgs) -> Self {
         let (threads, shift) = (args.group_threads.get(), args.group_shift);
@@ -71,7 +71,7 @@ impl RowGroup {
         RowGroup { threads, lane: thread_idx_x() & (threads - 1), in_block, of_block }
     }
 
-    /// One row group of all threads of a block.
+    /// One row group of all threads of the block.
     #[inline(always)]
     pub(crate) fn of_block() -> Self {
         RowGroup { threads: block_dim_x(), lane: thread_idx_x(), in_block: 0, of_block: 1 }
@@ -83,20 +83,21 @@ impl RowGroup {
         u64::from(block_idx_x()) * u64::from(self.of_block) + u64::from(self.in_block)
     }
 
-    /// The warps of a row group of one or several, ...
+    /// Warps of a row group of one warp or more.
     #[inline(always)]
     pub(crate) fn warps(self) -> u32 {
         self.threads / WARP_SIZE
     }
 
-    /// ... and which of them this is.
+    /// This warp's index in its row group, of one warp or more.
     #[inline(always)]
     pub(crate) fn warp(self) -> u32 {
         self.lane / WARP_SIZE
     }
 
-    /// The same, of which the compiler does not know it: what comes of it is computed for each row,
-    /// where it would be staged from one to the next, in registers that are not there.
+    /// A copy that the compiler cannot see through. What is computed from it is computed again for
+    /// each row; otherwise the compiler would hoist it out of the loop over rows, into registers
+    /// that a kernel does not have.
     #[inline(always)]
     pub(crate) fn rematerialize(self) -> Self {
         RowGroup { lane: opaque(self.lane.into()) as u32, ..self }

@@ -70,9 +70,9 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             }
             let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, group);
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true, false>()
+                of_warp.block_merge_row::<true, false>()
             } else {
-                of_warp.of_block::<false, false>()
+                of_warp.block_merge_row::<false, false>()
             };
             if first {
                 let row = row_at(index).unwrap_or_default();
@@ -127,9 +127,9 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
         let read = pass.label(pass.class(row)).counts || args.saved != 0;
         let of_warp = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, group);
         let stats = if Pass::<E, MODE>::DENSE {
-            of_warp.over_block::<true, false>()
+            of_warp.block_merge::<true, false>()
         } else {
-            of_warp.over_block::<false, false>()
+            of_warp.block_merge::<false, false>()
         };
         if warp_id() > 0 {
             return;
@@ -139,7 +139,8 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
         }
         let mut terms = [0.0; TERMS];
         if split + 1 == splits.get() {
-            let stats = Stats::take(workspace, first + index * splits.get(), splits.get()).of_row();
+            let stats =
+                Stats::take_merged(workspace, first + index * splits.get(), splits.get()).of_row();
             if lane_id() == 0 {
                 let class = pass.class(row);
                 let (label, logit) = (pass.label(class), pass.logit(row, class));

@@ -23,8 +23,8 @@ cuda_std::shared_array! {
 
 cuda_std::shared_array! {
     /// How many rows the block has done, where no register is left for it. All threads read it
-    /// between the barrier in a row's `of_block` and the barrier at the end of the row; the first
-    /// thread writes it between that one and the next row's `of_block`.
+    /// between the barrier in a row's `block_merge_row` and the barrier at the end of the row; the first
+    /// thread writes it between that one and the next row's `block_merge_row`.
     fn rows_done() -> [u64; 1];
 }
 
@@ -65,7 +65,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
     // Of float64, there is no register for it.
     let keeps_done = size_of::<E>() == 8;
     if keeps_done && first {
-        // SAFETY: all threads pass the barrier in `of_block` before they read it.
+        // SAFETY: all threads pass the barrier in `block_merge_row` before they read it.
         unsafe { rows_done().set(0, 0) };
     }
     let mut index = 0;
@@ -114,12 +114,12 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
                 pass.prefetch(row, group);
             }
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true, true>()
+                of_warp.block_merge_row::<true, true>()
             } else {
-                of_warp.of_block::<false, true>()
+                of_warp.block_merge_row::<false, true>()
             };
             if keeps_done {
-                // After the barrier in `of_block`: the first thread may write it until then.
+                // After the barrier in `block_merge_row`: the first thread may write it until then.
                 index = rows_done().get(0) as u32;
                 row = row_at(index).unwrap_or_default();
             }
@@ -161,7 +161,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
             }
         }
         if keeps_done {
-            // SAFETY: written before the barrier in `of_block`, and again only after the next one.
+            // SAFETY: written before the barrier in `block_merge_row`, and again only after the next one.
             index = unsafe { rows_done().get(0) as u32 };
         }
         index += 1;
@@ -171,7 +171,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
         sync_threads();
         if keeps_done && first {
             // SAFETY: all have read it before the barrier above, and read it again after the one in
-            // `of_block`.
+            // `block_merge_row`.
             unsafe { rows_done().set(0, index.into()) };
         }
     }

@@ -35,7 +35,7 @@ impl RowsOfBlock {
         part as u32 * MOST_ROWS as u32 + row
     }
 
-    /// Keeps what row `row` of the block's comes to; see [`Stats::used`].
+    /// Keeps what row `row` of the block's comes to; see [`Stats::parts_used`].
     ///
     /// # Safety
     /// One thread stages each row, and a barrier stands before anybody asks for it and between that
@@ -44,7 +44,7 @@ impl RowsOfBlock {
     unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, dense: bool) {
         let parts = stats.parts();
         unrolled!(for part in 0..4; {
-            if part < Stats::<R>::used(dense) {
+            if part < Stats::<R>::parts_used(dense) {
                 // SAFETY: the caller's conditions.
                 unsafe { rows_of_block().set(Self::at(part, row), parts[part].to_bits64()) };
             }
@@ -77,7 +77,7 @@ impl RowsOfBlock {
     unsafe fn staged<R: Real>(row: u32, dense: bool) -> Stats<R> {
         let mut parts = [R::ZERO; 4];
         unrolled!(for part in 0..4; {
-            if part < Stats::<R>::used(dense) {
+            if part < Stats::<R>::parts_used(dense) {
                 // SAFETY: the caller's condition.
                 parts[part] = R::from_bits64(unsafe { rows_of_block().get(Self::at(part, row)) });
             }

@@ -181,8 +181,8 @@ unsafe fn turn<
         let mut logit = None;
         if GRADS {
             pass.prefetch(row, group);
-            // Read the class's logit before gradients overwrite it: the row group's reduction stands
-            // between this and its stores.
+            // Read the class's logit before gradients overwrite it: the row group's reduction
+            // stands between this and its stores.
             logit = lanes.logit_of_class(pass, class, &tile, group);
             if let Some(logit) = logit {
                 RowsOfBlock::stage_logit(index, logit);
@@ -205,8 +205,8 @@ unsafe fn turn<
             let factors =
                 pass.factors(&label, stats, scale_of(Total::Weights), || scale_of(Total::Rows));
             let to = lanes.to(pass, row);
-            // The gradient of the class is stored with its vector. In so short a row, a store of its
-            // own would be one more in sixteen, and of less than memory moves at once.
+            // The gradient of the class is stored with its vector. In so short a row, a store of
+            // its own would be one more in sixteen, and of less than memory moves at once.
             let at_class = logit.map(|logit| pass.at_class(&label, &factors, logit));
             if Pass::<E, MODE>::DENSE {
                 let class = at_class.map(|at_class| (label.class, at_class));
@@ -264,9 +264,9 @@ unsafe fn turn<
     }
 }
 
-/// Finishes the `rows` rows from `first` that the block's row groups have staged, one per lane of the
-/// warp at a time. Returns `terms` plus what the rows of this lane add to the sums. `PLAIN` says
-/// that the pass [is plain](Pass::is_plain).
+/// Finishes the `rows` rows from `first` that the block's row groups have staged, one per lane of
+/// the warp at a time. Returns `terms` plus what the rows of this lane add to the sums. `PLAIN`
+/// says that the pass [is plain](Pass::is_plain).
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).

@@ -18,8 +18,8 @@ use cuda_std::warp::sync_warp;
 /// 2. The grid has at least one row group for each row. A row group has a power of two of 2 to 32
 ///    threads, and a row at most `VECTORS` vectors for each of them.
 /// 3. Rows are aligned as `ALIGNMENT` says.
-/// 4. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input, target
-///    and options.
+/// 4. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input,
+///    target and options.
 #[inline(always)]
 pub(crate) unsafe fn backward_short<
     E: Element,
@@ -129,8 +129,8 @@ impl<R: Real> GradientInputs<R> {
 /// `splits` parts of a row:
 /// 1. If rows are as [`alignment::BLOCK_ROW`] says, a block holds a whole row, and `splits` is not
 ///    used.
-/// 2. Otherwise `splits` parts have room for all vectors of a row, and for as many more as the row's
-///    first cache line lacks.
+/// 2. Otherwise `splits` parts have room for all vectors of a row, and for as many more as the
+///    row's first cache line lacks.
 #[inline(always)]
 pub(crate) unsafe fn backward_registers<
     E: Element,

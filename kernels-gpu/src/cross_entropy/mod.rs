@@ -60,9 +60,9 @@ pub(crate) mod mode {
 ///   length is a multiple of 16 bytes.
 /// * `_packed` and `_lane_rows`: a warp stages tiles of whole rows in shared memory; several lanes,
 ///   or one, compute each row.
-/// * `forward` and `forward_backward`: one block per row, of at most `$block` threads; the row is in
-///   registers, at most `$vectors` (with gradients `vectors_with_gradients`) vectors a thread.
-///   `forward_few` is for grids of few rows: one vector a thread.
+/// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
+///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_few` is for
+///   grids of few rows: one vector a thread.
 /// * `forward_long`: one block per row, which holds one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
 ///   what fits of the rest in shared memory.
@@ -70,8 +70,9 @@ pub(crate) mod mode {
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
 ///
-/// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
-/// allow without spills, since a stack alone makes kernels with short blocks a tenth slower.
+/// `$block` is the most threads of a block in the kernels with one block per row whose blocks do not
+/// have 256 threads. `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as
+/// many as registers allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};

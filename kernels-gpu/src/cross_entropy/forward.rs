@@ -29,7 +29,7 @@ type BlockRank = reduce::BlockRank<1>;
 #[inline(always)]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::finishing_late(args);
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let group = RowGroup::of_block();
     let first = thread_idx_x() == 0;

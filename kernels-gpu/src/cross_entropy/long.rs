@@ -45,14 +45,14 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.
     let normaliser = unsafe { normaliser(args) };
     let group = RowGroup::of_block();
     let first = thread_idx_x() == 0;
     if block_idx_x() < args.normaliser_blocks {
-        // SAFETY: conditions 1 and 2.
+        // SAFETY: the kernels' conditions 1 and 2.
         unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
         return;
     }
@@ -60,7 +60,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
     // The row is recomputed wherever it is needed: kept, it would take registers through the row.
     let row_at = |index| Rows::row(args, rank(), index);
     let Some(mut row) = row_at(0) else {
-        // SAFETY: conditions 1 and 2.
+        // SAFETY: the kernels' conditions 1 and 2.
         unsafe { finish_grid::<true, 3, E, MODE, _>(&pass, rank(), workspace) };
         return;
     };

@@ -45,7 +45,7 @@ pub(crate) unsafe fn forward_registers<
     args: &CrossEntropyArgs,
 ) {
     let pass = if FEW { Pass::<E, MODE>::new(args) } else { Pass::finishing_late(args) };
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let rank = BlockRank::of_block(0);
     let row = u64::from(rank.worker());
@@ -155,7 +155,7 @@ pub(crate) unsafe fn forward_backward_registers<
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: the caller's conditions.
     unsafe { pass.begin_with_normaliser() };
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.
     let normaliser = unsafe { normaliser(args) };
@@ -163,13 +163,13 @@ pub(crate) unsafe fn forward_backward_registers<
     let row = u64::from(rank.worker());
     let first = thread_idx_x() == 0;
     if block_idx_x() < args.normaliser_blocks {
-        // SAFETY: conditions 1 and 2.
+        // SAFETY: the kernels' conditions 1 and 2.
         unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
         return;
     }
     let publish = |row: u64, [loss, _, square, _]: [f64; 4]| {
         let terms = [loss, square].map(E::Real::from_f64);
-        // SAFETY: condition 2; a row's block calls it once.
+        // SAFETY: the kernels' condition 2; a row's block calls it once.
         unsafe { BlockRank::publish(row as u32, 0, terms, args.rows as u32, workspace) };
     };
     if !rank.is_adder() && row < args.rows {
@@ -270,6 +270,6 @@ pub(crate) unsafe fn forward_backward_registers<
         }
         return;
     }
-    // SAFETY: conditions 1 and 2.
+    // SAFETY: the kernels' conditions 1 and 2.
     unsafe { finish_grid::<true, 8, E, MODE, _>(&pass, rank, workspace) };
 }

@@ -48,7 +48,7 @@ pub(crate) unsafe fn short<
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let group = RowGroup::of_threads(args);
     let rank = BlockRank::of_block(if GRADS { args.normaliser_blocks } else { 0 });
@@ -56,7 +56,7 @@ pub(crate) unsafe fn short<
         // SAFETY: the caller's conditions.
         unsafe { pass.begin_with_normaliser() };
         if block_idx_x() < args.normaliser_blocks {
-            // SAFETY: conditions 1 and 2.
+            // SAFETY: the kernels' conditions 1 and 2.
             unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
             return;
         }
@@ -75,7 +75,7 @@ pub(crate) unsafe fn short<
         unsafe { pass.begin_at(block_idx_x(), lanes.as_ref().map(Lanes::start), group) };
     }
     let Some(rows) = rows else {
-        // SAFETY: conditions 1 and 2.
+        // SAFETY: the kernels' conditions 1 and 2.
         unsafe { finish_grid::<GRADS, 4, E, MODE, _>(&pass, rank, workspace) };
         return;
     };
@@ -139,7 +139,7 @@ unsafe fn turn<
     workspace: Workspace,
 ) {
     let args = pass.args;
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let normaliser = unsafe { normaliser(args) };
     let group = RowGroup::of_threads(args);
     let row = row_of::<MANY>(first, group.in_block);

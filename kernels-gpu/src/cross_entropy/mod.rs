@@ -70,9 +70,11 @@ pub(crate) mod mode {
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
 ///
-/// `$block` is the most threads of a block in the kernels with one block per row whose blocks do not
-/// have 256 threads. `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as
-/// many as registers allow without spills, since a stack alone makes short blocks a tenth slower.
+/// `$block` is the most threads of a block, in the kernels with one block per row whose blocks do
+/// not have 256 threads.
+///
+/// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
+/// allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
     ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};

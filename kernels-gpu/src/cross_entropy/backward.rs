@@ -1,4 +1,4 @@
-//! The gradients, from what a forward pass has saved.
+//! The gradients, from the row statistics and the normaliser that a forward pass has saved.
 
 use super::label::Label;
 use super::lanes::{Lanes, alignment};
@@ -10,14 +10,16 @@ use crate::element::{Element, Real, unrolled};
 use cuda_std::thread::{block_idx_x, sync_threads};
 use cuda_std::warp::sync_warp;
 
-/// The gradients of rows that lanes of a warp hold, a row group one each: there is no loop, so that more
-/// blocks have room.
+/// The gradients of short rows: one row group of at most a warp per row, which holds it in
+/// registers. There is no loop over rows, so that more blocks fit on a multiprocessor.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]), without the second. There are as many row groups, a row group is a
-/// power of two of 2 to 32 threads, its row has no more than `VECTORS` vectors of 16 bytes a thread,
-/// and alignment as `ALIGNMENT` says. `saved` and, where `divisor` is 0, `totals` are from a forward pass
-/// with the same input, target and options.
+/// 1. The kernels' conditions ([`super`]), without the second.
+/// 2. The grid has at least one row group for each row. A row group has a power of two of 2 to 32
+///    threads, and a row at most `VECTORS` vectors for each of them.
+/// 3. Rows are aligned as `ALIGNMENT` says.
+/// 4. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input,
+///    target and options.
 #[inline(always)]
 pub(crate) unsafe fn backward_short<
     E: Element,
@@ -34,12 +36,12 @@ pub(crate) unsafe fn backward_short<
     let group = RowGroup::of_threads(args);
     let row = group.in_grid();
     let at = row.min(args.rows - 1);
-    // SAFETY: the caller's conditions; in place of a row that is none the last is read, for
-    // nothing, and though its gradients may lie there by then.
+    // SAFETY: the caller's conditions. In place of a row beyond the last, the last row is read, and
+    // nothing is done with it; its gradients may be written in place by then.
     unsafe {
         let lanes = Lanes::<E, ALIGNMENT>::new(&pass, at);
-        // All at once: each takes as long to arrive as the others. A row that does not count is
-        // read for nothing.
+        // Issue all loads at once: each takes as long to arrive as the others. The load of the row
+        // is wasted if the row is ignored.
         let mut tile = lanes.tile::<VECTORS>(group.lane, true, group);
         let saved = pass.saved_of(at);
         let class = pass.class(at);
@@ -66,22 +68,24 @@ pub(crate) unsafe fn backward_short<
 }
 
 cuda_std::shared_array! {
-    /// What the gradients of a block's row are made of.
+    /// The words of a [`GradientInputs`].
     fn made_of() -> [u64; 8];
 }
 
-/// What the gradients of a block's row are made of: one thread computes it, while the others wait
-/// for their logits anyway.
-struct MadeOf<R> {
+/// What all threads of a block need to compute the gradients of its row. One thread computes it,
+/// while the others wait for their logits anyway.
+struct GradientInputs<R> {
     factors: Factors<R>,
     counts: bool,
     class: u32,
     at_class: R,
 }
 
-impl<R: Real> MadeOf<R> {
+impl<R: Real> GradientInputs<R> {
+    /// Stages this in shared memory.
+    ///
     /// # Safety
-    /// One thread of the block calls this.
+    /// Only one thread of the block calls this.
     #[inline(always)]
     unsafe fn stage(self) {
         let Factors { center, factor, by_share, by_target, log_sum, .. } = self.factors;
@@ -94,8 +98,10 @@ impl<R: Real> MadeOf<R> {
         }
     }
 
+    /// What one thread has [staged](Self::stage).
+    ///
     /// # Safety
-    /// It was staged before a barrier.
+    /// A barrier stands between the staging and this.
     #[inline(always)]
     unsafe fn get() -> Self {
         // SAFETY: the caller's condition.
@@ -112,16 +118,19 @@ impl<R: Real> MadeOf<R> {
             log_sum: number(5),
             ..Factors::NONE
         };
-        MadeOf { factors, counts, class: (class >> 1) as u32, at_class: number(6) }
+        GradientInputs { factors, counts, class: (class >> 1) as u32, at_class: number(6) }
     }
 }
 
-/// The gradients of rows that a block holds, or of parts of rows: one each.
+/// The gradients of rows of which a block holds a row, or a part of one, in registers.
 ///
 /// # Safety
-/// As [`backward_short`], but a row group is the block, and has one of `splits` parts of its row; where
-/// rows lie as [`alignment::BLOCK_ROW`] says, of one, otherwise of so many that all vectors of 16 bytes and
-/// those missing in the first line have room.
+/// As [`backward_short`], except that a row group is the whole block, and that it holds one of
+/// `splits` parts of a row:
+/// 1. If rows are as [`alignment::BLOCK_ROW`] says, a block holds a whole row, and `splits` is not
+///    used.
+/// 2. Otherwise `splits` parts have room for all vectors of a row, and for as many more as the
+///    row's first cache line lacks.
 #[inline(always)]
 pub(crate) unsafe fn backward_registers<
     E: Element,
@@ -146,18 +155,19 @@ pub(crate) unsafe fn backward_registers<
     // SAFETY: the caller's conditions.
     unsafe {
         let lanes = Lanes::<E, ALIGNMENT>::new(&pass, row);
-        // A row that does not count is read for nothing: its class takes as long to arrive.
+        // Load the row before its class is known, which takes as long to arrive. The load is wasted
+        // if the row is ignored.
         let mut tile = lanes.tile_of_part::<VECTORS>(part, group);
         let peeled = if part == 0 { lanes.peeled_of_thread(group) } else { None };
         pass.prefetch_part(row, part, VECTORS, group);
-        // All of it asked for first.
+        // Issue every load before the first use.
         sync_warp();
         if group.lane == 0 {
             let saved = pass.saved_of(row);
             let class = pass.class(row);
             let scale = pass.scale_of_saved(row, Total::Weights);
-            // In place, another block may have overwritten it: then it is of that one's part, and
-            // nobody looks at this.
+            // If gradients are written in place, another block may have overwritten this logit. It
+            // is in that block's part of the row then, and this block does not use it.
             let logit = pass.logit(row, class);
             let label = pass.label(class);
             let factors = pass.factors_of_saved(&label, saved, |which| match which {
@@ -165,10 +175,10 @@ pub(crate) unsafe fn backward_registers<
                 Total::Rows => pass.scale_of_saved(row, which),
             });
             let at_class = pass.at_class(&label, &factors, logit);
-            MadeOf { factors, counts: label.counts, class: label.class, at_class }.stage();
+            GradientInputs { factors, counts: label.counts, class: label.class, at_class }.stage();
         }
         sync_threads();
-        let MadeOf { factors, counts, class, at_class } = MadeOf::get();
+        let GradientInputs { factors, counts, class, at_class } = GradientInputs::get();
         if !counts {
             tile.forget::<E>();
         }

@@ -1,4 +1,4 @@
-//! The loss.
+//! The loss of rows of any length, with one block per row, or several for the last rows.
 
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::lanes::{Lanes, alignment};
@@ -12,37 +12,38 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
-/// How early the block begins that adds up the grid: rows are long, a stretch of them takes longer
-/// than to fetch instructions.
+/// The block that sums the grid is the adder of the last full adder period. That is early enough:
+/// rows are long, and an adder period of them takes longer than fetching instructions.
 type BlockRank = reduce::BlockRank<1>;
 
-/// The loss, of rows however long: a row a block at a time.
+/// The loss. A block computes one row at a time; the last `tail_rows` rows are
+/// [split](split_row) among several blocks each.
 ///
-/// Blocks that end with their rows make way for the next in the order of memory, and the last of
-/// them end together. Where they stay and take row after row, a pass over 32768 rows of 4096 takes
-/// three of a hundred longer. The last `tail_rows` are [shared](part_of_row).
+/// Blocks that end with their rows make way for the next in the order of memory, and the last ones
+/// end together. With persistent blocks, which take row after row, a pass over 32768 rows of 4096
+/// takes 3 % longer.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers`, of which each part of
-/// a row that is shared is one; a row group is the block.
+/// 1. The kernels' conditions ([`super`]).
+/// 2. The grid is one of `abi::grid_of_workers`; each part of a split row is a worker of its own.
 #[inline(always)]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::finishing_late(args);
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let group = RowGroup::of_block();
     let first = thread_idx_x() == 0;
-    // Asked for again where it is needed: it would take registers through the row.
+    // The row is recomputed wherever it is needed: kept, it would take registers through the row.
     let row_at = |index| Rows::row(args, BlockRank::of_block(0), index);
     let row = row_at(0);
     // SAFETY: the caller's conditions.
     unsafe { pass.begin(block_idx_x(), row.unwrap_or(args.rows), group) };
-    // In this order, what follows has registers.
-    let whole = args.rows as u32 - args.tail_rows;
+    // Keep this order of statements: with it, registers suffice for what follows.
+    let whole_rows = args.rows as u32 - args.tail_rows;
     let rank = BlockRank::of_block(0);
-    if (whole..rank.workers()).contains(&rank.worker()) && !rank.is_adder() {
+    if (whole_rows..rank.workers()).contains(&rank.worker()) && !rank.is_adder() {
         // SAFETY: the caller's conditions.
-        unsafe { part_of_row::<E, MODE>(args, rank.worker() - whole, workspace) };
+        unsafe { split_row::<E, MODE>(args, rank.worker() - whole_rows, workspace) };
         return;
     }
     let Some(mut row) = row else {
@@ -57,10 +58,12 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             let group = group.rematerialize();
             let lanes = Lanes::<E, { alignment::ELEMENT }>::new(&pass, row);
             let class = pass.class(row);
-            // Before the class is known: it takes as long to arrive. Of a row that does not count,
-            // no more is read, unless its log-sum-exp is asked for.
+            // Load the first tile before the row's class is known, which takes as long to arrive.
+            // If the row is ignored, nothing more of it is read, unless its log-sum-exp is to be
+            // saved.
             let tile = lanes.tile_of_warp(0, true, group);
-            // All of it asked for first: a wait for the class would be moved to between.
+            // Issue every load before the first use: otherwise the compiler waits for the class in
+            // between.
             sync_warp();
             let label = pass.label(class);
             let read = label.counts || opaque(args.saved) != 0;
@@ -68,11 +71,11 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             if warp_id() == 0 {
                 logit = pass.logit(row, class);
             }
-            let of_warp = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, group);
+            let warp_stats = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, group);
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true, false>()
+                warp_stats.block_merge_row::<true, false>()
             } else {
-                of_warp.of_block::<false, false>()
+                warp_stats.block_merge_row::<false, false>()
             };
             if first {
                 let row = row_at(index).unwrap_or_default();
@@ -95,19 +98,21 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
         index += 1;
         let Some(next) = row_at(index) else { return };
         row = next;
-        // The first warp has the row, of which the parts are to be replaced.
+        // The first warp has merged this row's partials, which the next row overwrites.
         sync_threads();
     }
 }
 
-/// Part `part` of those of the last rows, which blocks share: the last of a row's takes what the
-/// others have left, and finishes it. At the end of a grid, rows that are a block's each leave
-/// memory little to do for as long as one takes. Few rows are all shared.
+/// Part `part` of the split rows, counted over all of them. Each of the last rows is split among
+/// `splits` blocks; the last of these merges what the others have published, and finishes the row.
+///
+/// With one block per row until the end of the grid, memory would have little to do for as long as
+/// one row takes. In a grid of few rows, all rows are split.
 ///
 /// # Safety
-/// As [`forward_long`]; it is the block's.
+/// As [`forward_long`]; one block computes each part.
 #[inline(always)]
-unsafe fn part_of_row<E: Element, const MODE: u32>(
+unsafe fn split_row<E: Element, const MODE: u32>(
     args: &CrossEntropyArgs,
     part: u32,
     workspace: Workspace,
@@ -116,20 +121,20 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
     let (group, splits) = (RowGroup::of_block(), args.splits);
     let (index, split) = (part / splits, part % splits);
     let row = args.rows - u64::from(args.tail_rows) + u64::from(index);
-    // Where they leave what they have, in so many words as one does.
+    // The first slot of the workspace for parts of split rows, in units of one part's words.
     let first = args.tail_at / STATS_PARTS;
-    // SAFETY: the caller's conditions; one warp a part of a part.
+    // SAFETY: the caller's conditions; only the block's first warp publishes and takes parts.
     unsafe {
         let lanes = Lanes::<E, { alignment::ELEMENT }>::new(&pass, row);
         let tile = lanes.tile_of_warp(split, true, group);
-        // All of it asked for first.
+        // Issue every load before the first use.
         sync_warp();
         let read = pass.label(pass.class(row)).counts || args.saved != 0;
-        let of_warp = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, group);
+        let warp_stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, group);
         let stats = if Pass::<E, MODE>::DENSE {
-            of_warp.over_block::<true, false>()
+            warp_stats.block_merge::<true, false>()
         } else {
-            of_warp.over_block::<false, false>()
+            warp_stats.block_merge::<false, false>()
         };
         if warp_id() > 0 {
             return;
@@ -139,7 +144,8 @@ unsafe fn part_of_row<E: Element, const MODE: u32>(
         }
         let mut terms = [0.0; TERMS];
         if split + 1 == splits.get() {
-            let stats = Stats::take(workspace, first + index * splits.get(), splits.get()).of_row();
+            let stats =
+                Stats::take_merged(workspace, first + index * splits.get(), splits.get()).of_row();
             if lane_id() == 0 {
                 let class = pass.class(row);
                 let (label, logit) = (pass.label(class), pass.logit(row, class));

@@ -1,20 +1,23 @@
-//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) − x), m
-//! the largest logit. With a class y as the target, weights w and smoothing ε over C classes, q is
-//! (1 − ε) w_y at y plus ε/C w; with probabilities t it is w ((1 − ε) t + ε/C).
+//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) − x),
+//! where m is the largest logit of the row.
+//!
+//! If the target is a class y, with class weights w and label smoothing ε over C classes, q is
+//! (1 − ε) w_y at y, plus ε/C w at every class. If the target is probabilities t, q is
+//! w ((1 − ε) t + ε/C). A *vector* is 16 bytes of a row: what one load instruction brings.
 //!
 //! The kernels' conditions:
-//! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: tensors that are not
-//!    null have `rows` rows of `cols` elements in global memory, aligned for their type; results
-//!    are of `E::Real`. `cols` is not 0.
-//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. Of a
-//!    grid of `abi::grid_of_workers`, the pieces are at most `abi::max_workers` of the words that
-//!    each leaves: for 2 sums, but of a forward pass no fewer than it has, 4 with a z-loss or with
-//!    `totals`.
-//! 3. What is written overlaps nothing else that `args` names, but a gradient may lie exactly over
-//!    the tensor that it is the gradient of.
-//! 4. A block of `forward_backward_long` has `staged_vectors` times 16 bytes of dynamic shared memory,
-//!    one of `forward` and of `forward_backward` 16, one of `forward_short` and its like 16 for
-//!    each vector that `ROWS_BLOCK` threads hold.
+//! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: every tensor that is
+//!    not null has `rows` rows of `cols` elements in global memory, aligned for its type; results
+//!    have type `E::Real`. `cols` is not 0.
+//! 2. `workspace` satisfies [`Workspace::new`](crate::reduce::Workspace::new)'s conditions. A grid
+//!    of `abi::grid_of_workers` has at most `abi::max_workers(words)` workers, where `words` is
+//!    `abi::words_of_worker` of the sums that each worker publishes: 2, or 4 in a forward pass with
+//!    a z-loss or with `totals`.
+//! 3. No output overlaps another tensor that `args` names, with one exception: a gradient may be
+//!    written in place, exactly over the tensor whose gradient it is.
+//! 4. A block has this much dynamic shared memory: 16 bytes for each of `staged_vectors` in
+//!    `forward_backward_long`; 16 bytes in `forward` and `forward_backward`; 16 bytes for each
+//!    vector that `ROWS_BLOCK` threads hold in registers in `forward_short_whole`.
 
 use crate::element::Element;
 
@@ -42,8 +45,8 @@ pub(crate) use registers::{forward_backward_registers, forward_registers};
 pub(crate) use short::short;
 pub(crate) use stream::forward_stream;
 
-/// What targets are: a class, a class that label smoothing leaves a part of what it was,
-/// probabilities of all classes. Each has kernels of its own: what the one needs costs the others
+/// Kinds of targets: one class per row, one class per row with label smoothing, or probabilities of
+/// all classes. Each kind has its own kernels, because what one kind computes would cost the others
 /// registers.
 pub(crate) mod mode {
     pub(crate) const CLASS: u32 = 0;
@@ -51,72 +54,85 @@ pub(crate) mod mode {
     pub(crate) const PROBABILITIES: u32 = 2;
 }
 
-/// The entries for targets of a [`mode`]. `_short` kernels hold rows in the registers of a warp,
-/// `_whole` those that are whole vectors, `_many` so many that a block takes some one after the
-/// other: in a loop, what each finishes with is computed by all warps before the first. `forward`
-/// and `forward_backward` hold them in a block's, at most `$held` vectors of 16 bytes a thread, or
-/// `vectors_with_gradients`. `forward_long` holds a tile of a row at a time; `forward_backward_long`
-/// stages what it can of what is behind the first in shared memory; a block of `backward_long` holds
-/// a part of a row. `$resident` blocks of a forward or backward kernel have room on a
-/// multiprocessor, as many as there are registers for without a stack: one is enough to make short
-/// blocks a tenth slower.
+/// The kernel entries for one kind of target (a [`mode`]). Names say how a row is computed:
+///
+/// * `_short_whole`: one row group of at most a warp per row; the row is in registers, and its
+///   length is a multiple of 16 bytes.
+/// * `_packed` and `_lane_rows`: a warp stages tiles of whole rows in shared memory; several lanes,
+///   or one, compute each row.
+/// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
+///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_few` is for
+///   grids of few rows: one vector a thread.
+/// * `forward_long`: one block per row, which holds one tile of the row at a time.
+/// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
+///   what fits of the rest in shared memory.
+/// * `forward_stream`: rows are streamed through rings in shared memory.
+/// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
+///   in registers.
+///
+/// `$block` is the most threads of a block, in the kernels with one block per row whose blocks do
+/// not have 256 threads.
+///
+/// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
+/// allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $held:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt) => {
+    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
-        #[allow(unused_imports)] // not every kind of targets has every kernel
+        #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
             backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
-            few_block, alignment, mode, resident, resident_anyhow, resident_long,
+            few_block, alignment, mode, resident, resident_any_alignment, resident_long,
         };
 
-        /// Vectors of 16 bytes of a row that a thread holds, at most.
-        pub const VECTORS: usize = $held;
+        /// The most vectors of a row that a thread holds in registers.
+        pub const VECTORS: usize = $vectors;
 
-        /// The same, of a row of which a block computes gradients, by the bytes of an element. Of
-        /// 16 bits twice as many, where there are registers for their exponentials: a row has half
-        /// as many warps then, and each does the same once a row.
+        /// The most vectors of a row that a thread of `forward_backward` holds in registers, by
+        /// the bytes of an element. For 16-bit elements and class targets, registers suffice for
+        /// the exponentials of twice as many vectors; a row then takes half as many warps, and
+        /// so half the work that every warp repeats once a row.
         pub const fn vectors_with_gradients(element_bytes: usize) -> usize {
             if MODE == mode::CLASS && element_bytes == 2 { 2 * VECTORS } else { VECTORS }
         }
 
-        /// The same, of a row of which a block stages others in shared memory, by the bytes of an
-        /// element.
+        /// The vectors that a thread of `forward_backward_long` holds in registers, beside those
+        /// that its block stages in shared memory, by the bytes of an element.
         pub const fn vectors_beside(element_bytes: usize) -> usize {
             if element_bytes == 2 { VECTORS } else { VECTORS.div_ceil(2) }
         }
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $held, { alignment::WARP_ROW }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $held, { alignment::WARP_ROW }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
-            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $held, { alignment::WARP_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, { alignment::WARP_ROW }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $vectors, { alignment::WARP_ROW }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $vectors, { alignment::WARP_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
             FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
             BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
             FORWARD_LANE_ROWS = forward_lane_rows: packed::<E, MODE, { computes::LOSS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS), 5 barriers of $lanes;
             FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows: packed::<E, MODE, { computes::BOTH }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH), 6 barriers of $lanes;
             BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
-            FORWARD = forward: forward_registers::<E, MODE, $held, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD = forward: forward_registers::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_registers::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            BACKWARD = backward: backward_registers::<E, MODE, $held, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
-            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $held, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_anyhow::<E>($resident), 1 barriers;
+            BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
+            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
     };
 }
 pub(crate) use kernels;
 
-/// Blocks on a multiprocessor: half as many for f64, whose elements take two registers each.
+/// Resident blocks on a multiprocessor: half as many for f64, whose elements take two registers
+/// each.
 pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 { blocks.div_ceil(2) } else { blocks }
 }
 
-/// Blocks of the kernels of packed rows on a multiprocessor: for as many there are registers
-/// without spills.
+/// Resident blocks of the `_packed` kernels: as many as registers allow without spills.
 pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
     match mode {
         mode::CLASS if size_of::<E>() < 8 => 5,
@@ -125,8 +141,8 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
     }
 }
 
-/// Blocks of the kernels with a lane per row that a multiprocessor has registers for, without spills
-/// (ptxas 13.0, sm_90).
+/// Resident blocks of the `_lane_rows` kernels: as many as registers allow without spills (ptxas
+/// 13.0, sm_90).
 pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
     match (computes, size_of::<E>()) {
         (computes::BOTH, 8) => 4,
@@ -136,7 +152,7 @@ pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
     }
 }
 
-/// Blocks of the streaming kernels that a multiprocessor has registers for, without spills.
+/// Resident blocks of the `_stream` kernels: as many as registers allow without spills.
 pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     match (mode, size_of::<E>()) {
         (mode::SMOOTHED, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
@@ -144,36 +160,39 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     }
 }
 
-/// Whether there is room for many, of which each element does not take two registers.
-const fn are_many<E: Element>(blocks: u32) -> bool {
+/// Whether registers allow one block more than [`resident`] of a kernel with one row group per row:
+/// the kernel is small, and its elements do not take two registers each.
+const fn has_spare_registers<E: Element>(blocks: u32) -> bool {
     blocks > 4 && size_of::<E>() < 8
 }
 
-/// [`resident`] of kernels that hold rows: of elements of 16 bits one less, for a vector has eight.
-/// Where there is room for many, one more: short rows are done the sooner, by a tenth.
+/// Resident blocks of the `_short` kernels that compute a loss. 16-bit elements allow one block
+/// less, because a vector is widened to eight registers. Where registers are to spare, one more
+/// block makes short rows a tenth faster.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) };
-    fewer + are_many::<E>(blocks) as u32
+    fewer + has_spare_registers::<E>(blocks) as u32
 }
 
-/// [`resident_short`] of those that hold the exponentials too: one less, and of float64 half as
-/// many; where there is room for many, one more.
+/// Resident blocks of the `_short` kernels that hold a row's exponentials in registers too:
+/// [`resident_short`] of one block less, for f64 of half as many; where registers are to spare, one
+/// more.
 pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
-    let of_exps = if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 };
-    of_exps + are_many::<E>(blocks) as u32
+    let with_exps = if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 };
+    with_exps + has_spare_registers::<E>(blocks) as u32
 }
 
-/// [`resident`] of those that hold a tile at a time: of elements of 32 bits, of which a vector has
-/// four, one more.
+/// Resident blocks of `forward_long`, which holds one tile at a time: one more for 32-bit elements,
+/// of which a vector has only four.
 pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
-/// Blocks of those that make gradients of rows that have peeled elements. In f64 they wait for arithmetic:
-/// three blocks rather than two hide a fifth of the time (H200, 2026-11-25, 16339×8191: 749 and
-/// 602 µs).
-pub(crate) const fn resident_anyhow<E: Element>(blocks: u32) -> u32 {
+/// Resident blocks of `backward_long`, whose rows may have peeled elements. In f64 it waits for
+/// arithmetic: three blocks rather than two hide a fifth of the time (H200, 2026-11-25, 16339×8191:
+/// 749 µs with two, 602 µs with three).
+pub(crate) const fn resident_any_alignment<E: Element>(blocks: u32) -> u32 {
     match size_of::<E>() {
         8 => 3,
         _ if blocks > 4 => 4,
@@ -181,7 +200,8 @@ pub(crate) const fn resident_anyhow<E: Element>(blocks: u32) -> u32 {
     }
 }
 
-/// The most threads of a block that holds a row: of float64 half as many.
+/// The most threads of a block that holds a row in registers: half as many for f64, whose elements
+/// take two registers each.
 pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
     match size_of::<E>() {
         8 => threads / 2,
@@ -189,13 +209,18 @@ pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
     }
 }
 
-/// The same of one of which each thread holds `held` vectors, not `vectors`: of the same rows.
-pub(crate) const fn block_of_vectors<E: Element>(threads: u32, vectors: usize, held: usize) -> u32 {
-    block::<E>(threads) * vectors as u32 / held as u32
+/// The most threads of a block whose threads hold `per_thread` vectors each instead of `vectors`,
+/// so that the longest row stays the same.
+pub(crate) const fn block_of_vectors<E: Element>(
+    threads: u32,
+    vectors: usize,
+    per_thread: usize,
+) -> u32 {
+    block::<E>(threads) * vectors as u32 / per_thread as u32
 }
 
-/// The same of a block that takes one of few rows. Beyond, fewer threads are sooner done: with 1024
-/// rows of 4096 f32 in half the time.
+/// The most threads of a block of `forward_few`. Rows that need more are faster with fewer threads
+/// that hold more vectors each: 1024 rows of 4096 f32 take half the time.
 pub(crate) const fn few_block<E: Element>(threads: u32) -> u32 {
     const MOST: u32 = 512;
     let threads = block::<E>(threads);

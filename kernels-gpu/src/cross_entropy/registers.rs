@@ -1,9 +1,9 @@
-//! The loss, or the loss and the gradients in one pass, of rows that a block holds in registers: a
-//! row a block.
+//! Register-resident rows: the loss, or the loss and the gradients in one pass, with one block per
+//! row, which holds the whole row in registers.
 //!
-//! Nothing here is in a loop: what a loop over rows would stage from one to the next costs registers
-//! and instructions, and blocks that end with their row and begin in the order of memory are what
-//! reads and writes want that take turns.
+//! No kernel here loops over rows. What a loop carries from one row to the next costs registers and
+//! instructions; and where reads and writes alternate, memory is fastest with blocks that end with
+//! their row and begin in the order of memory.
 
 use super::finish::{finish_grid, has_sums};
 use super::label::{Label, normaliser, sum_normaliser};
@@ -20,19 +20,21 @@ use cuda_std::thread::{block_idx_x, thread_idx_x};
 use cuda_std::warp::{sync_warp, warp_id};
 
 cuda_std::shared_array! {
-    /// For the thread that finishes a block's row, the row, its class, and whether the pass is
-    /// plain: in no registers, which would be those of all threads.
+    /// The row, its class, and whether the pass is plain, for the one thread that finishes the
+    /// block's row. In registers they would take up space in every thread.
     fn of_finish() -> [u64; 3];
 }
 
-/// How early the block begins that adds up the grid.
+/// The block that sums the grid is the adder of the 4th full adder period from the end: it has
+/// fetched its instructions long before the last rows are done.
 type BlockRank = reduce::BlockRank<4>;
 
-/// The loss. `FEW` says that the grid has few rows.
+/// The loss, with one block per row. `FEW` says that the grid has few rows.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers`; a row group is the block,
-/// and holds a row as [`alignment::BLOCK_ROW`] says, `VECTORS` vectors of 16 bytes a thread.
+/// 1. The kernels' conditions ([`super`]).
+/// 2. The grid is one of `abi::grid_of_workers`.
+/// 3. Rows are as [`alignment::BLOCK_ROW`] says, and no longer than `VECTORS` vectors a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_registers<
     E: Element,
@@ -43,7 +45,7 @@ pub(crate) unsafe fn forward_registers<
     args: &CrossEntropyArgs,
 ) {
     let pass = if FEW { Pass::<E, MODE>::new(args) } else { Pass::finishing_late(args) };
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     let rank = BlockRank::of_block(0);
     let row = u64::from(rank.worker());
@@ -53,17 +55,18 @@ pub(crate) unsafe fn forward_registers<
     unsafe { pass.begin(block_idx_x(), row, group) };
     if takes_row {
         let first = thread_idx_x() == 0;
-        let asks_early = FEW || Pass::<E, MODE>::DENSE;
+        let loads_class_early = FEW || Pass::<E, MODE>::DENSE;
         // SAFETY: the caller's conditions.
         unsafe {
             let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
-            // Before the class is known: it takes as long to arrive. A row that does not count is
-            // read for nothing.
-            let held = lanes.tile::<VECTORS>(group.lane, true, group);
-            // All of it asked for first: a wait for the class would be moved to between.
+            // Load the row before its class is known, which takes as long to arrive. The load is
+            // wasted if the row is ignored.
+            let tile = lanes.tile::<VECTORS>(group.lane, true, group);
+            // Issue every load before the first use: otherwise the compiler waits for the class in
+            // between.
             sync_warp();
             let (mut label, mut logit) = (Label::NONE, E::Real::ZERO);
-            if asks_early {
+            if loads_class_early {
                 let class = pass.class(row);
                 label = pass.label(class);
                 if warp_id() == 0 {
@@ -78,12 +81,12 @@ pub(crate) unsafe fn forward_registers<
                     lanes.stage_class(class as u32);
                 }
             }
-            let (of_warp, _) =
-                lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &held, true, group);
+            let (warp_stats, _) =
+                lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, true, group);
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true, false>()
+                warp_stats.block_merge_row::<true, false>()
             } else {
-                of_warp.of_block::<false, false>()
+                warp_stats.block_merge_row::<false, false>()
             };
             if first {
                 let publish = |row: u64, pair, terms: [f64; 2]| {
@@ -91,7 +94,7 @@ pub(crate) unsafe fn forward_registers<
                     BlockRank::publish(row as u32, pair, terms, args.rows as u32, workspace);
                 };
                 let mut row = row;
-                if !asks_early {
+                if !loads_class_early {
                     row = of_finish().get(0);
                     let class = of_finish().get(1).cast_signed();
                     wait_for_copies::<0>();
@@ -124,22 +127,23 @@ pub(crate) unsafe fn forward_registers<
             }
         }
     }
-    // Of few rows, to fetch the instructions takes longest: those of rows come first, with no jump,
-    // if this is not known to be so.
-    let is_done = if FEW { opaque(takes_row.into()) != 0 } else { takes_row };
-    if is_done {
+    // With few rows, fetching instructions takes longest. `opaque` hides from the compiler that
+    // blocks with a row return here: it then places the code for rows first, without a jump.
+    let returns = if FEW { opaque(takes_row.into()) != 0 } else { takes_row };
+    if returns {
         return;
     }
     // SAFETY: the caller's conditions.
     unsafe { finish_grid::<false, 8, E, MODE, _>(&pass, rank, workspace) };
 }
 
-/// The loss and the gradients.
+/// The loss and the gradients, with one block per row.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers` behind those that add
-/// up totals; a row group is the block, and holds a row as [`alignment::BLOCK_ROW`] says, `VECTORS` vectors of 16
-/// bytes a thread.
+/// 1. The kernels' conditions ([`super`]).
+/// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
+///    `abi::grid_of_workers`.
+/// 3. Rows are as [`alignment::BLOCK_ROW`] says, and no longer than `VECTORS` vectors a thread.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_registers<
     E: Element,
@@ -151,21 +155,21 @@ pub(crate) unsafe fn forward_backward_registers<
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: the caller's conditions.
     unsafe { pass.begin_with_normaliser() };
-    // SAFETY: condition 2.
+    // SAFETY: the kernels' condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     // SAFETY: as above.
-    let ahead = unsafe { normaliser(args) };
+    let normaliser = unsafe { normaliser(args) };
     let rank = BlockRank::of_block(args.normaliser_blocks);
     let row = u64::from(rank.worker());
     let first = thread_idx_x() == 0;
     if block_idx_x() < args.normaliser_blocks {
-        // SAFETY: conditions 1 and 2.
+        // SAFETY: the kernels' conditions 1 and 2.
         unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
         return;
     }
     let publish = |row: u64, [loss, _, square, _]: [f64; 4]| {
         let terms = [loss, square].map(E::Real::from_f64);
-        // SAFETY: condition 2; a row's block calls it once.
+        // SAFETY: the kernels' condition 2; a row's block calls it once.
         unsafe { BlockRank::publish(row as u32, 0, terms, args.rows as u32, workspace) };
     };
     if !rank.is_adder() && row < args.rows {
@@ -173,15 +177,15 @@ pub(crate) unsafe fn forward_backward_registers<
         // SAFETY: the caller's conditions.
         unsafe {
             let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
-            // By one warp: where all wait for the totals, they wait for each other.
-            let totals = if warp_id() == 0 { Some(Asked::new(args, ahead)) } else { None };
-            // Before the class is known: it takes as long to arrive. A row that does not count is
-            // read for nothing.
+            // Only one warp loads the normaliser: if all did, each would wait for the others.
+            let normaliser = if warp_id() == 0 { Some(Asked::new(args, normaliser)) } else { None };
+            // Load the row before its class is known, which takes as long to arrive. The load is
+            // wasted if the row is ignored.
             let class = pass.class(row);
-            let mut held = lanes.tile::<VECTORS>(group.lane, true, group);
-            if let Some(totals) = totals {
+            let mut tile = lanes.tile::<VECTORS>(group.lane, true, group);
+            if let Some(normaliser) = normaliser {
                 let set = |index, total| {
-                    let scale = pass.scale(row, totals, total).to_bits64();
+                    let scale = pass.scale(row, normaliser, total).to_bits64();
                     if first {
                         scales_of_row().set(index, scale);
                     }
@@ -191,31 +195,34 @@ pub(crate) unsafe fn forward_backward_registers<
                     set(1, Total::Rows);
                 }
             }
-            // All of it asked for first: a wait for the class would be moved to between.
+            // Issue every load before the first use: otherwise the compiler waits for the class in
+            // between.
             sync_warp();
             pass.prefetch(row, group);
             let label = pass.label(class);
             if !label.counts {
-                held.forget::<E>();
+                tile.forget::<E>();
             }
             if first && label.has_class(args.cols) {
                 lanes.stage_class(label.class);
             }
-            let (of_warp, exps) =
-                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &held, label.counts, group);
+            let (warp_stats, exps) =
+                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &tile, label.counts, group);
             if first && args.grad_input.start == args.input.start {
-                // Before the barrier, behind which the row is overwritten.
+                // The gradients overwrite the row behind the barrier: the class's logit must have
+                // been copied by then.
                 wait_for_copies::<0>();
             }
             let stats = if Pass::<E, MODE>::DENSE {
-                of_warp.of_block::<true, true>()
+                warp_stats.block_merge_row::<true, true>()
             } else {
-                of_warp.of_block::<false, true>()
+                warp_stats.block_merge_row::<false, true>()
             };
-            // Asked for again, where it would take registers that the exponentials need.
+            // Recompute the row and the row group: carried over the barrier, they would take
+            // registers that the exponentials need.
             let row = u64::from(BlockRank::of_block(args.normaliser_blocks).worker());
             let group = RowGroup::of_block();
-            let held = held.at(group.lane, group.threads);
+            let tile = tile.at(group.lane, group.threads);
             let logit = || {
                 wait_for_copies::<0>();
                 if label.has_class(args.cols) {
@@ -225,7 +232,8 @@ pub(crate) unsafe fn forward_backward_registers<
                 }
             };
             if first && !Pass::<E, MODE>::DENSE {
-                // The end of the grid waits for it, and behind the gradients it would be seen late.
+                // Publish before the gradients: the end of the grid waits for it, and behind the
+                // gradients it would see it late.
                 publish(
                     row,
                     pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit(), workspace),
@@ -235,23 +243,23 @@ pub(crate) unsafe fn forward_backward_registers<
             let factors = pass.factors(&label, stats, scale(0), || scale(1));
             let to = lanes.to(&pass, row);
             if Pass::<E, MODE>::DENSE {
-                let held = held.rematerialize();
-                let class = lanes.class_in_tile::<MODE, VECTORS>(&label, &held);
+                let tile = tile.rematerialize();
+                let class = lanes.class_in_tile::<MODE, VECTORS>(&label, &tile);
                 let class =
                     class.map(|logit| (label.class, pass.at_class(&label, &factors, logit)));
-                lanes.gradients_of_tile::<MODE, VECTORS>(&pass, class, &factors, to, &held);
+                lanes.gradients_of_tile::<MODE, VECTORS>(&pass, class, &factors, to, &tile);
             } else {
-                // They are relative to the warp's largest logit.
-                let relative = Relative::<_, MODE>::to(of_warp.center());
-                let unit = (of_warp.max - factors.center).exp_below() * relative.unit();
+                // The exponentials are relative to the largest logit of the warp, not of the row.
+                let relative = Relative::<_, MODE>::to(warp_stats.center());
+                let unit = (warp_stats.max - factors.center).exp_below() * relative.unit();
                 let at_class = |exp| {
-                    let likeliest = exp == relative.tie() && of_warp.max == factors.center;
+                    let likeliest = exp == relative.tie() && warp_stats.max == factors.center;
                     pass.at_class_of(&label, &factors, unit * exp * factors.inverse, likeliest)
                 };
                 let (factor, class) = (unit * factors.factor, (label.class, at_class));
-                lanes.gradients_of_exps(&exps, factor, class, to[0], &held);
+                lanes.gradients_of_exps(&exps, factor, class, to[0], &tile);
             }
-            // The logit is there only now.
+            // With a share for every class, the copied logit has arrived only by now.
             if first && Pass::<E, MODE>::DENSE {
                 let stats = stats.rematerialize();
                 publish(
@@ -262,6 +270,6 @@ pub(crate) unsafe fn forward_backward_registers<
         }
         return;
     }
-    // SAFETY: conditions 1 and 2.
+    // SAFETY: the kernels' conditions 1 and 2.
     unsafe { finish_grid::<true, 8, E, MODE, _>(&pass, rank, workspace) };
 }

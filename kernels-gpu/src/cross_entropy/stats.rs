@@ -1,8 +1,9 @@
-//! What the exponentials of a row's logits, or of a part of them, come to.
+//! Online softmax statistics of a row's logits, or of a part of a row.
 //!
-//! Their sum is staged in two parts: how many are 1, those of the largest logits, and the sum of all
-//! others. Of a row that is nearly certain the sum is 1 and a little, and the loss and the gradient
-//! are that little.
+//! The sum of exponentials has two parts: the number of exponentials that are 1, those of the
+//! largest logits, and the sum of all others. If a row's distribution is nearly certain, the sum is
+//! just above 1, and the loss and the gradient depend on the excess, which would lose its digits if
+//! it were added to 1.
 
 use super::mode;
 use crate::abi::STATS_PARTS;
@@ -13,17 +14,19 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, sync_threads};
 use cuda_std::warp::{WARP_SIZE, ballot, lane_id, warp_id};
 
-/// What a row's exponentials, or some of them, come to.
+/// The online softmax of a row, or of a part of one: largest logit and sum of exponentials, and two
+/// sums over the target where it has a share for every class.
 #[derive(Clone, Copy)]
 pub(crate) struct Stats<R> {
     /// The largest logit, m.
     pub(crate) max: R,
-    /// How many exp(x − m) are 1, ...
+    /// The number of logits whose exp(x − m) is 1.
     pub(crate) ties: R,
-    /// ... and the sum of the others.
+    /// The sum of exp(x − m) over the other logits.
     pub(crate) rest: R,
-    /// Σ q (x − m) over a target for every class, and Σ q, with q of `Pass::share_of`.
+    /// Σ q (x − m), where q is a class's share of the target, `Pass::share_of`.
     pub(crate) dot: R,
+    /// Σ q.
     pub(crate) weight: R,
 }
 
@@ -31,17 +34,17 @@ impl<R: Real> Stats<R> {
     pub(crate) const NONE: Self =
         Stats { max: R::NEG_INFINITY, ties: R::ZERO, rest: R::ZERO, dot: R::ZERO, weight: R::ZERO };
 
-    /// What logits are taken relative to: the largest, but 0 while that is −∞.
+    /// What is subtracted from logits before `exp`: the largest logit, but 0 while that is −∞.
     #[inline(always)]
     pub(crate) fn center(&self) -> R {
         if self.max == R::NEG_INFINITY { R::ZERO } else { self.max }
     }
 
-    /// The same relative to `max`, which is no less than what it was.
+    /// The same statistics rescaled to `max`, if that is larger than the largest logit so far.
     #[inline(always)]
     pub(crate) fn relative_to(mut self, max: R) -> Self {
         if max > self.max {
-            // Of nothing but −∞, all is 0 so far.
+            // If all logits so far are −∞, all sums are 0, and so is the factor.
             let factor = (self.max - max).exp_below();
             self.rest = (self.ties + self.rest) * factor;
             self.ties = R::ZERO;
@@ -51,7 +54,7 @@ impl<R: Real> Stats<R> {
         self
     }
 
-    /// Adds the exponential of a logit that is no larger than the largest.
+    /// Adds the exponential of a logit that is no larger than `max`.
     #[inline(always)]
     pub(crate) fn absorb(&mut self, x: R) {
         let exp = (x - self.center()).exp_below();
@@ -62,7 +65,7 @@ impl<R: Real> Stats<R> {
         }
     }
 
-    /// This and `other` together.
+    /// Merges the statistics of two parts of a row.
     #[inline(always)]
     pub(crate) fn with(self, other: Self) -> Self {
         let sum = self.relative_to(other.max);
@@ -76,8 +79,9 @@ impl<R: Real> Stats<R> {
         }
     }
 
-    /// The sum over a row group of a warp, in each of its lanes, of which each has a part relative to
-    /// the same logit, the row group's largest. Not `DENSE`, there is no target for every class.
+    /// Sums the statistics over a row group of `group` lanes of a warp, in each of its lanes. All
+    /// lanes have the same `max`, the largest of the row group. `DENSE` says that the target has a
+    /// share for every class.
     #[inline(always)]
     pub(crate) fn of_group<const DENSE: bool>(mut self, group: u32) -> Self {
         if DENSE {
@@ -86,62 +90,67 @@ impl<R: Real> Stats<R> {
         self.exps_of_group(group)
     }
 
-    /// [`of_group`](Self::of_group) of what exponentials come to alone.
+    /// [`of_group`](Self::of_group) for the exponentials alone, without the target's sums.
     #[inline(always)]
     pub(crate) fn exps_of_group(mut self, group: u32) -> Self {
         [self.ties, self.rest] = warp_sums([self.ties, self.rest], group);
         self
     }
 
-    /// The same, of which the compiler does not know it: what is computed from it is computed rematerialize,
-    /// where it would otherwise be staged, in more registers than there are.
+    /// A copy that the compiler cannot see through. It recomputes from the copy what it would
+    /// otherwise keep from an earlier use, in more registers than there are.
     #[inline(always)]
     pub(crate) fn rematerialize(self) -> Self {
         let rematerialize = |value: R| R::from_bits64(opaque(value.to_bits64()));
         Stats { max: rematerialize(self.max), rest: rematerialize(self.rest), ..self }
     }
 
-    /// Of a whole row: of −∞ alone no distribution comes.
+    /// The statistics of a complete row. If all its logits are −∞, it has no distribution, and the
+    /// sum of exponentials is NaN.
     #[inline(always)]
     pub(crate) fn of_row(self) -> Self {
         if self.max == R::NEG_INFINITY { Stats { rest: R::NAN, ..self } } else { self }
     }
 
-    /// How many of the [`parts`](Self::parts) there are to a target: with a share for every class
-    /// all.
-    pub(crate) const fn used(dense: bool) -> usize {
+    /// How many of the [`parts`](Self::parts) are used: all, if the target is `dense`, that is, has
+    /// a share for every class; otherwise only those of the exponentials.
+    pub(crate) const fn parts_used(dense: bool) -> usize {
         if dense { PARTS } else { SPARSE_PARTS }
     }
 
+    /// The numbers as which statistics are stored in shared memory and in the workspace.
     #[inline(always)]
     pub(crate) fn parts(self) -> [R; PARTS] {
         [self.max, self.others(), self.dot, self.weight]
     }
 
-    /// What has these [`parts`](Self::parts): one is 1 and, where there is none, the others are −1.
+    /// The statistics that have these [`parts`](Self::parts). They always have one tie, whose 1 is
+    /// not part of `others`; statistics of no logit have −1 there, so that their sum is 0.
     #[inline(always)]
     pub(crate) fn of_parts([max, others, dot, weight]: [R; PARTS]) -> Self {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
-    /// A row's, of which each warp of the block has a part: as [`over_block`](Self::over_block).
+    /// [`block_merge`](Self::block_merge) where the block has a complete row.
     #[inline(always)]
-    pub(crate) fn of_block<const DENSE: bool, const ALL: bool>(self) -> Self {
-        self.over_block::<DENSE, ALL>().of_row()
+    pub(crate) fn block_merge_row<const DENSE: bool, const ALL: bool>(self) -> Self {
+        self.block_merge::<DENSE, ALL>().of_row()
     }
 
-    /// What the block has of a row, of which each warp has a part: one barrier, and before the next
-    /// call another. Unless it is for `ALL`, in the first warp only.
+    /// Merges the parts of a row that the warps of the block have. The result is valid in all warps
+    /// with `ALL`, otherwise in the first only.
+    ///
+    /// Has one barrier; the caller has another before the next call.
     #[inline(always)]
-    pub(crate) fn over_block<const DENSE: bool, const ALL: bool>(self) -> Self {
-        let used = Self::used(DENSE);
+    pub(crate) fn block_merge<const DENSE: bool, const ALL: bool>(self) -> Self {
+        let used = Self::parts_used(DENSE);
         let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
         if lane_id() == 0 {
             let parts = self.parts();
             unrolled!(for part in 0..PARTS; {
                 if part < used {
-                    // SAFETY: at most 32 warps, each its own; who read what was there has met the
-                    // others since.
+                    // SAFETY: there are at most 32 warps, and each writes its own words; the caller
+                    // has a barrier behind the reads of the previous call.
                     unsafe { stats_of_warps().set(at(part, warp_id()), parts[part].to_bits64()) };
                 }
             });
@@ -150,10 +159,11 @@ impl<R: Real> Stats<R> {
         if !ALL && warp_id() > 0 {
             return self;
         }
-        // Here, not before a loop over rows, through which it would take registers.
+        // `opaque` keeps the compiler from computing this before a loop over rows, through which it
+        // would take a register.
         let warps = opaque((block_dim_x() / WARP_SIZE).into()) as u32;
-        // Of few warps, row groups of lanes all have what each of them has of the row: there are fewer
-        // to add up.
+        // Up to 8 warps, 8 lanes suffice to merge their parts, in fewer shuffles than 32 lanes
+        // take; every 8 lanes of the warp merge the same parts.
         let group = if warps > 8 { WARP_SIZE } else { 8 };
         let warp = lane_id() & (group - 1);
         let mut parts = Self::NONE.parts();
@@ -166,61 +176,65 @@ impl<R: Real> Stats<R> {
                 }
             });
         }
-        Self::of_parts(parts).of_warps::<DENSE>(group)
+        Self::of_parts(parts).merge_lanes::<DENSE>(group)
     }
 
-    /// The sum over a row group of lanes of the warp, of which each has what a warp has of a row, and
-    /// all row groups the same.
+    /// Merges the parts of a row that `group` lanes have, each lane the part of a warp. Every
+    /// `group` lanes of the warp have the same parts.
     #[inline(always)]
-    fn of_warps<const DENSE: bool>(self, group: u32) -> Self {
+    fn merge_lanes<const DENSE: bool>(self, group: u32) -> Self {
         let max = warp_max(self.max);
-        // Of one that has the largest logit, the others beside it; of all others all.
-        let has = self.max == max;
-        let apart = self.relative_to(max);
-        let others = if has { self.rest } else { apart.rest };
+        // A part that has the largest logit counts as one tie, and its other exponentials go into
+        // the sum; of any other part, all exponentials go into the sum.
+        let has_max = self.max == max;
+        let rescaled = self.relative_to(max);
+        let others = if has_max { self.rest } else { rescaled.rest };
         let [others] = warp_sums([others], group);
-        let of_group = ballot(has) & (u32::MAX >> (WARP_SIZE - group));
-        let ties = R::from_i32(of_group.count_ones().cast_signed());
-        let mut sum = Stats { max, ties, rest: others, dot: apart.dot, weight: apart.weight };
+        let lanes_with_max = ballot(has_max) & (u32::MAX >> (WARP_SIZE - group));
+        let ties = R::from_i32(lanes_with_max.count_ones().cast_signed());
+        let mut sum = Stats { max, ties, rest: others, dot: rescaled.dot, weight: rescaled.weight };
         if DENSE {
             [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], group);
         }
         sum
     }
 
-    /// Leaves it for the last block.
+    /// Publishes the statistics in slot `index` of the workspace, for the block that merges a split
+    /// row.
     ///
     /// # Safety
-    /// `piece` is this thread's alone, and below `abi::MAX_PARTIALS` by `abi::STATS_PARTS`.
+    /// 1. `index` is below `abi::MAX_PARTIALS / abi::STATS_PARTS`.
+    /// 2. No other thread publishes slot `index`.
     #[inline(always)]
-    pub(crate) unsafe fn publish(self, workspace: Workspace, piece: u32) {
+    pub(crate) unsafe fn publish(self, workspace: Workspace, index: u32) {
         let parts = self.parts();
         unrolled!(for part in 0..PARTS; {
             // SAFETY: the caller's condition.
-            unsafe { workspace.publish(piece * PARTS as u32 + part as u32, parts[part].to_f64()) };
+            unsafe { workspace.publish(index * PARTS as u32 + part as u32, parts[part].to_f64()) };
         });
     }
 
-    /// The sum of `count` pieces of a row from `first`, by a warp, in all its lanes.
+    /// Merges `count` parts of a split row, [published](Self::publish) in the slots from `first`
+    /// on. All lanes of the warp have the result.
     ///
     /// # Safety
-    /// As [`Workspace::take`]; one warp takes them.
+    /// As [`Workspace::take`]; a single warp takes them.
     #[inline(always)]
-    pub(crate) unsafe fn take(workspace: Workspace, first: u32, count: u32) -> Self {
+    pub(crate) unsafe fn take_merged(workspace: Workspace, first: u32, count: u32) -> Self {
         let mut sum = Self::NONE;
         let mut begin = 0;
         while begin < count {
-            let piece = begin + lane_id();
-            let of_piece = (first + piece) * PARTS as u32;
+            let index = begin + lane_id();
+            let word = (first + index) * PARTS as u32;
             // SAFETY: the caller's condition.
             let parts: [u64; PARTS] =
-                unsafe { workspace.take(piece >= count, of_piece, |part| part as u32 * 8) };
-            let mut of_piece = [R::ZERO; PARTS];
+                unsafe { workspace.take(index >= count, word, |part| part as u32 * 8) };
+            let mut published = [R::ZERO; PARTS];
             unrolled!(for part in 0..PARTS; {
-                of_piece[part] = R::from_f64(f64::from_bits(parts[part]));
+                published[part] = R::from_f64(f64::from_bits(parts[part]));
             });
-            if piece < count {
-                sum = sum.with(Self::of_parts(of_piece));
+            if index < count {
+                sum = sum.with(Self::of_parts(published));
             }
             begin += WARP_SIZE;
         }
@@ -241,9 +255,9 @@ impl<R: Real> Stats<R> {
     }
 }
 
-/// What exponentials relative to a logit are made with, the center: [`exp`](Self::exp) by
-/// [`unit`](Self::unit) is e^(x − center). With a target for every class, which needs x − center
-/// itself, the unit is 1.
+/// Computes exponentials relative to a logit, the center: [`exp`](Self::exp) times
+/// [`unit`](Self::unit) is e^(x − center). If the target has a share for every class, x − center
+/// itself is needed too, and the unit is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Relative<R, const MODE: u32> {
     center: R,
@@ -253,7 +267,7 @@ pub(crate) struct Relative<R, const MODE: u32> {
 impl<R: Real, const MODE: u32> Relative<R, MODE> {
     const SHIFTS: bool = MODE == mode::CLASS;
 
-    /// Whether logits are to be made relative to such a center before.
+    /// Whether `center` is so far from 0 that it has to be subtracted from the logits beforehand.
     #[inline(always)]
     pub(crate) fn is_far(center: R) -> bool {
         Self::SHIFTS && center.magnitude() >= R::FAR
@@ -265,7 +279,8 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
         Relative { center, shift: R::shift_from(center) }
     }
 
-    /// What the logits are relative to; 0, if they have been made so before.
+    /// The center that `exp` still has to subtract: 0, if it was [far](Self::is_far) and has been
+    /// subtracted beforehand.
     #[inline(always)]
     pub(crate) fn center(self) -> R {
         self.center
@@ -276,13 +291,13 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
         self.base().exp(x)
     }
 
-    /// The same, for the exponentials of vectors.
+    /// The same base for exponentials of whole vectors.
     #[inline(always)]
     pub(crate) fn base(self) -> Base<R> {
         if Self::SHIFTS { Base::Shift(self.shift) } else { Base::Center(self.center) }
     }
 
-    /// What comes of the center.
+    /// [`exp`](Self::exp) of the center: what the largest logits have.
     #[inline(always)]
     pub(crate) fn tie(self) -> R {
         self.exp(self.center)
@@ -294,12 +309,12 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     }
 }
 
-/// Numbers that a [`Stats`] is staged as, and those that a target without a share for every class
-/// needs.
+/// Numbers that a [`Stats`] is stored as.
 const PARTS: usize = STATS_PARTS as usize;
+/// Numbers of these that are needed unless the target has a share for every class.
 const SPARSE_PARTS: usize = 2;
 
 cuda_std::shared_array! {
-    /// `PARTS` numbers a warp.
+    /// `PARTS` numbers for each warp of the block.
     fn stats_of_warps() -> [u64; 128];
 }

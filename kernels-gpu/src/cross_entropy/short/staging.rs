@@ -1,0 +1,137 @@
+//! What the row groups of a block hand to its first warp in shared memory, and what that warp keeps
+//! there between turns.
+
+use super::super::pass::TERMS;
+use super::super::stats::Stats;
+use crate::element::{Real, unrolled};
+use cuda_std::warp::{WARP_SIZE, lane_id};
+
+/// The most rows that a block takes at once: one for each row group, of at least 2 threads.
+const MAX_ROWS: usize = 128;
+
+cuda_std::shared_array! {
+    /// Six numbers for each of [`MAX_ROWS`] rows.
+    fn rows_of_block() -> [u64; 768];
+}
+
+/// The statistics, class and logit of each of the block's rows, staged for the first warp. It
+/// finishes all rows at once, in the time that each warp would take to finish its own few.
+pub(super) struct RowsOfBlock;
+
+impl RowsOfBlock {
+    const CLASS: usize = 4;
+    const LOGIT: usize = 5;
+
+    #[inline(always)]
+    fn index_of(part: usize, row: u32) -> u32 {
+        part as u32 * MAX_ROWS as u32 + row
+    }
+
+    /// Stages the statistics of the block's row `row`: those parts that [`Stats::parts_used`]
+    /// counts.
+    ///
+    /// # Safety
+    /// 1. One thread stages each row.
+    /// 2. A barrier stands between this and every read.
+    /// 3. A barrier stands between these reads and the next call.
+    #[inline(always)]
+    pub(super) unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, dense: bool) {
+        let parts = stats.parts();
+        unrolled!(for part in 0..4; {
+            if part < Stats::<R>::parts_used(dense) {
+                // SAFETY: the caller's conditions.
+                unsafe { rows_of_block().set(Self::index_of(part, row), parts[part].to_bits64()) };
+            }
+        });
+    }
+
+    /// Stages the class of row `row`.
+    ///
+    /// # Safety
+    /// As [`stage`](Self::stage).
+    #[inline(always)]
+    pub(super) unsafe fn stage_class(row: u32, class: i64) {
+        // SAFETY: the caller's conditions.
+        unsafe { rows_of_block().set(Self::index_of(Self::CLASS, row), class.cast_unsigned()) };
+    }
+
+    /// Stages the logit of the class of row `row`.
+    ///
+    /// # Safety
+    /// As [`stage`](Self::stage).
+    #[inline(always)]
+    pub(super) unsafe fn stage_logit<R: Real>(row: u32, logit: R) {
+        // SAFETY: the caller's conditions.
+        unsafe { rows_of_block().set(Self::index_of(Self::LOGIT, row), logit.to_bits64()) };
+    }
+
+    /// The statistics of row `row`.
+    ///
+    /// # Safety
+    /// They have been [staged](Self::stage), and a barrier stands between.
+    #[inline(always)]
+    pub(super) unsafe fn staged<R: Real>(row: u32, dense: bool) -> Stats<R> {
+        let mut parts = [R::ZERO; 4];
+        unrolled!(for part in 0..4; {
+            if part < Stats::<R>::parts_used(dense) {
+                // SAFETY: the caller's condition.
+                parts[part] = R::from_bits64(unsafe { rows_of_block().get(Self::index_of(part, row)) });
+            }
+        });
+        Stats::of_parts(parts)
+    }
+
+    /// The class of row `row`.
+    ///
+    /// # Safety
+    /// As [`staged`](Self::staged).
+    #[inline(always)]
+    pub(super) unsafe fn staged_class(row: u32) -> i64 {
+        // SAFETY: the caller's condition.
+        unsafe { rows_of_block().get(Self::index_of(Self::CLASS, row)) }.cast_signed()
+    }
+
+    /// The logit of the class of row `row`.
+    ///
+    /// # Safety
+    /// As [`staged`](Self::staged).
+    #[inline(always)]
+    pub(super) unsafe fn staged_logit<R: Real>(row: u32) -> R {
+        // SAFETY: the caller's condition.
+        R::from_bits64(unsafe { rows_of_block().get(Self::index_of(Self::LOGIT, row)) })
+    }
+}
+
+cuda_std::shared_array! {
+    /// [`TERMS`] sums for each lane of a warp.
+    fn lane_terms() -> [f64; 128];
+}
+
+/// The sums over the rows that each lane of a block's first warp has finished. They are in shared
+/// memory while the block computes its next rows, so that they take no registers.
+pub(super) struct LaneTerms;
+
+impl LaneTerms {
+    #[inline(always)]
+    fn index_of(term: usize) -> u32 {
+        term as u32 * WARP_SIZE + lane_id()
+    }
+
+    #[inline(always)]
+    pub(super) fn set(terms: [f64; TERMS]) {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: only one warp calls this, and each lane writes its own words.
+            unsafe { lane_terms().set(Self::index_of(term), terms[term]) };
+        });
+    }
+
+    #[inline(always)]
+    pub(super) fn get() -> [f64; TERMS] {
+        let mut terms = [0.0; TERMS];
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: the same lane has written it.
+            terms[term] = unsafe { lane_terms().get(Self::index_of(term)) };
+        });
+        terms
+    }
+}

@@ -1,8 +1,8 @@
 //! A pass over rows of logits: what all kernels compute of a row once its statistics are known.
 //!
 //! [`row`] turns a row's statistics into its loss, [`gradient`] turns them into the factors of its
-//! gradients, [`normaliser`] knows what a mean is divided by, [`prefetch`] loads rows ahead of their
-//! use, and [`end`] writes the results of the whole call.
+//! gradients, [`normaliser`] knows what a mean is divided by, [`prefetch`] loads rows ahead of
+//! their use, and [`end`] writes the results of the whole call.
 
 use super::label::{Label, class_weight, label, load_class, load_classes};
 use super::mode;

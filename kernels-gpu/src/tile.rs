@@ -3,10 +3,10 @@
 //! A tile keeps the alignment of its rows modulo 16 bytes: a 16-byte vector in global memory is one
 //! vector in shared memory, too, and moves in one instruction whatever the tensor's alignment.
 //!
-//! Rows that are copied as one span keep their alignment modulo 128 bytes, too, so that a cache line
-//! fills one line of shared memory. A cache line that is copied to parts of two lines is requested
-//! twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200, 2026-11-24: 0.80 and
-//! 0.90 of the limit).
+//! Rows that are copied as one span keep their alignment modulo 128 bytes, too, so that a cache
+//! line fills one line of shared memory. A cache line that is copied to parts of two lines is
+//! requested twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200,
+//! 2026-11-24: 0.80 and 0.90 of the limit).
 
 use crate::abi::{CACHE_LINE, Matrix, TileArgs, VECTOR_BYTES};
 use crate::element::{Element, unrolled};
@@ -114,8 +114,8 @@ impl Shared {
     ///
     /// # Safety
     /// 1. The bytes are in global memory.
-    /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the bytes between the 16-byte
-    ///    boundary before `at` and `at`.
+    /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the bytes between the
+    ///    16-byte boundary before `at` and `at`.
     /// 3. As [`Tile::load_async`].
     #[inline(always)]
     unsafe fn copy_async<const FLIGHT: usize>(
@@ -286,9 +286,9 @@ pub(crate) struct Tile<E> {
 impl<E: Element> Tile<E> {
     const SIZE: u32 = size_of::<E>() as u32;
 
-    /// The rows of `tensor` from `first` on, `cols` elements each. They are in shared memory `step`
-    /// bytes apart, from byte `base` on, a multiple of 128, plus the first row's offset in its cache
-    /// line.
+    /// The rows of `tensor` from `first` on, `cols` elements each. In shared memory they are `step`
+    /// bytes apart, and begin at byte `base`, a multiple of 128, plus the first row's offset in its
+    /// cache line.
     #[inline(always)]
     pub(crate) fn new(
         shared: Shared,
@@ -298,8 +298,8 @@ impl<E: Element> Tile<E> {
         base: u32,
         step: u32,
     ) -> Self {
-        // Opaque: LLVM would compute all that depends on them before the loop over tiles, keep it in
-        // registers, and turn addresses into induction variables.
+        // Opaque: LLVM would compute all that depends on them before the loop over tiles, keep it
+        // in registers, and turn addresses into induction variables.
         let stride = opaque(tensor.row_stride) * u64::from(Self::SIZE);
         let start = opaque(tensor.start + first * stride);
         let at = base + start as u32 % CACHE_LINE;

@@ -281,7 +281,7 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         let (sum, rest) = sum_of_exps::<E, N, EXACT>(x, center);
         if is_new {
             let rescaled = (E::Real::ONE + stats.others) * (stats.max - center).exp_below();
-            // If the others sum to less than 1/2, there is one largest logit only, and they are
+            // If the others sum to less than 1/2, only one logit is the largest, and they are
             // the exponentials that are not 1.
             let others = sum - E::Real::ONE;
             let others = if EXACT && others < E::Real::HALF { rest } else { others };

@@ -58,7 +58,7 @@ impl<L: RowLoss> Ring<L> {
         unsafe { self.shared.from_byte(at) }
     }
 
-    /// The thread's vectors of a tile, of which the row has all.
+    /// The thread's vectors of a tile that is whole in the row.
     ///
     /// # Safety
     /// The copies to the slot are complete.

@@ -121,7 +121,7 @@ impl SplitRow {
         unsafe {
             let row_terms = loss.finish_row(self.row.into(), target, picked, stats, workspace);
             if !loss.needs_sums() {
-                // Nobody would read the terms, and the next launch expects words that are 0.
+                // No block reads the terms then, and the next launch expects zeros.
                 return;
             }
             unrolled!(for term in 0..TERMS; {

@@ -26,7 +26,7 @@ pub(super) unsafe fn rows<E: Element, const COMPUTES: u32>(
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
-    // SAFETY: the caller's conditions; a stage has arrived when it is computed.
+    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
     unsafe {
         for_each_stage::<E, CLASS, COMPUTES>(pass, share, |stage, scale, terms| {
             let args = stage.args;
@@ -50,7 +50,7 @@ pub(super) unsafe fn rows<E: Element, const COMPUTES: u32>(
 /// second, and adds its terms to `terms`.
 ///
 /// # Safety
-/// As [`rows`]; the stage has arrived, and no other lane accesses the row.
+/// As [`rows`]; the copies of the stage are complete, and no other lane accesses the row.
 #[inline(always)]
 unsafe fn row<E: Element, const COMPUTES: u32>(
     pass: &Pass<'_, E, CLASS>,

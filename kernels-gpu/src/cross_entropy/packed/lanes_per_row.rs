@@ -30,7 +30,7 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
-    // SAFETY: the caller's conditions; a stage has arrived when it is computed.
+    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
     unsafe {
         for_each_stage::<E, MODE, COMPUTES>(pass, share, |stage, scale, terms| {
             let tiles = Tiles::<E, MODE>::new(stage);
@@ -88,7 +88,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     /// `terms`.
     ///
     /// # Safety
-    /// As [`rows`]; all lanes of the warp call it, and the stage has arrived.
+    /// As [`rows`]; all lanes of the warp call it, and the copies of the stage are complete.
     #[inline(always)]
     unsafe fn batch<const COMPUTES: u32>(
         &self,

@@ -1,10 +1,12 @@
 //! A tile: whole rows of a tensor, staged in shared memory by one warp.
 //!
 //! A tile keeps the alignment of its rows modulo 16 bytes: a 16-byte vector in global memory is one
-//! in shared memory, and moves in one instruction whatever the tensor's alignment. One span of rows
-//! keeps its alignment modulo 128 bytes too, so that a cache line is a line in shared memory; one
-//! that is copied to parts of two lines is requested twice, which cost a tenth of the bandwidth
-//! (8 KiB tiles 16 bytes off, H200, 2026-11-24: 0.80 and 0.90 of the limit).
+//! vector in shared memory, too, and moves in one instruction whatever the tensor's alignment.
+//!
+//! Rows that are copied as one span keep their alignment modulo 128 bytes, too, so that a cache
+//! line fills one line of shared memory. A cache line that is copied to parts of two lines is
+//! requested twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200,
+//! 2026-11-24: 0.80 and 0.90 of the limit).
 
 use crate::abi::{CACHE_LINE, Matrix, TileArgs, VECTOR_BYTES};
 use crate::element::{Element, unrolled};
@@ -22,7 +24,7 @@ cuda_std::shared_array! {
 /// Bytes of a vector.
 const VECTOR: u32 = VECTOR_BYTES;
 
-/// Vectors of a span that a lane copies before it looks whether there are more.
+/// Vectors of a span that a lane copies in one iteration of the loop over the span.
 const FLIGHT: usize = 4;
 
 /// The block's dynamic shared memory, addressed in bytes.
@@ -35,10 +37,10 @@ impl Shared {
         Shared(shared_tiles().in_register())
     }
 
-    /// The memory from byte `at` on.
+    /// The shared memory from byte `at` on.
     ///
     /// # Safety
-    /// `at` is within it.
+    /// `at` is within the block's dynamic shared memory.
     #[inline(always)]
     pub(crate) unsafe fn after(self, at: u32) -> Self {
         // SAFETY: the caller's condition; the array of vectors stands for its bytes.
@@ -67,10 +69,10 @@ impl Shared {
 }
 
 impl Shared {
-    /// `BYTES` bytes from byte `at` on, at the beginning of a vector.
+    /// Loads `BYTES` bytes from byte `at` on, as the first bytes of a vector whose others are 0.
     ///
     /// # Safety
-    /// 1. They have arrived.
+    /// 1. The bytes are written: their copy is complete.
     /// 2. `BYTES` is 16, 8, 4 or 2, and divides `at`.
     #[inline(always)]
     pub(crate) unsafe fn load_bytes<const BYTES: usize>(self, at: u32) -> Vec16 {
@@ -91,7 +93,8 @@ impl Shared {
     /// Stores the first `BYTES` bytes of a vector as [`load_bytes`](Self::load_bytes) loads them.
     ///
     /// # Safety
-    /// As there, and no other thread accesses them before the warp meets.
+    /// As [`load_bytes`](Self::load_bytes)'s condition 2, and no other thread accesses the bytes
+    /// before the warp synchronises.
     #[inline(always)]
     pub(crate) unsafe fn store_bytes<const BYTES: usize>(self, at: u32, vector: Vec16) {
         let Vec16([first, second, ..]) = vector;
@@ -106,13 +109,14 @@ impl Shared {
         }
     }
 
-    /// Begins to copy `bytes` contiguous bytes from address `start` to byte `at`, by `sharing`, each
-    /// `FLIGHT` vectors at a time.
+    /// Starts to copy `bytes` contiguous bytes from address `start` to byte `at`. The lanes of
+    /// `sharing` share the copy, each `FLIGHT` vectors at a time.
     ///
     /// # Safety
-    /// 1. They are in global memory; `at` and `start` are as far from a boundary of 16 bytes, and
-    ///    nothing is kept in shared memory in what is before them of the first 16.
-    /// 2. As [`Tile::load_async`].
+    /// 1. The bytes are in global memory.
+    /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the bytes between the
+    ///    16-byte boundary before `at` and `at`.
+    /// 3. As [`Tile::load_async`].
     #[inline(always)]
     unsafe fn copy_async<const FLIGHT: usize>(
         self,
@@ -121,7 +125,7 @@ impl Shared {
         bytes: u32,
         sharing: Lanes,
     ) {
-        // Counted from the boundary that is before the first byte.
+        // All offsets count from the 16-byte boundary before the first byte.
         let (global, shared) = (start & !u64::from(VECTOR - 1), at & !(VECTOR - 1));
         let (from, to) = (start as u32 % VECTOR, start as u32 % VECTOR + bytes);
         let step = sharing.count * VECTOR;
@@ -138,13 +142,13 @@ impl Shared {
                     unsafe { self.0.from_byte(shared + behind).copy_end(0, source, first) };
                 }
             });
-            // Opaque, so that the compiler does not unroll this loop too.
+            // Opaque, so that the compiler does not unroll this loop, too.
             at = opaque(u64::from(at + FLIGHT as u32 * step)) as u32;
         }
         if to == last {
             return;
         }
-        // Behind the last whole vector: words, and the bytes that make none.
+        // The tail behind the last whole vector: by words, and by bytes where it has no whole word.
         let begin = from.max(last);
         let (first, last) = (begin.next_multiple_of(4), to & !3);
         let mut at = first + sharing.lane * 4;
@@ -166,24 +170,23 @@ impl Shared {
         }
     }
 
-    /// Begins to copy `bytes` contiguous bytes, like [`copy_async`](Self::copy_async), by all lanes
-    /// of the warp.
+    /// [`copy_async`](Self::copy_async) by all lanes of the warp.
     ///
     /// # Safety
-    /// As there.
+    /// As [`copy_async`](Self::copy_async).
     #[inline(always)]
     pub(crate) unsafe fn copy_span_async(self, at: u32, start: u64, bytes: u32) {
         // SAFETY: the caller's conditions.
         unsafe { self.copy_async::<FLIGHT>(at, start, bytes, Lanes::all()) };
     }
 
-    /// Stores `bytes` contiguous bytes from byte `at` on to address `start`, past the caches, by
-    /// `sharing`, each `FLIGHT` vectors at a time.
+    /// Stores `bytes` contiguous bytes from byte `at` on to address `start`, by streaming stores.
+    /// The lanes of `sharing` share the work, each `FLIGHT` vectors at a time.
     ///
     /// # Safety
-    /// 1. They are elements that may be written, and nobody else accesses them; `at` and `start` are
-    ///    as far from a boundary of 16 bytes.
-    /// 2. The bytes were written, and the warp has met since.
+    /// 1. The bytes at `start` are elements that may be written, and no other thread accesses them.
+    /// 2. `at` and `start` are equal modulo 16.
+    /// 3. The bytes at `at` were written, and the warp has synchronised since.
     #[inline(always)]
     unsafe fn store_run<E: Element, const FLIGHT: usize>(
         self,
@@ -210,7 +213,7 @@ impl Shared {
             });
             at = opaque(u64::from(at + FLIGHT as u32 * step)) as u32;
         }
-        // What is in no whole vector, at either end, is stored element by element.
+        // Head and tail, which fill no whole vector, are stored element by element.
         let size = size_of::<E>() as u32;
         let mut at = from + sharing.lane * size;
         while at < to {
@@ -226,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// Word `index` of those from byte `at` on.
+    /// Word `index` of the array of words that begins at byte `at`.
     ///
     /// # Safety
     /// As [`SharedArray::get`].
@@ -236,7 +239,7 @@ impl Shared {
         unsafe { self.0.words_from_byte::<T>(at).get(index) }
     }
 
-    /// Sets word `index` of those from byte `at` on.
+    /// Sets word `index` of the array of words that begins at byte `at`.
     ///
     /// # Safety
     /// As [`SharedArray::set`].
@@ -247,25 +250,23 @@ impl Shared {
     }
 }
 
-/// Some of a warp's lanes, which share work.
+/// Lanes of a warp that share a copy.
 #[derive(Clone, Copy)]
 struct Lanes {
-    /// How many.
     count: u32,
     /// This lane's index among them.
     lane: u32,
 }
 
 impl Lanes {
-    /// All lanes of the warp.
     #[inline(always)]
     fn all() -> Self {
         Lanes { count: WARP_SIZE, lane: lane_id() }
     }
 }
 
-/// Adjacent rows of a tensor, and where they are in shared memory: each as far from a boundary of
-/// 16 bytes as in global memory.
+/// Adjacent rows of a tensor, and where they are in shared memory. Each row has the same alignment
+/// modulo 16 bytes in both memories.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<E> {
     shared: Shared,
@@ -285,8 +286,9 @@ pub(crate) struct Tile<E> {
 impl<E: Element> Tile<E> {
     const SIZE: u32 = size_of::<E>() as u32;
 
-    /// The rows of `tensor` from `first` on, `cols` elements each, in shared memory from byte `base`
-    /// on, a multiple of 128, and `step` bytes apart.
+    /// The rows of `tensor` from `first` on, `cols` elements each. In shared memory they are `step`
+    /// bytes apart, and begin at byte `base`, a multiple of 128, plus the first row's offset in its
+    /// cache line.
     #[inline(always)]
     pub(crate) fn new(
         shared: Shared,
@@ -296,8 +298,8 @@ impl<E: Element> Tile<E> {
         base: u32,
         step: u32,
     ) -> Self {
-        // Opaque, or LLVM computes what follows from them before the loop over tiles and keeps it,
-        // and makes induction variables of addresses.
+        // Opaque: LLVM would compute all that depends on them before the loop over tiles, keep it
+        // in registers, and turn addresses into induction variables.
         let stride = opaque(tensor.row_stride) * u64::from(Self::SIZE);
         let start = opaque(tensor.start + first * stride);
         let at = base + start as u32 % CACHE_LINE;
@@ -310,11 +312,13 @@ impl<E: Element> Tile<E> {
         self.at + row * self.step
     }
 
-    /// Begins to copy the first `rows` rows, at least one; they are there when this thread has ended
-    /// the batch ([`end_copies`](cuda_std::memory::end_copies)), waited for it, and met its warp.
+    /// Starts to copy the first `rows` rows, at least one. They are complete when each lane has
+    /// ended the batch of copies ([`end_copies`](cuda_std::memory::end_copies)) and waited for it,
+    /// and the warp has synchronised.
     ///
     /// # Safety
-    /// 1. The rows are in global memory, aligned for their type; of a span what is between them too.
+    /// 1. The rows are in global memory, aligned for their type; with `load_span`, so are the gaps
+    ///    between them.
     /// 2. The block has shared memory for the tile, which no other warp accesses.
     /// 3. All lanes of the warp call it.
     #[inline(always)]
@@ -332,13 +336,13 @@ impl<E: Element> Tile<E> {
         }
     }
 
-    /// Stores the first `rows` rows, at least one, to those of `to` from `first` on.
+    /// Stores the first `rows` rows of the tile, at least one, to the rows of `to` from `first` on.
     ///
     /// # Safety
-    /// 1. The rows of `to` may be written, nobody else accesses them, and they are as far from a
-    ///    boundary of 16 bytes as those of the tile.
-    /// 2. The tile was written, and the warp has met since.
-    /// 3. All lanes of the warp call it.
+    /// 1. The rows of `to` may be written, and no other thread accesses them.
+    /// 2. They have the same alignment modulo 16 bytes as those of the tile.
+    /// 3. The tile was written, and the warp has synchronised since.
+    /// 4. All lanes of the warp call it.
     #[inline(always)]
     pub(crate) unsafe fn store(&self, args: &TileArgs, rows: u32, to: Matrix, first: u64) {
         let stride = opaque(to.row_stride) * u64::from(Self::SIZE);
@@ -358,17 +362,18 @@ impl<E: Element> Tile<E> {
         }
     }
 
-    /// Bytes from the beginning of the first row to the end of number `rows`.
+    /// Bytes from the beginning of the first row to the end of the last of `rows` rows.
     #[inline(always)]
     fn span_bytes(&self, rows: u32) -> u32 {
         (rows - 1) * self.step + self.row_bytes
     }
 }
 
-/// Calls `each(row, lanes)` for each of `rows` rows, by `1 << args.copy_shift` lanes.
+/// Calls `each(row, lanes)` for each of `rows` rows. `1 << args.copy_shift` lanes share a row.
 #[inline(always)]
 fn for_each_row(args: &TileArgs, rows: u32, mut each: impl FnMut(u32, Lanes)) {
-    // Opaque, or what follows from it is computed before the loop over tiles and kept.
+    // Opaque: LLVM would compute all that depends on it before the loop over tiles, and keep it in
+    // registers.
     let shift = opaque(args.copy_shift.into()) as u32;
     let sharing = Lanes { count: 1 << shift, lane: lane_id() & ((1 << shift) - 1) };
     let mut row = lane_id() >> shift;

@@ -1,5 +1,5 @@
-//! The forward pass over long rows, as a loss of the engine for rows ([`crate::row`]), by the
-//! online softmax.
+//! The forward pass over long rows: cross-entropy as a [`RowLoss`] of the row engine
+//! ([`crate::row`]), by the online softmax.
 
 use super::finish::{finish, has_sums};
 use super::label::Label;
@@ -13,9 +13,12 @@ use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
 use cuda_std::memory::{Vec16, load};
 use cuda_std::warp::{WARP_SIZE, ballot};
 
+/// Streams rows through shared memory, and writes their losses and the call's.
+///
 /// # Safety
-/// The kernels' conditions ([`super`]). `args.stream` is as [`StreamArgs`] says, and a block has
-/// dynamic shared memory for the rings of its warps.
+/// 1. The kernels' conditions ([`super`]).
+/// 2. `args.stream` is as [`StreamArgs`] says.
+/// 3. A block has dynamic shared memory for the rings of its warps.
 #[inline(always)]
 pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     // SAFETY: the caller's conditions.
@@ -25,38 +28,40 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
     }
 }
 
-/// What a part of a row of logits comes to.
+/// The online softmax of a part of a row: the running maximum and the running sums.
 ///
-/// The sum of the exponentials is staged less the 1 of the largest logit: where a class is nearly
-/// certain, the loss is what is left, and added to 1 it would lose its digits.
+/// The sum of the exponentials leaves out the 1 of the largest logit. Where a class is nearly
+/// certain, the loss is the sum of the other exponentials, and added to 1 that would lose its
+/// digits.
 #[derive(Clone, Copy)]
 pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
     /// The largest logit, m.
     max: R,
-    /// Σ exp(x − m) − 1; −1 of no logit.
+    /// Σ exp(x − m) − 1; −1 if there is no logit yet.
     others: R,
-    /// Of a target with a share q for every class (`DENSE`): Σ q (x − m), ...
+    /// Σ q (x − m), for a target with a share q for every class (`DENSE`).
     dot: R,
-    /// ... and Σ q.
+    /// Σ q, for a `DENSE` target.
     weight: R,
 }
 
 impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
     const DENSE: bool = MODE != mode::CLASS;
 
-    /// What logits are taken relative to: the largest, but 0 while that is −∞.
+    /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
+    /// −∞ − −∞ is NaN.
     #[inline(always)]
     fn center(max: R) -> R {
         if max == R::NEG_INFINITY { R::ZERO } else { max }
     }
 
-    /// As the statistics that other passes have.
+    /// Converts to the statistics that the other kernels use.
     #[inline(always)]
     fn stats(self) -> Stats<R> {
         Stats::of_parts(self.parts()).of_row()
     }
 
-    /// Σ exp(x − max), and the dot, relative to `max`, which is larger than the largest logit.
+    /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is larger than the largest logit.
     #[inline(always)]
     fn relative_to(self, max: R) -> (R, R) {
         let center = Self::center(max);
@@ -114,14 +119,15 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     }
 }
 
-/// Σ exp(x − center) of N vectors and, with `EXACT`, the same without the exponentials that are 1.
+/// Σ exp(x − center) over N vectors and, with `EXACT`, the sum over those exponentials that are
+/// not 1.
 #[inline(always)]
 fn sum_of_exps<E: Element, const N: usize, const EXACT: bool>(
     x: [Vec16; N],
     center: E::Real,
 ) -> (E::Real, E::Real) {
     let (zero, one) = (E::Real::ZERO, E::Real::ONE);
-    // In two parts: an addition waits for fewer others.
+    // Two accumulators each, which halve the chain of dependent additions.
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
     E::exps(x, Base::Center(center), |_, exps| {
         unrolled!(for lane in 0..E::LANES as usize; {
@@ -136,12 +142,13 @@ fn sum_of_exps<E: Element, const N: usize, const EXACT: bool>(
     (sums[0] + sums[1], rests[0] + rests[1])
 }
 
-/// Below this, Σ exp(x − m) − 1 has lost digits that a loss needs: it was computed from a sum that
-/// is near 1.
+/// A sum Σ exp(x − m) − 1 below this has lost digits that the loss needs: it was computed as the
+/// difference of a sum near 1 and 1.
 const CERTAIN: f64 = 0.125;
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// The weights of `count` classes from `column` on, as a vector; ones where there are none.
+    /// A vector of the weights of `count` classes from `column` on. Its other lanes are 1, and all
+    /// are in a call without class weights.
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
@@ -155,9 +162,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's conditions: the classes are the row's.
         unsafe {
             if count == E::LANES && at.is_multiple_of(VECTOR_BYTES.into()) {
-                // In halves, which the first-level cache stages for the next row. Past it, as rows
-                // are read, f32 takes half as long again (H200, 32768×4096 with weights and
-                // smoothing: 141 and 216 µs).
+                // Loaded as two halves, which stay in the first-level cache for the next row. Loads
+                // past that cache, as those of rows, take f32 half as long again (H200, 32768×4096
+                // with weights and smoothing: 141 and 216 µs).
                 let halves = [0, 1].map(|half| load((at as *const u64).wrapping_add(half)));
                 return Vec16([
                     halves[0] as u32,
@@ -175,7 +182,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         E::pack(weights)
     }
 
-    /// Adds the shares of N vectors of logits to the statistics, relative to `center`.
+    /// Adds Σ q (x − center) and Σ q over N vectors of logits `x` to the statistics. `t` has their
+    /// probabilities, where these are the target.
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
@@ -189,7 +197,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         counts: [u32; N],
     ) {
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
-        // Without weights, all classes have the same share of a smoothed target.
+        // Without class weights, smoothing gives all classes the same share: multiply once.
         let uniform = MODE == mode::SMOOTHED && self.args.weight == 0;
         let (mut apart_sum, mut elements) = (zero, zero);
         unrolled!(for k in 0..N; {
@@ -272,11 +280,12 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         }
         let (sum, rest) = sum_of_exps::<E, N, EXACT>(x, center);
         if is_new {
-            let all = (E::Real::ONE + stats.others) * (stats.max - center).exp_below();
-            // Of one largest logit, the others are all that are not 1.
+            let rescaled = (E::Real::ONE + stats.others) * (stats.max - center).exp_below();
+            // If the others sum to less than 1/2, only one logit is the largest, and they are
+            // the exponentials that are not 1.
             let others = sum - E::Real::ONE;
             let others = if EXACT && others < E::Real::HALF { rest } else { others };
-            stats.others = all + others;
+            stats.others = rescaled + others;
         } else {
             stats.others = stats.others + sum;
         }
@@ -285,7 +294,7 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
 
     #[inline(always)]
     fn is_exact(stats: &Self::Stats) -> bool {
-        // Of NaN, there is nothing to be had more exactly.
+        // NaN compares as not certain, so it counts as exact: a second pass would not improve it.
         let is_certain = stats.others < E::Real::from_f64(CERTAIN);
         !is_certain
     }

@@ -1,11 +1,12 @@
-//! The engine for losses over rows: it brings rows in at the speed of the memory, whatever their
-//! length, number and alignment. What a row's loss is, it learns from [`RowLoss`].
+//! The engine for losses over rows: it loads rows at the speed of the memory, whatever their
+//! length, number and alignment. The loss itself is a [`RowLoss`].
 //!
-//! So far it has one regime, [`stream`]: a forward pass over long rows.
+//! So far the engine has one regime, [`stream`]: a forward pass over long rows.
 
 mod ring;
 mod segment;
 mod span;
+mod split_row;
 pub(crate) mod stream;
 
 use crate::abi::{Matrix, StreamArgs};
@@ -16,47 +17,48 @@ use cuda_std::memory::{Vec16, load};
 /// Terms that a row adds to the sums over the grid.
 pub(crate) const TERMS: usize = 4;
 
-/// The column of no element.
+/// Stands for no column.
 pub(crate) const NO_COLUMN: u32 = u32::MAX;
 
-/// The arithmetic's type of a loss.
+/// The type that a loss computes in.
 pub(crate) type Real<L> = <<L as RowLoss>::Element as Element>::Real;
 
 /// A loss of a row: statistics of its elements that merge, and a value from them.
 pub(crate) trait RowLoss {
     /// The element type of the tensors.
     type Element: Element;
-    /// What is read once a row.
+    /// What is loaded once a row, such as its class.
     type Target;
-    /// What a thread has seen of a row.
+    /// What a thread accumulates of its part of a row.
     type Stats: RowStats<Real = Real<Self>>;
     /// Tensors that rows are read from: 1 or 2.
     const TENSORS: u32;
 
-    /// The tensors; the second is not looked at where there is one.
+    /// The tensors. The second is ignored if [`TENSORS`](Self::TENSORS) is 1.
     fn tensors(&self) -> [Matrix; 2];
 
-    /// Rows, and elements of a row.
+    /// The number of rows, and of elements in a row.
     fn shape(&self) -> (u64, u32);
 
-    /// How row groups share them.
+    /// How row groups share the rows.
     fn layout(&self) -> &StreamArgs;
 
     /// The target of a row.
     ///
     /// # Safety
-    /// 1. The tensors have so many rows of so many elements in global memory, aligned for their
-    ///    type.
-    /// 2. The row is one of them.
+    /// 1. The tensors have rows and elements as [`shape`](Self::shape) says, in global memory,
+    ///    aligned for their type.
+    /// 2. The row is one of these.
     unsafe fn target(&self, row: u64) -> Self::Target;
 
-    /// The column whose element the row's value needs by itself, or [`NO_COLUMN`].
+    /// The column whose element [`finish_row`](Self::finish_row) needs, or [`NO_COLUMN`].
     fn picked(&self, target: &Self::Target) -> u32;
 
     /// Adds N vectors of each tensor to the statistics. `columns[k]` is the column of the first
     /// element of vector `k`; its first `counts[k]` elements are the row's, the others are −∞. With
-    /// `WHOLE` all are the row's. With `EXACT` the statistics have no error that
-    /// [`is_exact`](Self::is_exact) would ask about, at the price of more instructions.
+    /// `WHOLE`, the row has all elements. With `EXACT`, the statistics pass
+    /// [`is_exact`](Self::is_exact), or are as accurate as they can be, at the price of more
+    /// instructions.
     ///
     /// # Safety
     /// [`target`](Self::target)'s condition 1, and these columns are the row's.
@@ -70,7 +72,7 @@ pub(crate) trait RowLoss {
     );
 
     /// Whether the statistics of a row, or of a group's part of one, are as accurate as they would
-    /// be with `EXACT`. If not, the part is gone through once more.
+    /// be with `EXACT`. If not, the part is computed again with `EXACT`.
     fn is_exact(stats: &Self::Stats) -> bool;
 
     /// Writes the results of a row, and returns its terms.
@@ -86,7 +88,7 @@ pub(crate) trait RowLoss {
         workspace: Workspace,
     ) -> [f64; TERMS];
 
-    /// Whether anything comes of the sums over the grid.
+    /// Whether the call uses the sums over the grid.
     fn needs_sums(&self) -> bool;
 
     /// Writes the results of the whole input from the sums of the rows' terms.
@@ -98,19 +100,20 @@ pub(crate) trait RowLoss {
 
 /// Statistics of a part of a row. Parts merge in any grouping; the result may differ by rounding.
 pub(crate) trait RowStats: Copy {
-    /// The arithmetic's type.
+    /// The type that the statistics are computed in.
     type Real: crate::element::Real;
-    /// Numbers that [`parts`](Self::parts) uses of four.
+    /// How many of the four numbers of [`parts`](Self::parts) are used.
     const PARTS: usize;
-    /// Of no element.
+    /// The statistics of no element.
     fn none() -> Self;
-    /// This and `other` together.
+    /// Merges these statistics with `other`.
     fn with(self, other: Self) -> Self;
-    /// Over the lanes of the warp, in all of them. All lanes call it.
+    /// Merges the statistics of all lanes of the warp, and returns the result in each. All lanes
+    /// call it.
     fn over_warp(self) -> Self;
-    /// As numbers, to be exchanged.
+    /// The statistics as numbers, to exchange them through memory.
     fn parts(self) -> [Self::Real; 4];
-    /// From such numbers.
+    /// The statistics that have these [`parts`](Self::parts).
     fn from_parts(parts: [Self::Real; 4]) -> Self;
 }
 
@@ -130,7 +133,7 @@ unsafe fn load_element<E: Element>(row: u64, column: u32) -> E {
     unsafe { load((row as *const E).wrapping_add(column as usize)) }
 }
 
-/// A vector that has one element, its first.
+/// A vector whose first element is `element`; the others are −∞.
 #[inline(always)]
 fn vector_of<E: Element>(element: E) -> Vec16 {
     let mut elements = [E::LOWEST; MAX_LANES];

@@ -1,10 +1,11 @@
 //! A ring of tiles in shared memory, which each thread fills for itself.
 //!
-//! A thread reads only the vectors that it copied, so nothing but its own wait stands between a
-//! copy and its use: there is no barrier, and warps may run ahead of each other. Tiles begin at
-//! multiples of 128 bytes in global and in shared memory: a cache line that is copied to parts of
-//! two lines is requested twice, which cost a tenth of the bandwidth (H200, 2026-11-24: 0.80 and
-//! 0.90 of the ceiling).
+//! A thread reads only the vectors that it copied, so it waits for its own copies only: there is no
+//! barrier, and warps may run ahead of each other.
+//!
+//! Tiles begin at multiples of 128 bytes in global and in shared memory. A cache line that is
+//! copied to parts of two lines is requested twice, which cost a tenth of the bandwidth (H200,
+//! 2026-11-24: 0.80 and 0.90 of the ceiling).
 
 use super::segment::{RowGroup, Segments};
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
@@ -21,13 +22,14 @@ cuda_std::shared_array! {
     fn shared_rings() -> [Vec16];
 }
 
-/// The slots of a thread: each has its vectors of one tile of the loss's tensors. A slot is named
-/// by its byte offset.
+/// A thread's slots of the ring. A slot has the thread's vectors of one tile of each tensor, and is
+/// named by its byte offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<L> {
     shared: SharedArray<Vec16>,
-    /// Where this thread's vectors of the first slot are.
+    /// Where this thread's vectors of the first slot begin.
     base: u32,
+    /// Bytes of a warp's ring.
     bytes: u32,
     loss: PhantomData<L>,
 }
@@ -56,10 +58,10 @@ impl<L: RowLoss> Ring<L> {
         unsafe { self.shared.from_byte(at) }
     }
 
-    /// The thread's vectors of a tile, all of which are the row's.
+    /// The thread's vectors of a tile that is whole in the row.
     ///
     /// # Safety
-    /// They have arrived.
+    /// The copies to the slot are complete.
     #[inline(always)]
     pub(crate) unsafe fn get(&self, slot: u32, tensor: u32) -> [Vec16; BATCH] {
         let at = self.at(slot, tensor);
@@ -71,10 +73,10 @@ impl<L: RowLoss> Ring<L> {
         vectors
     }
 
-    /// One of them, which is the row's.
+    /// The thread's vector `k` of a tile, which the row has.
     ///
     /// # Safety
-    /// It has arrived.
+    /// The copy of the vector is complete.
     #[inline(always)]
     pub(crate) unsafe fn get_one(&self, slot: u32, tensor: u32, k: u32) -> Vec16 {
         // SAFETY: the caller's condition.
@@ -86,9 +88,9 @@ impl<L: RowLoss> Ring<L> {
 pub(crate) struct Loader<L: RowLoss> {
     segments: Segments,
     tile: u32,
-    /// Of the row in the first tensor.
+    /// The vectors of the row in the first tensor.
     span: RowSpan<L::Element>,
-    /// From an element of the first tensor to that of the second, in bytes.
+    /// Bytes from an element of the first tensor to the same element of the second.
     apart: u64,
 }
 
@@ -114,11 +116,12 @@ impl<L: RowLoss> Loader<L> {
         }
     }
 
-    /// Starts to copy the next tile to a slot, if there is one, as a batch of copies.
+    /// Starts to copy the next tile to a slot, as one batch of copies. If there is no next tile,
+    /// the batch is empty.
     ///
     /// # Safety
     /// 1. The rows of the loss's tensors are in global memory.
-    /// 2. This thread reads the slot no more.
+    /// 2. This thread does not read the slot's tile any more.
     #[inline(always)]
     pub(crate) unsafe fn load(&mut self, loss: &L, group: RowGroup, ring: &Ring<L>, slot: u32) {
         if self.segments.has_next() {
@@ -145,7 +148,7 @@ impl<L: RowLoss> Loader<L> {
         unrolled!(for k in 0..BATCH; {
             let index = k as u32 * WARP_SIZE;
             if whole || self.span.has(vector + index) {
-                // SAFETY: a vector of the row; condition 2.
+                // SAFETY: the row has the vector; condition 2.
                 unsafe { to.copy(index, (from as *const Vec16).wrapping_add(index as usize)) };
             }
         });
@@ -158,7 +161,7 @@ impl<L: RowLoss> Loader<L> {
             let index = k as u32 * WARP_SIZE;
             if whole || self.span.has(vector + index) {
                 let from = from + u64::from(index * VECTOR_BYTES);
-                // SAFETY: the elements of the second tensor beside such a vector; condition 2.
+                // SAFETY: these columns are in the second tensor's row, too; condition 2.
                 unsafe {
                     if aligned {
                         to.copy(index, from as *const Vec16);
@@ -171,11 +174,12 @@ impl<L: RowLoss> Loader<L> {
     }
 }
 
-/// Copies 16 bytes that begin off a 16-byte boundary: by words of 4 bytes asynchronously where they
-/// can be, by elements otherwise.
+/// Copies 16 bytes that are not aligned to 16 bytes: asynchronously by words if they are aligned to
+/// 4, otherwise element by element.
 ///
 /// # Safety
-/// They are elements in global memory; `to` is this thread's to write.
+/// 1. The bytes are elements in global memory.
+/// 2. No other thread accesses the vector `to`.
 #[inline(always)]
 unsafe fn copy_unaligned<E: Element>(to: SharedArray<Vec16>, from: u64) {
     // SAFETY: the caller's conditions.

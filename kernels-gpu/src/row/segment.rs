@@ -1,11 +1,10 @@
-//! Which row group works on which part of which row.
+//! Which row group computes which part of which row.
 
 use super::span::WARP_VECTORS;
 use crate::abi::StreamArgs;
 use cuda_std::warp::{lane_id, warp_id};
 
-/// A part of a row: tiles `begin` to `end` of it. A tile is what the threads of a row group take at
-/// once.
+/// A part of a row: its tiles `begin..end`. A tile is what the threads of a row group load at once.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) row: u32,
@@ -19,17 +18,19 @@ pub(crate) struct Segments {
     next: Segment,
     last_row: u32,
     row_step: u32,
-    /// The end of rows behind the first, and of the last.
+    /// The end of the segments between the first and the last.
     end: u32,
+    /// The end of the last segment.
     last_end: u32,
 }
 
 impl Segments {
-    /// Those of row group `group`. With `args.split`, the tiles of all rows are shared out equally,
-    /// each group's one after the other; otherwise groups take rows in turns.
+    /// The segments of row group `group`. With `args.split`, each group has an equal share of all
+    /// tiles, which are consecutive; otherwise group g has rows g, g + groups, and so on.
     #[inline(always)]
     pub(crate) fn of_group(args: &StreamArgs, rows: u32, group: u32) -> Self {
-        // Never 0, which the compiler cannot know: it would make a panic.
+        // Neither is ever 0. The compiler cannot know that, and would emit a panic for the
+        // division.
         let (tiles, groups) = (args.row_tiles.max(1), args.groups.max(1));
         if args.split == 0 {
             return Segments {
@@ -43,10 +44,10 @@ impl Segments {
         let all = u64::from(rows) * u64::from(tiles);
         let share = |group: u32| u64::from(group) * all / u64::from(groups);
         let (first, end) = (share(group), share(group + 1));
-        let place =
+        let position =
             |tile: u64| ((tile / u64::from(tiles)) as u32, (tile % u64::from(tiles)) as u32);
-        let (row, begin) = place(first);
-        let (last_row, last_tile) = place(end.saturating_sub(1));
+        let (row, begin) = position(first);
+        let (last_row, last_tile) = position(end.saturating_sub(1));
         let end_of_first = if row == last_row { last_tile + 1 } else { tiles };
         let row = if first == end { u32::MAX } else { row };
         Segments {
@@ -81,12 +82,12 @@ impl Segments {
 #[derive(Clone, Copy)]
 pub(crate) struct RowGroup {
     warps: u32,
-    /// This warp's index in it.
+    /// This warp's index in the group.
     pub(crate) warp: u32,
 }
 
 impl RowGroup {
-    /// A warp by itself, or with `warps` not 1 the block of so many.
+    /// A warp if `warps` is 1, otherwise the block, which has `warps` warps.
     #[inline(always)]
     pub(crate) fn new(warps: u32) -> Self {
         RowGroup { warps: warps.max(1), warp: if warps == 1 { 0 } else { warp_id() } }
@@ -97,13 +98,13 @@ impl RowGroup {
         self.warps == 1
     }
 
-    /// Whether this is its first thread.
+    /// Whether this is the group's first thread.
     #[inline(always)]
     pub(crate) fn leads(self) -> bool {
         self.warp == 0 && lane_id() == 0
     }
 
-    /// The first vector of tile `tile` that this warp has.
+    /// The first vector of this warp's part of tile `tile`.
     #[inline(always)]
     pub(crate) fn first_vector(self, tile: u32) -> u32 {
         (tile * self.warps + self.warp) * WARP_VECTORS

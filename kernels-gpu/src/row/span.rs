@@ -1,9 +1,9 @@
 //! Where the vectors of a row are.
 //!
 //! A vector is 16 bytes, aligned to 16 bytes in memory. Vectors of a row are numbered from the
-//! cache line that the row begins in, so that vector 0 may lie before the row. Elements before the
-//! first vector that is all the row's, and behind the last, are the row's edge: at most 15 bytes at
-//! either end.
+//! cache line that the row begins in, so that vector 0 may be before the row. The row's head and
+//! tail are the elements before its first and behind its last whole vector: fewer than 16 bytes
+//! each.
 
 use super::row_address;
 use crate::abi::{CACHE_LINE, Matrix, VECTOR_BYTES};
@@ -11,10 +11,10 @@ use crate::element::Element;
 use core::marker::PhantomData;
 use cuda_std::warp::WARP_SIZE;
 
-/// Vectors that a thread has of a tile.
+/// Vectors of a tile that one thread loads.
 pub(crate) const BATCH: usize = 4;
 
-/// Vectors that a warp has of a tile.
+/// Vectors of a tile that one warp loads.
 pub(crate) const WARP_VECTORS: u32 = WARP_SIZE * BATCH as u32;
 
 /// The vectors of a row.
@@ -22,10 +22,11 @@ pub(crate) const WARP_VECTORS: u32 = WARP_SIZE * BATCH as u32;
 pub(crate) struct RowSpan<E> {
     /// The address of vector 0.
     line: u64,
-    /// The first vector that is all the row's, and the one behind the last.
+    /// The first whole vector of the row.
     first: u32,
+    /// One past the last whole vector.
     end: u32,
-    /// Elements from vector 0 to the row.
+    /// Elements between the beginning of vector 0 and the row.
     skipped: u32,
     cols: u32,
     element: PhantomData<E>,
@@ -60,23 +61,24 @@ impl<E: Element> RowSpan<E> {
         (vector * E::LANES).wrapping_sub(self.skipped)
     }
 
-    /// Whether all of a vector is the row's.
+    /// Whether the row has all elements of a vector.
     #[inline(always)]
     pub(crate) fn has(&self, vector: u32) -> bool {
         vector >= self.first && vector < self.end
     }
 
-    /// [`has`](Self::has) of all vectors of a warp's part of a tile, which begins with vector
-    /// `first`.
+    /// Whether the row [has](Self::has) all vectors of a warp's part of a tile, which begins with
+    /// vector `first`.
     #[inline(always)]
     pub(crate) fn has_tile(&self, first: u32) -> bool {
         first >= self.first && first + WARP_VECTORS <= self.end
     }
 
-    /// The column of element `index` of the edge, if it has so many: fewer than a warp has lanes.
+    /// The column of element `index` of head and tail together, if they have as many. They have
+    /// fewer elements than a warp has lanes.
     #[inline(always)]
-    pub(crate) fn edge(&self, index: u32) -> Option<u32> {
-        // A row that is within one vector has no whole one, and is all edge.
+    pub(crate) fn head_and_tail(&self, index: u32) -> Option<u32> {
+        // A row without a whole vector consists of head and tail.
         let head = self.column(self.first).min(self.cols);
         let tail = self.column(self.end.max(self.first)).min(self.cols);
         let column = if index < head { index } else { index - head + tail };

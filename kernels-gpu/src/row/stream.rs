@@ -1,23 +1,24 @@
 //! A forward pass over long rows: a row group, which is a warp or a block, streams rows through a
 //! ring in shared memory ([`super::ring`]).
 //!
-//! Blocks are persistent. Where rows are few, the groups, which are blocks then, have equal shares
-//! of all tiles, and so parts of rows: each leaves the statistics of its part in the workspace, and
-//! the last of a row's groups to arrive merges them, in the order of the groups.
+//! Blocks are persistent. Where rows are few, each group is a block, and groups have equal shares
+//! of all tiles, so that rows are split among groups ([`super::split_row`]).
 
 use super::ring::{Loader, Ring};
 use super::segment::{RowGroup, Segment, Segments};
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
+use super::split_row::SplitRow;
 use super::{NO_COLUMN, Real, RowLoss, RowStats, TERMS, load_element, row_address, vector_of};
 use crate::abi::STREAM_DEPTH;
 use crate::element::{Element, MAX_LANES, Real as _, unrolled};
 use crate::grid::sum_in_last_block;
 use crate::reduce::Workspace;
-use cuda_std::atomic::fence;
 use cuda_std::memory::{Vec16, wait_for_copies};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp, warp_id};
+use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
+/// Computes all rows, and their sums over the grid.
+///
 /// # Safety
 /// 1. The tensors of the loss are as [`RowLoss::target`] says.
 /// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and what the loss writes overlaps
@@ -52,16 +53,17 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
             }
             if segment.begin == 0 && segment.end == layout.row_tiles {
                 if group.leads() {
-                    let of_row = loss.finish_row(row, &target, picked, stats, workspace);
-                    unrolled!(for term in 0..TERMS; { terms[term] += of_row[term]; });
+                    let row_terms = loss.finish_row(row, &target, picked, stats, workspace);
+                    unrolled!(for term in 0..TERMS; { terms[term] += row_terms[term]; });
                 }
             } else {
                 starts_split_row |= segment.begin == 0;
                 if group.warp == 0 {
-                    let parts = Parts::of_row(loss, segment.row);
-                    if let Some(stats) = parts.merge(workspace, index, segment, stats) {
-                        // Which block finishes the row is chance, so its terms have an entry.
-                        parts.finish(loss, workspace, &target, picked, stats);
+                    let split_row = SplitRow::new(loss, segment.row);
+                    if let Some(stats) = split_row.merge(workspace, index, segment, stats) {
+                        // Which block finishes the row is left to chance. For a fixed order of
+                        // the sums, its terms go to an entry of their own.
+                        split_row.finish(loss, workspace, &target, picked, stats);
                     }
                 }
             }
@@ -110,10 +112,10 @@ impl<L: RowLoss> Tiles<L> {
         tiles
     }
 
-    /// Replaces the tile that was read last by the next one that is not in the ring.
+    /// Starts to load the next tile that is not in the ring into the slot that was read last.
     ///
     /// # Safety
-    /// [`stream`]'s condition 1; this thread is done with the slot.
+    /// [`stream`]'s condition 1; this thread does not read the slot's tile any more.
     #[inline(always)]
     unsafe fn load_next(&mut self, loss: &L) {
         // SAFETY: the caller's condition.
@@ -121,10 +123,11 @@ impl<L: RowLoss> Tiles<L> {
         self.slot = self.ring.next(self.slot);
     }
 
-    /// The statistics of this thread's part of a segment, whose tiles leave the ring.
+    /// The statistics of this thread's part of a segment, from the tiles in the ring, which are
+    /// replaced by the next ones.
     ///
     /// # Safety
-    /// [`stream`]'s condition 1; the segment's tiles are next.
+    /// [`stream`]'s condition 1; the segment's tiles are the next in the ring.
     #[inline(always)]
     unsafe fn accumulate(
         &mut self,
@@ -136,7 +139,7 @@ impl<L: RowLoss> Tiles<L> {
         let mut tile = segment.begin;
         // SAFETY: the caller's conditions.
         unsafe {
-            self.add_edge(loss, span, segment, &mut stats);
+            self.add_head_and_tail(loss, span, segment, &mut stats);
             while tile < segment.end {
                 wait_for_copies::<{ STREAM_DEPTH - 1 }>();
                 let first = self.group.first_vector(tile);
@@ -155,7 +158,7 @@ impl<L: RowLoss> Tiles<L> {
     /// Adds the tile in the ring's slot, all of whose vectors are the row's.
     ///
     /// # Safety
-    /// As [`accumulate`](Self::accumulate); the tile has arrived.
+    /// As [`accumulate`](Self::accumulate); the copy of the tile is complete.
     #[inline(always)]
     unsafe fn add_whole_tile(
         &self,
@@ -177,8 +180,8 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Adds a tile at an end of the row, vector by vector: as one batch, its guards would slow
-    /// whole tiles.
+    /// Adds a tile at an end of the row, vector by vector: in one batch with guards, it would slow
+    /// the code for whole tiles.
     ///
     /// # Safety
     /// As [`add_whole_tile`](Self::add_whole_tile).
@@ -206,12 +209,13 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Adds the edge, if the segment and the warp have it.
+    /// Adds the row's head and tail, one element a lane, in the first warp of the group that has
+    /// the row's first segment.
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
     #[inline(always)]
-    unsafe fn add_edge(
+    unsafe fn add_head_and_tail(
         &self,
         loss: &L,
         span: &RowSpan<L::Element>,
@@ -221,7 +225,7 @@ impl<L: RowLoss> Tiles<L> {
         if segment.begin > 0 || self.group.warp > 0 {
             return;
         }
-        let Some(column) = span.edge(lane_id()) else { return };
+        let Some(column) = span.head_and_tail(lane_id()) else { return };
         let [first, second] = loss.tensors();
         let address = |tensor| row_address::<L::Element>(tensor, segment.row.into());
         // SAFETY: the caller's condition.
@@ -233,8 +237,8 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// The statistics of this thread's part of a segment once more, exactly, from global memory:
-    /// the tiles have left the ring.
+    /// Computes the statistics of this thread's part of a segment a second time, with `EXACT`, and
+    /// from global memory: the ring has later tiles by now.
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
@@ -251,7 +255,7 @@ impl<L: RowLoss> Tiles<L> {
         let mut vector = self.group.first_vector(segment.begin) + lane_id();
         // SAFETY: the caller's condition.
         unsafe {
-            self.add_edge(loss, span, segment, &mut stats);
+            self.add_head_and_tail(loss, span, segment, &mut stats);
             let mut tile = segment.begin;
             while tile < segment.end {
                 let mut k = 0;
@@ -277,7 +281,7 @@ impl<L: RowLoss> Tiles<L> {
     }
 }
 
-/// The picked element of a row, in the thread that `wants` it.
+/// The picked element of a row ([`RowLoss::picked`]), in a thread that `wants` it; otherwise 0.
 ///
 /// # Safety
 /// [`stream`]'s condition 1.
@@ -292,11 +296,11 @@ unsafe fn load_picked<L: RowLoss>(loss: &L, row: u64, target: &L::Target, wants:
     unsafe { load_element::<L::Element>(row, column).widen() }
 }
 
-/// A vector of elements from `column` on, element by element: the second tensor may begin
-/// elsewhere in a vector than the first.
+/// Loads a vector of elements from `column` on, element by element: the rows of the second tensor
+/// may have another alignment than those of the first.
 ///
 /// # Safety
-/// They are in global memory.
+/// The elements are in global memory.
 #[inline(always)]
 unsafe fn load_elements<E: Element>(row: u64, column: u32) -> Vec16 {
     let mut elements = [E::LOWEST; MAX_LANES];
@@ -308,29 +312,30 @@ unsafe fn load_elements<E: Element>(row: u64, column: u32) -> Vec16 {
 }
 
 cuda_std::shared_array! {
-    /// The statistics of each warp's part of a row, for two rows in turns and for what is done
-    /// again.
+    /// The statistics of each warp's part of a row. Three buffers: two for alternate rows, and one
+    /// for a second, exact computation.
     fn warp_stats() -> [u64; 384];
 }
 
-/// The turn of statistics that are computed again.
+/// The buffer of a second, exact computation.
 const REDO: u32 = 2;
 
-/// The statistics of a row from those of its group's threads, in all of them. `turn` is 0 and 1
-/// from row to row, or [`REDO`]: a warp may write those of the next row while another still reads
-/// these, but the barrier of the next row is behind both.
+/// Merges the statistics of the threads of a group, and returns the result in all of them. `turn`
+/// selects the buffer: 0 and 1 in alternate rows, or [`REDO`]. With two buffers, one barrier a row
+/// is enough: a warp may write the statistics of the next row while another still reads these, and
+/// writes this buffer again only behind the next row's barrier.
 #[inline(always)]
 fn merge_group<S: RowStats>(stats: S, group: RowGroup, turn: u32) -> S {
-    let of_warp = stats.over_warp();
+    let warp_total = stats.over_warp();
     if group.is_warp() {
-        return of_warp;
+        return warp_total;
     }
     let at = |part: usize, warp: u32| (turn * 4 + part as u32) * WARP_SIZE + warp;
     if lane_id() == 0 {
-        let parts = of_warp.parts();
+        let parts = warp_total.parts();
         unrolled!(for part in 0..4; {
             if part < S::PARTS {
-                // SAFETY: the warp's own element; who read what was there met this warp since.
+                // SAFETY: the warp's own element; a barrier has passed since it was read last.
                 unsafe { warp_stats().set(at(part, warp_id()), parts[part].to_bits64()) };
             }
         });
@@ -347,123 +352,4 @@ fn merge_group<S: RowStats>(stats: S, group: RowGroup, turn: u32) -> S {
         });
     }
     S::from_parts(parts).over_warp()
-}
-
-/// The row groups that have parts of a row that is split: `count` of them from `first` on.
-#[derive(Clone, Copy)]
-struct Parts {
-    row: u32,
-    first: u32,
-    count: u32,
-    groups: u32,
-}
-
-/// Words of a part's statistics.
-const PART_WORDS: u32 = 4;
-
-impl Parts {
-    /// The inverse of the shares in [`Segments::of_group`].
-    #[inline(always)]
-    fn of_row<L: RowLoss>(loss: &L, row: u32) -> Self {
-        let (tiles, groups) = (u64::from(loss.layout().row_tiles), loss.layout().groups);
-        let all = (loss.shape().0 * tiles).max(1);
-        let group = |tile: u64| (((tile + 1) * u64::from(groups) - 1) / all) as u32;
-        let first = group(u64::from(row) * tiles);
-        let last = group((u64::from(row) + 1) * tiles - 1);
-        Parts { row, first, count: last - first + 1, groups }
-    }
-
-    /// The first word behind the terms of the grid: of each group, one entry for the rows that are
-    /// all its own, and one for the row that it has the beginning of.
-    #[inline(always)]
-    fn base(&self) -> u32 {
-        TERMS as u32 * 2 * self.groups
-    }
-
-    /// Where a group leaves its part: it may have the end of one row and the beginning of another.
-    #[inline(always)]
-    fn place(&self, group: u32, is_beginning: bool) -> u32 {
-        self.base() + (2 * group + u32::from(is_beginning)) * PART_WORDS
-    }
-
-    /// Leaves this group's part, and returns the statistics of the row in the last of its groups to
-    /// arrive.
-    ///
-    /// # Safety
-    /// [`stream`]'s conditions; one warp of each of the row's groups calls it, once.
-    #[inline(always)]
-    unsafe fn merge<S: RowStats>(
-        &self,
-        workspace: Workspace,
-        group: u32,
-        segment: Segment,
-        stats: S,
-    ) -> Option<S> {
-        let counter = self.base() + 2 * self.groups * PART_WORDS + self.first;
-        // SAFETY: the places are the groups' own; the counter is this row's.
-        unsafe {
-            let mut is_last = false;
-            if lane_id() == 0 {
-                let parts = stats.parts();
-                let place = self.place(group, segment.begin == 0);
-                unrolled!(for part in 0..4; {
-                    workspace.set_word(place + part as u32, parts[part].to_bits64());
-                });
-                // Releases the part, and acquires those of the others.
-                fence();
-                is_last = workspace.arrive(counter, self.count);
-                fence();
-            }
-            if !any(is_last) {
-                return None;
-            }
-            sync_warp();
-            let mut sum = S::none();
-            let mut from = 0;
-            while from < self.count {
-                let part = from + lane_id();
-                if part < self.count {
-                    let place = self.place(self.first + part, part == 0);
-                    let mut parts = [S::Real::ZERO; 4];
-                    unrolled!(for index in 0..4; {
-                        let bits = workspace.take_word(place + index as u32);
-                        parts[index] = S::Real::from_bits64(bits);
-                    });
-                    sum = sum.with(S::from_parts(parts));
-                }
-                from += WARP_SIZE;
-            }
-            Some(sum.over_warp())
-        }
-    }
-
-    /// Finishes the row, whose term goes to the entry of the group that has its beginning.
-    ///
-    /// # Safety
-    /// [`stream`]'s conditions; all lanes of a warp call it, once a row.
-    #[inline(always)]
-    unsafe fn finish<L: RowLoss>(
-        &self,
-        loss: &L,
-        workspace: Workspace,
-        target: &L::Target,
-        picked: Real<L>,
-        stats: L::Stats,
-    ) {
-        if lane_id() > 0 {
-            return;
-        }
-        // SAFETY: the caller's conditions; the entry is this row's.
-        unsafe {
-            let sums = loss.finish_row(self.row.into(), target, picked, stats, workspace);
-            if !loss.needs_sums() {
-                // Nobody would take them, and the next launch expects words that are 0.
-                return;
-            }
-            unrolled!(for term in 0..TERMS; {
-                let entry = term as u32 * 2 * self.groups + self.groups + self.first;
-                workspace.set_sum(entry, sums[term]);
-            });
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Short rows, one lane per row: each lane computes a row in registers.
+//! Short rows, one lane per row: each lane computes a whole row in its registers.
 
 use super::register_row::{RegisterRow, SharedRow};
 use super::stage::{Stage, for_each_stage};
@@ -13,7 +13,7 @@ use crate::tile::Tile;
 use cuda_std::hint::opaque;
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp};
 
-/// The targets of these kernels.
+/// The kind of targets that these kernels take.
 const CLASS: u32 = mode::CLASS;
 
 /// Computes a warp's share of the rows.
@@ -26,7 +26,7 @@ pub(super) unsafe fn rows<E: Element, const COMPUTES: u32>(
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
-    // SAFETY: the caller's conditions; a stage has arrived when it is computed.
+    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
     unsafe {
         for_each_stage::<E, CLASS, COMPUTES>(pass, share, |stage, scale, terms| {
             let args = stage.args;
@@ -50,7 +50,7 @@ pub(super) unsafe fn rows<E: Element, const COMPUTES: u32>(
 /// second, and adds its terms to `terms`.
 ///
 /// # Safety
-/// As [`rows`]; the stage has arrived, and no other lane accesses the row.
+/// As [`rows`]; the copies of the stage are complete, and no other lane accesses the row.
 #[inline(always)]
 unsafe fn row<E: Element, const COMPUTES: u32>(
     pass: &Pass<'_, E, CLASS>,
@@ -68,7 +68,8 @@ unsafe fn row<E: Element, const COMPUTES: u32>(
     let source = SharedRow {
         shared,
         at: logits.row(index),
-        // Opaque, or the addresses of all chunks are computed before the loop and staged.
+        // Opaque: LLVM would compute the addresses of all chunks before the loop over rows and
+        // keep them in registers.
         cols: opaque(args.cols.into()) as u32,
         access,
         order: (index >> order_right & order_mask) << order_left,
@@ -77,7 +78,7 @@ unsafe fn row<E: Element, const COMPUTES: u32>(
     unsafe {
         let class = stage.class(index);
         let mut logit = E::Real::ZERO;
-        // A negative class is beyond every row.
+        // A negative class is out of range, too, as an unsigned number.
         if class.cast_unsigned() < args.cols.into() {
             logit = shared.element::<E>(source.at + class as u32 * size).widen();
         }
@@ -105,7 +106,7 @@ unsafe fn row<E: Element, const COMPUTES: u32>(
             return;
         }
         let factors = factors_of_row::<E, CLASS, COMPUTES>(pass, &label, stats, row, scale);
-        // The second read costs less than the registers to stage the row.
+        // Reading the row again costs less than keeping it in registers since the statistics.
         let mut registers = RegisterRow::<E>::load(source.rematerialize());
         registers.make_gradients(&factors);
         registers.store(target);

@@ -1,9 +1,12 @@
 //! Rows of any length that fits a tile, with one lane or several per row.
 //!
-//! The lanes of a row read their parts of it from shared memory. A warp works on as many rows at the
-//! same time as it has lanes for, in turns, until it knows the statistics of 32 rows; then each lane
-//! finishes one of them, and in as many turns again the gradients are made. So one lane does what is
-//! done once a row.
+//! The lanes of a row read their parts of it from shared memory. A warp computes 32 rows as a
+//! batch:
+//!
+//! 1. In each turn it computes the statistics of as many rows as it has lanes for, until it has
+//!    those of 32 rows.
+//! 2. Each lane then finishes one row. What is done once a row is so done for 32 rows at a time.
+//! 3. In as many turns again, the lanes of each row compute its gradients.
 
 use super::part::{Chunk, Pairs, Part, Split};
 use super::stage::{Stage, for_each_stage};
@@ -27,7 +30,7 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
-    // SAFETY: the caller's conditions; a stage has arrived when it is computed.
+    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
     unsafe {
         for_each_stage::<E, MODE, COMPUTES>(pass, share, |stage, scale, terms| {
             let tiles = Tiles::<E, MODE>::new(stage);
@@ -81,10 +84,11 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         Part::new(self.stage.shared, at, args.cols, split, order, tile.access)
     }
 
-    /// Computes 32 rows from `first` on, or as many as there are, and adds their terms to `terms`.
+    /// Computes 32 rows from `first` on, or those that the stage has left, and adds their terms to
+    /// `terms`.
     ///
     /// # Safety
-    /// As [`rows`]; all lanes of the warp call it, and the stage has arrived.
+    /// As [`rows`]; all lanes of the warp call it, and the copies of the stage are complete.
     #[inline(always)]
     unsafe fn batch<const COMPUTES: u32>(
         &self,
@@ -101,14 +105,15 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let has_own = own < rows;
         let row = self.stage.first() + u64::from(own);
         let size = size_of::<E>() as u32;
-        // SAFETY: the caller's conditions, as condition 1 of the kernels has it for all that is
-        // read; a lane writes what is its own part of a row, between meetings of the warp.
+        // SAFETY: the caller's conditions; condition 1 of the kernels covers all reads of global
+        // memory. A lane writes its own part of a row only, and the warp synchronises before
+        // another lane accesses it.
         unsafe {
             let mut class = args.ignore_index;
             let mut logit = E::Real::ZERO;
             if MODE != mode::PROBABILITIES && has_own {
                 class = self.stage.class(own);
-                // A negative class is beyond every row.
+                // A negative class is out of range, too, as an unsigned number.
                 if class.cast_unsigned() < u64::from(args.cols) {
                     let at = self.logits.row(own) + class as u32 * size;
                     logit = shared.element::<E>(at).widen();
@@ -134,7 +139,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             let mut turn = 0;
             while turn < WARP_SIZE && first + turn < rows {
                 let lane = turn + split.slot;
-                let factors = of_lane::<E::Real, MODE>(&factors, lane);
+                let factors = factors_from_lane::<E::Real, MODE>(&factors, lane);
                 let is_any_far = any(Relative::<_, MODE>::is_far(factors.center));
                 if first + lane < rows {
                     self.gradients(pass, first + lane, split, &factors, is_any_far);
@@ -152,7 +157,8 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         }
     }
 
-    /// The statistics of the row that the lane finishes, of 32 from `first` on.
+    /// Computes the statistics of 32 rows from `first` on, and returns those of the row that this
+    /// lane finishes.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -167,12 +173,12 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let mut stats = Stats::NONE;
         let mut turn = 0;
         while turn < WARP_SIZE && first + turn < rows {
-            // A lane beyond the last row takes that one: all lanes take part in shuffles.
+            // Lanes beyond the last row compute that one again: all lanes take part in shuffles.
             let row = (first + turn + split.slot).min(rows - 1);
             // SAFETY: the caller's conditions.
-            let of_row = unsafe { self.statistics_of(pass, row, split) };
+            let row_stats = unsafe { self.statistics_of(pass, row, split) };
             if split.part << split.rows_shift == turn {
-                stats = of_row;
+                stats = row_stats;
             }
             turn += 1 << split.rows_shift;
         }
@@ -181,9 +187,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
 
     /// The statistics of a row, in each lane that shares it.
     ///
-    /// Where the exponentials besides the largest, which is 1, come to less than it, they are summed
-    /// by themselves: added to 1, they would lose digits that the loss needs. The sum of all tells
-    /// whether it is so, and then they are computed again.
+    /// If the sum of all exponentials is below 2, the largest logit's, which is 1, exceeds the sum
+    /// of the others. They are then computed again and summed without it: added to 1, they would
+    /// lose digits that the loss needs.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -256,10 +262,10 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         stats.of_row()
     }
 
-    /// The probabilities beside a chunk of logits.
+    /// The probabilities of the same columns as a chunk of logits.
     ///
     /// # Safety
-    /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and the chunk is of it.
+    /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and has the chunk.
     #[inline(always)]
     unsafe fn targets_of(&self, x: &Part<E>, row: u32, chunk: Chunk) -> Vec16 {
         if MODE != mode::PROBABILITIES {
@@ -269,11 +275,11 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         unsafe { x.load_beside(self.probabilities.row(row), chunk) }
     }
 
-    /// Writes the gradients of the lane's part of a row, and those of its probabilities.
-    /// `is_any_far` is whether the warp works on a row that is [far](Relative::is_far) from 0.
+    /// Writes the gradients of the logits and of the probabilities in the lane's part of a row.
+    /// `is_any_far` is whether any row of the warp's turn is [far](Relative::is_far) from 0.
     ///
     /// # Safety
-    /// As [`batch`](Self::batch); the lanes of the row have met since they read it.
+    /// As [`batch`](Self::batch); the warp has synchronised since the row was read.
     #[inline(always)]
     unsafe fn gradients(
         &self,
@@ -336,7 +342,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     /// Stores the gradients of all rows of the stage.
     ///
     /// # Safety
-    /// As [`batch`](Self::batch); the warp has met since they were written.
+    /// As [`batch`](Self::batch); the warp has synchronised since they were written.
     #[inline(always)]
     unsafe fn store(&self) {
         let Stage { args, rows, .. } = self.stage;
@@ -353,26 +359,27 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     }
 }
 
-/// The factors that a lane has, as far as the gradients besides that of the class need them.
+/// Shuffles the factors from `lane` to this lane: those that the gradients of all classes but the
+/// row's own need.
 #[inline(always)]
-fn of_lane<R: Real, const MODE: u32>(factors: &Factors<R>, lane: u32) -> Factors<R> {
-    let mut of_lane = Factors {
+fn factors_from_lane<R: Real, const MODE: u32>(factors: &Factors<R>, lane: u32) -> Factors<R> {
+    let mut shuffled = Factors {
         counts: u32::from(factors.counts).shuffle(lane) != 0,
         center: factors.center.shuffle(lane),
         factor: factors.factor.shuffle(lane),
         ..Factors::NONE
     };
     if MODE != mode::CLASS {
-        of_lane.by_share = factors.by_share.shuffle(lane);
+        shuffled.by_share = factors.by_share.shuffle(lane);
     }
     if MODE == mode::PROBABILITIES {
-        of_lane.by_target = factors.by_target.shuffle(lane);
-        of_lane.log_sum = factors.log_sum.shuffle(lane);
+        shuffled.by_target = factors.by_target.shuffle(lane);
+        shuffled.log_sum = factors.log_sum.shuffle(lane);
     }
-    of_lane
+    shuffled
 }
 
-/// The sum of a vector's values. Two by two: each addition waits for fewer.
+/// The sum of a vector's values, added in pairs: a shorter chain of dependent additions.
 #[inline(always)]
 fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
     let mut sum = values[0] + values[1];

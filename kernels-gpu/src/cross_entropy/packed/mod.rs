@@ -1,9 +1,9 @@
 //! Short rows, packed into tiles: a warp stages whole rows in shared memory by asynchronous copies,
-//! and one lane or a few compute each row. Gradients are written over the tile, or to one of their
-//! own if they are aligned differently in memory, and stored from there.
+//! and one lane or several compute each row. Gradients are written over the tile, or to a tile of
+//! their own if they are aligned differently in global memory, and stored from there.
 //!
 //! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each
-//! other until the end, where the block adds up what its rows come to.
+//! other until the end, where the block sums the terms of its rows.
 
 mod lane_per_row;
 mod lanes_per_row;
@@ -24,16 +24,20 @@ use cuda_std::warp::{WARP_SIZE, warp_id};
 /// What a kernel computes.
 pub(crate) mod computes {
     pub(crate) const LOSS: u32 = 0;
-    /// Gradients, from what a forward pass has saved.
+    /// Gradients, from the maximum and log-sum that a forward pass has saved.
     pub(crate) const GRADIENTS: u32 = 1;
     pub(crate) const BOTH: u32 = 2;
 }
 
 type BlockRank = reduce::BlockRank<2>;
 
-/// Targets that a thread has in flight while the normaliser of a mean is added up. Targets of short
-/// rows are a large part of all bytes, so this is as many as hide the latency of memory.
+/// Targets that a thread loads at once while the normaliser of a mean is summed. Targets of short
+/// rows are a large part of all bytes, so these are as many as hide the latency of memory.
 const TARGETS: usize = 8;
+
+/// [`TARGETS`] of the kernels with a lane per row. More would raise the registers of the whole
+/// kernel above those that the rows need.
+const LANE_ROWS_TARGETS: usize = 4;
 
 /// The tiles of a warp: number `first`, and then every `step`th.
 #[derive(Clone, Copy)]
@@ -42,17 +46,16 @@ struct Share {
     step: u32,
 }
 
-/// The same for the kernels with a lane per row: more targets in flight would need registers that
-/// the rows leave unused.
-const LANE_ROWS_TARGETS: usize = 4;
-
-/// Rows of any length that fits a tile, with one lane or several per row; with `LANE_ROWS`, rows of
-/// at most [`lane_row_cols`](crate::abi::lane_row_cols) columns, with one lane per row.
+/// Computes rows of any length that fits a tile, with one lane or several per row; with
+/// `LANE_ROWS`, rows of at most [`lane_row_cols`](crate::abi::lane_row_cols) columns, with one lane
+/// per row.
 ///
 /// # Safety
-/// The kernels' conditions ([`super`]). The grid has `abi::grid_of_workers` behind the blocks that
-/// add up totals; without a loss, any number of blocks. `args.tile` fits the rows, and a block has
-/// dynamic shared memory for the tiles of its warps. With `LANE_ROWS`, targets are classes.
+/// 1. The kernels' conditions ([`super`]).
+/// 2. With a loss, the grid is the `normaliser_blocks` that sum the normaliser, if gradients are
+///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks.
+/// 3. `args.tile` fits the rows, and a block has dynamic shared memory for the tiles of its warps.
+/// 4. With `LANE_ROWS`, targets are classes.
 #[inline(always)]
 pub(crate) unsafe fn packed<
     E: Element,
@@ -80,9 +83,9 @@ pub(crate) unsafe fn packed<
         }
         return;
     }
-    let (piece, pieces) =
+    let (worker, workers) =
         if has_loss { (rank.worker(), rank.workers()) } else { (block_idx_x(), grid_dim_x()) };
-    if has_loss && (rank.is_adder() || piece >= pieces) {
+    if has_loss && (rank.is_adder() || worker >= workers) {
         // SAFETY: conditions 1 and 2.
         unsafe {
             if both {
@@ -94,7 +97,7 @@ pub(crate) unsafe fn packed<
         return;
     }
     let warps = block_dim_x() / WARP_SIZE;
-    let share = Share { first: piece * warps + warp_id(), step: pieces * warps };
+    let share = Share { first: worker * warps + warp_id(), step: workers * warps };
     // SAFETY: the caller's conditions.
     let terms = unsafe {
         if LANE_ROWS {
@@ -103,20 +106,20 @@ pub(crate) unsafe fn packed<
             lanes_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
         }
     };
-    // The next launch would take for its own what a block leaves and nobody sums.
+    // Publish no terms that nobody sums: the next launch would read them as its own.
     if !has_loss || (!both && !has_sums(args)) {
         return;
     }
     let second = if both { terms[2] } else { terms[1] };
     let [loss, second] = block_sums::<f64, false, 2>([terms[0], second]);
-    // SAFETY: condition 2; the first thread of each block leaves its terms once.
+    // SAFETY: condition 2; the first thread of each block publishes its terms once.
     unsafe {
         if both || pass.has_two_sums() {
             if thread_idx_x() == 0 {
                 publish_terms::<E::Real, _>(rank, [loss, second, 0.0, 0.0], 1, workspace);
             }
         } else {
-            // Between two sums of the block.
+            // `block_sums` needs a barrier between two calls.
             sync_threads();
             let [square, count] = block_sums::<f64, false, 2>([terms[2], terms[3]]);
             if thread_idx_x() == 0 {
@@ -126,7 +129,7 @@ pub(crate) unsafe fn packed<
     }
 }
 
-/// Adds a row's terms to `terms`, and writes the results that the call asks for per row.
+/// Adds a row's terms to `terms`, and writes its loss and saved values where the call returns them.
 ///
 /// # Safety
 /// As [`Pass::finish_row`].
@@ -144,9 +147,9 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
     unsafe {
         if pass.is_plain() {
             let label = pass.plain_label(class);
-            let of_row =
+            let row_terms =
                 pass.finish_row::<{ writes::NOTHING }>(row, &label, stats, logit, workspace);
-            terms[0] += of_row[0];
+            terms[0] += row_terms[0];
             if COMPUTES == computes::LOSS {
                 terms[1] += if label.counts { 1.0 } else { 0.0 };
             }
@@ -154,19 +157,22 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
         }
         let label = pass.label(class);
         if COMPUTES == computes::BOTH {
-            let of_row = pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
+            let row_terms =
+                pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
             // The normaliser was summed before, so the weights are not summed again.
-            terms[0] += of_row[0];
-            terms[2] += of_row[2];
+            terms[0] += row_terms[0];
+            terms[2] += row_terms[2];
         } else {
-            let of_row = pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
-            unrolled!(for term in 0..TERMS; { terms[term] += of_row[term]; });
+            let row_terms =
+                pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
+            unrolled!(for term in 0..TERMS; { terms[term] += row_terms[term]; });
         }
     }
 }
 
-/// The factors of a row's gradients, from its statistics or, in a pass of gradients alone, from what
-/// is saved of it. `scale` is that of all rows, where they share one upstream gradient.
+/// The factors of a row's gradients: from its statistics or, in a kernel that computes gradients
+/// only, from the values that the forward pass has saved. `scale` is the scale of all rows, where
+/// they share one upstream gradient; otherwise it is not used.
 ///
 /// # Safety
 /// The kernels' conditions 1 and 2; `row` is one of `rows`.

@@ -1,10 +1,11 @@
-//! What a lane has of a row in shared memory: chunks of 16 bytes.
+//! A lane's part of a row in shared memory: chunks of 16 bytes.
 //!
 //! Rows that begin and end at multiples of 16 bytes are read a vector at a time. Any other row is
-//! cut into words of 4 bytes, or of 8 in f64, and a chunk is as many as make 16 bytes. Of 16-bit
-//! elements, one before the first word and one behind the last may be left; they and the words that
-//! make no whole chunk are the row's rest. So no lane reads or writes what another row's lane does,
-//! and only the rest asks which of its elements exist.
+//! cut into words of 4 bytes (8 in f64), and a chunk is as many words as make 16 bytes. Rows of
+//! 16-bit elements may have a head of one element before the first word, and a tail of one behind
+//! the last. Head, tail and the words that fill no chunk form one last chunk, the rest of the row.
+//! So no lane accesses bytes of a row that is another lane's, and only the rest checks which of its
+//! elements exist.
 
 use crate::element::{Element, MAX_LANES, unrolled};
 use crate::tile::Shared;
@@ -21,7 +22,8 @@ pub(super) struct Part<E> {
     pub(super) cols: u32,
     part: u32,
     parts: u32,
-    /// Chunk `c` is taken in place of `c ^ order`, so that lanes of other rows read other banks.
+    /// Chunk `c ^ order` is read in place of chunk `c`, so that lanes of different rows read
+    /// different banks.
     order: u32,
     /// Whether a chunk is a vector.
     is_aligned: bool,
@@ -32,21 +34,22 @@ pub(super) struct Part<E> {
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
     number: u32,
-    /// Its first element but those of `peeled elements`.
+    /// Its first column, head and tail left aside.
     first: u32,
-    /// How many elements it has from `first` on.
+    /// Its elements from `first` on.
     count: u32,
     /// Whether it is a vector.
     is_aligned: bool,
-    /// Whether it is the row's rest, whose last two lanes are for what is before the first word and
-    /// behind the last.
+    /// Whether it is the rest of the row. The last two elements of its vector are the head and the
+    /// tail.
     is_rest: bool,
+    /// Whether the row has a head and a tail.
     has_head: bool,
     has_tail: bool,
 }
 
 impl Chunk {
-    /// The column of a lane's element, if it has one.
+    /// The column of element `lane` of the chunk's vector, if it has one.
     #[inline(always)]
     pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
         if size_of::<E>() == 2 && self.is_rest && lane >= E::LANES - 2 {
@@ -58,24 +61,26 @@ impl Chunk {
     }
 }
 
-/// Whether a lane has two chunks under way: the second arrives while the first is worked on, for
-/// more code.
+/// Whether a lane loads two chunks at once, so that the second arrives while it computes the first.
+/// This makes two copies of the loop's body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pairs {
-    /// Never, and `body` is called in one place: LLVM does not inline a large closure into two.
+    /// Never. `body` is called in one place: LLVM does not inline a large closure into two.
     None,
-    /// Where chunks are vectors.
+    /// If chunks are vectors.
     Vectors,
+    /// Always.
     All,
 }
 
-/// A lane's position among the lanes that share rows.
+/// How a warp is split among the rows that it works on at the same time, and a lane's position.
 #[derive(Clone, Copy)]
 pub(super) struct Split {
     /// Rows that the warp works on at the same time, as a power of two.
     pub(super) rows_shift: u32,
-    /// The lane's row among them, and its part of the row.
+    /// Index of the lane's row among them.
     pub(super) slot: u32,
+    /// Index of the lane among the lanes of its row.
     pub(super) part: u32,
 }
 
@@ -107,11 +112,12 @@ impl<E: Element> Part<E> {
     const WORD: u32 = if Self::SIZE == 8 { 8 } else { 4 };
     /// Words of a chunk.
     const WORDS: u32 = 16 / Self::WORD;
-    /// Whether there are elements that are in no word.
+    /// Whether a row may have a head and a tail: elements that fill no word.
     const HAS_PEELED: bool = Self::SIZE < Self::WORD;
 
-    /// The lane's part of the row from byte `row` on. `access` divides where rows begin and how long
-    /// they are.
+    /// The lane's part of the row from byte `row` on. `access` is [`TileArgs::access`].
+    ///
+    /// [`TileArgs::access`]: crate::abi::TileArgs::access
     #[inline(always)]
     pub(super) fn new(
         shared: Shared,
@@ -143,23 +149,24 @@ impl<E: Element> Part<E> {
         Self::HAS_PEELED && !(self.row + self.cols * Self::SIZE).is_multiple_of(Self::WORD)
     }
 
-    /// Elements that are before the first word.
+    /// Elements of the head, 0 or 1.
     #[inline(always)]
     fn head(&self) -> u32 {
         u32::from(self.has_head())
     }
 
-    /// Words of the row.
+    /// Words of the row, without head and tail.
     #[inline(always)]
     fn words(&self) -> u32 {
         (self.cols - self.head()) / (Self::WORD / Self::SIZE)
     }
 
-    /// Calls `body(chunk, vector)` for each chunk of the lane, with its elements and, where it has
-    /// fewer than a vector, −∞.
+    /// Calls `body(chunk, vector)` for each chunk of the lane. The vector has the chunk's elements,
+    /// and −∞ where the chunk has none.
     ///
     /// # Safety
-    /// The row has arrived, and until the warp meets nobody else writes it.
+    /// 1. The copy of the row to shared memory is complete.
+    /// 2. Until the warp synchronises, no other thread writes the row.
     #[inline(always)]
     pub(super) unsafe fn for_each(&self, pairs: Pairs, mut body: impl FnMut(Chunk, Vec16)) {
         let (has_head, has_tail, head) = (self.has_head(), self.has_tail(), self.head());
@@ -173,7 +180,8 @@ impl<E: Element> Part<E> {
             Chunk { number, first, count, is_aligned, is_rest, has_head, has_tail }
         };
         let mut number = self.part;
-        // Vectors have a loop of their own, or each chunk would cost the instructions of both.
+        // Chunks that are vectors have a loop of their own: in a common loop, each chunk would cost
+        // the instructions of both kinds.
         // SAFETY: the caller's conditions.
         unsafe {
             if pairs == Pairs::None {
@@ -215,7 +223,7 @@ impl<E: Element> Part<E> {
         }
     }
 
-    /// The byte of a chunk.
+    /// Where a chunk begins in shared memory, in bytes.
     #[inline(always)]
     fn at(&self, chunk: Chunk) -> u32 {
         self.row + self.head() * Self::SIZE + chunk.number * 16
@@ -282,15 +290,15 @@ impl<E: Element> Part<E> {
         }
     }
 
-    /// The same part of another row, of another tensor, if it is as far from where an access may
-    /// begin.
+    /// The same part of a row of another tensor, if that row has the same alignment, so that it can
+    /// be accessed chunk by chunk.
     #[inline(always)]
     fn beside(&self, row: u32, chunk: Chunk) -> Option<Self> {
         let access = if chunk.is_aligned { 16 } else { Self::WORD };
         (row ^ self.row).is_multiple_of(access).then_some(Part { row, ..*self })
     }
 
-    /// The elements of the same columns of the row that begins at byte `row`.
+    /// Loads a chunk's columns from the row that begins at byte `row`.
     ///
     /// # Safety
     /// As [`for_each`](Self::for_each), for that row.
@@ -311,10 +319,10 @@ impl<E: Element> Part<E> {
         }
     }
 
-    /// Stores a chunk's elements to the same columns of the row that begins at byte `row`.
+    /// Stores a chunk's columns to the row that begins at byte `row`.
     ///
     /// # Safety
-    /// The elements are this lane's to write.
+    /// No other thread accesses these elements until the warp synchronises.
     #[inline(always)]
     pub(super) unsafe fn store_beside(&self, row: u32, chunk: Chunk, vector: Vec16) {
         // SAFETY: the caller's condition.

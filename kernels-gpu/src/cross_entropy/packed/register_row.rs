@@ -15,13 +15,13 @@ use core::mem::MaybeUninit;
 use cuda_std::hint::opaque;
 use cuda_std::memory::Vec16;
 
-/// Columns of a row that a lane has registers for.
+/// The most columns of a row that a lane has registers for.
 const fn most_cols<E: Element>() -> usize {
     lane_row_cols(size_of::<E>() as u32) as usize
 }
 
-/// Registers of a row: 16 columns at most, and padding that stages the constant indices of code that
-/// is never reached within bounds.
+/// Registers of a row: 16 columns at most, and padding that keeps constant indices within bounds in
+/// code that is never reached.
 const REGISTERS: usize = 16 + MAX_LANES;
 
 /// A column of a row in registers. All fields but `first` are compile-time constants.
@@ -37,16 +37,17 @@ struct Column {
     chunk: usize,
 }
 
-/// The first register of a chunk of this many columns: behind those of all longer chunks, except
-/// that the longest shares its registers with the others, since a row that has it has no other.
+/// The first register of a chunk of this many columns. Chunks are in registers from long to short.
+/// The longest shares its registers with all others, since a row that has it has no other chunk.
 const fn first_register<E: Element>(chunk: usize) -> usize {
     most_cols::<E>().saturating_sub(2 * chunk)
 }
 
-/// Runs a block for each of a row's `cols` columns, chunk by chunk, fully unrolled. A macro, since
-/// LLVM does not inline a closure this often, and a call would force the registers into local
-/// memory. The longest chunk is in an `else` branch of all others, or its registers would stay live
-/// for them.
+/// Runs a block for each of a row's `cols` columns, chunk by chunk, fully unrolled.
+///
+/// It is a macro, since LLVM does not inline a closure this often, and a call would force the
+/// registers into local memory. The longest chunk and all others are in different branches of an
+/// `if`: otherwise its registers would stay live for the others.
 macro_rules! for_each_column {
     ($column:pat in $cols:expr, $element:ty; $body:block) => {{
         let cols: u32 = $cols;
@@ -92,20 +93,21 @@ pub(super) struct SharedRow {
     pub(super) cols: u32,
     /// Bytes of one access: 16, 8, 4 or the element's.
     pub(super) access: u32,
-    /// The lane reads vector `v ^ order` in place of `v`; see `TileArgs::order_right`.
+    /// The lane reads vector `v ^ order` in place of `v`, so that lanes of different rows read
+    /// different banks; see `TileArgs::order_right`.
     pub(super) order: u32,
 }
 
 impl SharedRow {
-    /// A copy that the compiler cannot see through, so that it reads the row a second time rather
-    /// than stage it in registers.
+    /// A copy that the compiler cannot see through, so that it loads the row a second time rather
+    /// than keep it in registers.
     #[inline(always)]
     pub(super) fn rematerialize(self) -> Self {
         SharedRow { at: opaque(self.at.into()) as u32, ..self }
     }
 
-    /// The shared memory from the column on. The address of a chunk is computed once; the position
-    /// within it becomes the constant offset of a load.
+    /// The shared memory from column `first + within` on. The address of the chunk is computed
+    /// once; the position `within` it becomes the constant offset of a load.
     ///
     /// # Safety
     /// The row has the column.
@@ -131,7 +133,7 @@ pub(super) struct RegisterRow<E: Element> {
 }
 
 impl<E: Element> RegisterRow<E> {
-    /// With no register initialised.
+    /// A row whose registers are not initialised.
     #[inline(always)]
     pub(super) fn unread(source: SharedRow) -> Self {
         RegisterRow { source, registers: [MaybeUninit::uninit(); REGISTERS] }
@@ -140,8 +142,9 @@ impl<E: Element> RegisterRow<E> {
     /// Reads the row.
     ///
     /// # Safety
-    /// The row has arrived, of at most [`most_cols`] columns; `access` divides its beginning and
-    /// its length.
+    /// 1. The copy of the row to shared memory is complete.
+    /// 2. It has at most [`most_cols`] columns.
+    /// 3. `access` divides the byte that it begins at, and its bytes.
     #[inline(always)]
     pub(super) unsafe fn load(source: SharedRow) -> Self {
         let mut row = Self::unread(source);
@@ -182,7 +185,8 @@ impl<E: Element> RegisterRow<E> {
     /// Writes the registers to a row in shared memory.
     ///
     /// # Safety
-    /// As [`load`](Self::load), for this row; nobody else accesses it until the warp has met.
+    /// As [`load`](Self::load), for row `to`; no other thread accesses it until the warp
+    /// synchronises.
     #[inline(always)]
     pub(super) unsafe fn store(&self, to: SharedRow) {
         // SAFETY: the caller's conditions.
@@ -220,16 +224,16 @@ impl<E: Element> RegisterRow<E> {
         });
     }
 
-    /// The statistics of the row's exponentials. The largest logit is left out of their sum: it
-    /// would add 1, beside which the others would lose their digits.
+    /// The statistics of the row's exponentials. Their sum leaves out the largest logit, which
+    /// would add 1: beside it, the others would lose their digits.
     ///
-    /// With `OVERWRITTEN` the logits are lost, which saves registers; without, chunks that the row
-    /// does not have cost no register copies.
+    /// With `OVERWRITTEN` the logits are overwritten, which saves registers. Without, chunks that
+    /// the row does not have cost no register copies.
     #[inline(always)]
     pub(super) fn statistics<const OVERWRITTEN: bool>(&mut self) -> Stats<E::Real> {
         let cols = self.source.cols;
         let mut max = E::Real::NEG_INFINITY;
-        // Each step stages the larger of two logits and writes the smaller, so the largest is left
+        // Each step keeps the larger of two logits and writes the smaller, so the largest is left
         // out in the end. The first step writes −∞, whose exponential is 0.
         let mut others = [MaybeUninit::<E::Real>::uninit(); REGISTERS];
         for_each_column!(Column { register, .. } in cols, E; {
@@ -250,12 +254,13 @@ impl<E: Element> RegisterRow<E> {
             let other = unsafe { other.assume_init() };
             rests[register % 2] = rests[register % 2] + (other - max).exp_below();
         });
-        // ∞ − ∞ is NaN: rows whose largest logit is infinite have no distribution.
+        // ∞ − ∞ is NaN: a row whose largest logit is infinite has no distribution.
         let rest = rests[0] + rests[1] + (max + -max);
         Stats { max, ties: E::Real::ONE, rest, ..Stats::NONE }
     }
 
-    /// Replaces the logits by their gradients, that of the class computed like any other.
+    /// Replaces the logits by their gradients. The class's own is computed like any other; the
+    /// caller overwrites it.
     #[inline(always)]
     pub(super) fn make_gradients(&mut self, factors: &Factors<E::Real>) {
         for_each_column!(Column { register, .. } in self.source.cols, E; {

@@ -1,5 +1,5 @@
-//! What a warp has in shared memory: two stages, each with the rows of a tile and their targets, and
-//! perhaps gradients.
+//! A warp's shared memory: two stages, each with the rows of a tile and their targets, and tiles
+//! for gradients that cannot be written in place.
 
 use super::{Share, computes};
 use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES};
@@ -12,10 +12,10 @@ use cuda_std::hint::opaque;
 use cuda_std::memory::{end_copies, wait_for_copies};
 use cuda_std::warp::{sync_warp, warp_id};
 
-/// Stages of a warp: one that it computes, and one under way.
+/// Stages of a warp: one that it computes, and one that is being copied.
 const STAGES: u32 = 2;
 
-/// Adjacent rows of logits, and their targets, in a stage of shared memory.
+/// Adjacent rows of logits and their targets in one stage.
 #[derive(Clone, Copy)]
 pub(super) struct Stage<'a, const MODE: u32> {
     pub(super) args: &'a CrossEntropyArgs,
@@ -36,7 +36,8 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         Stage { args, shared, number, rows, base }
     }
 
-    /// Its first row. Opaque, or two registers stage it while the stage is computed.
+    /// Its first row. Opaque, so that it is computed where it is used, and takes no two registers
+    /// while the stage is computed.
     #[inline(always)]
     pub(super) fn first(&self) -> u64 {
         opaque(self.number.into()) * u64::from(self.args.tile.rows)
@@ -60,8 +61,9 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         self.tile(self.args.probabilities(), self.base + tile.bytes, tile.step[1])
     }
 
-    /// Where the gradients are made of logits, or of probabilities, number 0 and 1: over what they
-    /// are the gradients of, or where they are aligned as in global memory.
+    /// The tile for the gradients of tensor `number`, 0 for logits and 1 for probabilities. It is
+    /// `over`, the tile of that tensor, where gradients are written in place. Otherwise it is a
+    /// tile whose rows are aligned as those of the gradients `to` are in global memory.
     #[inline(always)]
     pub(super) fn gradients<E: Element>(
         &self,
@@ -78,21 +80,21 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         self.tile(to, base, tile.store_step[number])
     }
 
-    /// Whether gradients are written over what they are the gradients of.
+    /// Whether gradients are written over the logits or probabilities that they belong to.
     #[inline(always)]
     pub(super) fn in_place(&self) -> bool {
         self.args.tile.gradients == 0
     }
 
-    /// Where classes that come from this address begin: behind the logits, as far from a boundary
-    /// of 16 bytes.
+    /// Where the stage's classes begin in shared memory: behind the logits, with the alignment
+    /// modulo 16 bytes of the address `from` that they are copied from.
     #[inline(always)]
     fn classes(&self, from: u64) -> u32 {
         self.base + self.args.tile.bytes + from as u32 % VECTOR_BYTES
     }
 
-    /// The address of the first row's class. Opaque, or LLVM makes an induction variable of all
-    /// that is computed from it.
+    /// The address of the first row's class. Opaque: LLVM would turn all that is computed from it
+    /// into induction variables.
     #[inline(always)]
     fn class_address(&self) -> u64 {
         opaque(self.args.target + self.first() * u64::from(self.args.class_bytes))
@@ -101,7 +103,9 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     /// The class of row `index` of the stage.
     ///
     /// # Safety
-    /// The stage has arrived, targets are classes, and `index` is below `rows`.
+    /// 1. The copies of the stage are complete.
+    /// 2. Targets are classes.
+    /// 3. `index` is below `rows`.
     #[inline(always)]
     pub(super) unsafe fn class(&self, index: u32) -> i64 {
         let classes = self.classes(self.class_address());
@@ -118,7 +122,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     /// Starts the copies of the stage.
     ///
     /// # Safety
-    /// As [`packed`](super::packed); the lanes of the warp have met since they read the stage.
+    /// As [`packed`](super::packed); the warp has synchronised since its lanes read the stage.
     #[inline(always)]
     unsafe fn load_async<E: Element>(&self) {
         let tile = &self.args.tile;
@@ -135,9 +139,9 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     }
 }
 
-/// Calls `compute(stage, scale, terms)` for each stage of a warp's share of the rows, while the next
-/// one is copied, and returns the terms that it has added up. `scale` is that of the gradients of
-/// all rows, where they share one upstream gradient and are computed with the loss.
+/// Calls `compute(stage, scale, terms)` for each stage of a warp's share of the rows, while the
+/// next one is copied, and returns the summed terms. `scale` is the scale of the gradients of all
+/// rows, for a kernel that computes both loss and gradients from one upstream gradient.
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.

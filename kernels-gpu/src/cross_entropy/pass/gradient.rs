@@ -1,0 +1,213 @@
+//! The factors of a row's gradients, and the gradient of the class's logit.
+//!
+//! With p the softmax probability, the gradient of logit j is a multiple of p_j less a multiple of
+//! the class's share of the target. [`Factors`] has these multiples.
+
+use super::Pass;
+use super::normaliser::Total;
+use crate::abi::saved;
+use crate::cross_entropy::label::Label;
+use crate::cross_entropy::mode;
+use crate::cross_entropy::stats::Stats;
+use crate::cut::Row;
+use crate::element::{Element, Real};
+use crate::math::exp_m1_below;
+use cuda_std::memory::load;
+
+/// The factors of a row's gradients.
+pub(crate) struct Factors<R> {
+    /// Whether the row counts, that is, is not ignored. If it is, all its gradients are 0, whatever
+    /// the class weights are.
+    pub(crate) counts: bool,
+    /// The probability of logit x is exp(x − `center`) · `inverse`.
+    pub(crate) center: R,
+    pub(crate) inverse: R,
+    /// The gradient of logit x is exp(x − `center`) · `factor`, ...
+    pub(crate) factor: R,
+    /// ... less `by_share` times the class's share of the target, [`Pass::share_of`].
+    pub(crate) by_share: R,
+    /// The sum of all shares.
+    pub(crate) weight: R,
+    /// The factor of (probability − 1) in the gradient of the row's class.
+    pub(crate) by_class: R,
+    /// The factor of the probability in the gradient of the z-loss.
+    pub(crate) by_z: R,
+    /// The summed probabilities of all classes but the likeliest, which the row's class uses when
+    /// it is the likeliest: 1 − p would lose digits.
+    pub(crate) others: R,
+    /// log Σ exp(x − m), for the gradients of probabilities and the z-loss.
+    pub(crate) log_sum: R,
+    /// The factor of the gradients of the target's probabilities.
+    pub(crate) by_target: R,
+}
+
+impl<R: Real> Factors<R> {
+    /// The factors of an ignored row.
+    pub(crate) const NONE: Self = Factors {
+        counts: false,
+        center: R::ZERO,
+        inverse: R::ZERO,
+        factor: R::ZERO,
+        by_share: R::ZERO,
+        weight: R::ZERO,
+        by_class: R::ZERO,
+        by_z: R::ZERO,
+        others: R::ZERO,
+        log_sum: R::ZERO,
+        by_target: R::ZERO,
+    };
+}
+
+/// What the forward pass saves of a row for the backward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Saved<R> {
+    max: R,
+    log_sum: R,
+    weight: R,
+}
+
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// The factors of a row, from its statistics, its [`scale`](Self::scale), and the scale of its
+    /// z-loss, which is computed only if there is a z-loss.
+    #[inline(always)]
+    pub(crate) fn factors(
+        &self,
+        label: &Label<E::Real>,
+        stats: Stats<E::Real>,
+        scale: E::Real,
+        z_scale: impl FnOnce() -> E::Real,
+    ) -> Factors<E::Real> {
+        if !label.counts {
+            return Factors::NONE;
+        }
+        let inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
+        let weight = stats.weight;
+        let mut factors =
+            Factors { counts: true, center: stats.max, inverse, weight, ..Factors::NONE };
+        factors.others = stats.others() * inverse;
+        if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
+            factors.log_sum = stats.log_sum();
+        }
+        self.scale_factors(label, scale, z_scale, &mut factors);
+        factors
+    }
+
+    /// Loads what the forward pass has saved of a row.
+    ///
+    /// # Safety
+    /// 1. As [`scale`](Self::scale).
+    /// 2. The saved values are of the same rows.
+    #[inline(always)]
+    pub(crate) unsafe fn saved_of(&self, row: u64) -> Saved<E::Real> {
+        // SAFETY: the caller's condition.
+        let load_saved = |which| unsafe { load(self.saved(row, which)) };
+        Saved {
+            max: load_saved(saved::MAX),
+            log_sum: load_saved(saved::LOG_SUM),
+            weight: load_saved(saved::WEIGHT),
+        }
+    }
+
+    /// The factors of a row, from what the forward pass has saved of it. `scale` computes the
+    /// scales of the row by either normaliser.
+    #[inline(always)]
+    pub(crate) fn factors_of_saved(
+        &self,
+        label: &Label<E::Real>,
+        Saved { max, log_sum, weight }: Saved<E::Real>,
+        scale: impl Fn(Total) -> E::Real,
+    ) -> Factors<E::Real> {
+        if !label.counts {
+            return Factors::NONE;
+        }
+        let mut factors = Factors {
+            counts: true,
+            center: max,
+            inverse: (-log_sum).exp_below(),
+            others: -exp_m1_below(-log_sum),
+            log_sum,
+            weight,
+            ..Factors::NONE
+        };
+        self.scale_factors(label, scale(Total::Weights), || scale(Total::Rows), &mut factors);
+        factors
+    }
+
+    /// Computes those factors that depend on the scales.
+    #[inline(always)]
+    fn scale_factors(
+        &self,
+        label: &Label<E::Real>,
+        scale: E::Real,
+        z_scale: impl FnOnce() -> E::Real,
+        factors: &mut Factors<E::Real>,
+    ) {
+        let args = self.args;
+        let confidence = self.confidence();
+        if args.z_loss != 0.0 {
+            let twice = E::Real::from_f64(self.z_loss() + self.z_loss());
+            let log_sum_exp = factors.center + factors.log_sum;
+            factors.by_z = twice * log_sum_exp * z_scale();
+        }
+        if MODE != mode::PROBABILITIES {
+            factors.by_class = confidence * label.weight * scale;
+            if Self::DENSE {
+                factors.by_share = self.smoothing_per_unit() * scale;
+            }
+        } else {
+            factors.by_share = scale;
+            factors.by_target = confidence * scale;
+        }
+        let all = factors.by_class + factors.by_share * factors.weight + factors.by_z;
+        factors.factor = all * factors.inverse;
+    }
+
+    /// The gradient of the class's logit.
+    #[inline(always)]
+    pub(crate) fn at_class(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        logit: E::Real,
+    ) -> E::Real {
+        let apart = logit - factors.center;
+        let p = apart.exp_below() * factors.inverse;
+        self.at_class_of(label, factors, p, apart == E::Real::ZERO)
+    }
+
+    /// The gradient of the class's logit, from its probability `p` and whether it is the
+    /// `likeliest` class.
+    #[inline(always)]
+    pub(crate) fn at_class_of(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        p: E::Real,
+        likeliest: bool,
+    ) -> E::Real {
+        // p − 1 of the likeliest class is minus the sum of the other probabilities, which keeps
+        // the digits that the subtraction would lose.
+        let less_one = if likeliest { -factors.others } else { p - E::Real::ONE };
+        let share_term = factors.by_share * (p * factors.weight - label.weight * self.unit());
+        factors.by_class.fma(less_one, factors.by_z.fma(p, share_term))
+    }
+
+    /// Writes the gradient of the class's logit over the one that was written as for any other
+    /// class.
+    ///
+    /// # Safety
+    /// 1. The label has a class.
+    /// 2. `to` is the row's row of gradients.
+    /// 3. No other thread accesses the gradient of the class.
+    #[inline(always)]
+    pub(crate) unsafe fn store_at_class(
+        &self,
+        label: &Label<E::Real>,
+        factors: &Factors<E::Real>,
+        logit: E::Real,
+        to: Row<E>,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe { to.store(label.class, E::narrow(self.at_class(label, factors, logit))) };
+    }
+}

@@ -1,0 +1,241 @@
+//! A pass over rows of logits: what all kernels compute of a row once its statistics are known.
+//!
+//! [`row`] turns a row's statistics into its loss, [`gradient`] turns them into the factors of its
+//! gradients, [`normaliser`] knows what a mean is divided by, [`prefetch`] loads rows ahead of
+//! their use, and [`end`] writes the results of the whole call.
+
+use super::label::{Label, class_weight, label, load_class, load_classes};
+use super::mode;
+use crate::abi::CrossEntropyArgs;
+use crate::element::{Element, Real, unrolled};
+use core::marker::PhantomData;
+use cuda_std::hint::opaque;
+
+mod end;
+mod gradient;
+mod normaliser;
+mod prefetch;
+mod row;
+
+pub(crate) use gradient::Factors;
+pub(crate) use normaliser::{Asked, Total};
+pub(crate) use row::writes;
+
+/// Terms that a row adds to the sums over the grid: its loss, the weight of its class, its squared
+/// log-sum-exp (for the z-loss), and 1 if it is not ignored.
+pub(crate) const TERMS: usize = 4;
+
+cuda_std::shared_array! {
+    /// [`TERMS`] sums over the rows that a block has finished.
+    fn block_terms() -> [f64; 4];
+}
+
+/// The summed terms of all rows of a block but its last, in shared memory.
+///
+/// One thread accesses them at a time, and a barrier stands between the accesses of different
+/// threads.
+pub(crate) struct BlockTerms;
+
+impl BlockTerms {
+    #[inline(always)]
+    pub(crate) fn set(terms: [f64; TERMS]) {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: one thread accesses the sums at a time.
+            unsafe { block_terms().set(term as u32, terms[term]) };
+        });
+    }
+
+    /// Returns these sums plus `terms`.
+    #[inline(always)]
+    pub(crate) fn and(mut terms: [f64; TERMS]) -> [f64; TERMS] {
+        unrolled!(for term in 0..TERMS; {
+            // SAFETY: as in `set`.
+            terms[term] += unsafe { block_terms().get(term as u32) };
+        });
+        terms
+    }
+}
+
+cuda_std::shared_array! {
+    /// For the row of a block: the scale of its gradients, the scale of its z-loss gradients, and
+    /// the weight of its class. The first thread writes them before the row's barrier.
+    pub(crate) fn scales_of_row() -> [u64; 3];
+}
+
+/// A pass over the rows.
+pub(crate) struct Pass<'a, E: Element, const MODE: u32> {
+    pub(crate) args: &'a CrossEntropyArgs,
+    /// Whether the arguments of the epilogue are loaded in the epilogue, not at kernel entry.
+    finishes_late: bool,
+    element: PhantomData<E>,
+}
+
+impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
+    #[inline(always)]
+    pub(crate) fn new(args: &'a CrossEntropyArgs) -> Self {
+        Pass { args, finishes_late: false, element: PhantomData }
+    }
+
+    /// A pass that loads the arguments of its epilogue only there: a row then starts with the
+    /// loads that it needs first.
+    #[inline(always)]
+    pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
+        Pass { args, finishes_late: true, element: PhantomData }
+    }
+
+    /// The same pass, typed for class targets. The caller knows that the targets are classes.
+    #[inline(always)]
+    pub(crate) fn of_classes(&self) -> Pass<'a, E, { mode::CLASS }> {
+        Pass { args: self.args, finishes_late: self.finishes_late, element: PhantomData }
+    }
+}
+
+/// Arguments of the call, and constants that follow from them.
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// Whether the target has a share for every class.
+    pub(crate) const DENSE: bool = MODE != mode::CLASS;
+
+    /// An argument of the epilogue. Opaque in a pass that finishes late, so that the compiler loads
+    /// it where it is used.
+    #[inline(always)]
+    fn epilogue_arg(&self, value: u64) -> u64 {
+        if self.finishes_late { opaque(value) } else { value }
+    }
+
+    /// Whether [the call is plain](CrossEntropyArgs::is_plain).
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.epilogue_arg(self.args.plain.into()) != 0
+    }
+
+    /// Whether λ is not 0. Compared as an integer without its sign bit, which takes no f64
+    /// registers.
+    #[inline(always)]
+    fn has_z_loss(&self) -> bool {
+        self.epilogue_arg(self.args.z_loss.to_bits()) << 1 != 0
+    }
+
+    /// Whether only the losses and the class weights are summed over the rows, not all [`TERMS`]:
+    /// in a small call, the sums take most of the time.
+    #[inline(always)]
+    pub(crate) fn has_two_sums(&self) -> bool {
+        !self.has_z_loss() && self.epilogue_arg(self.args.totals) == 0
+    }
+
+    /// λ. Opaque, so that it is loaded where it is used: loaded before the rows, it would occupy
+    /// registers throughout.
+    #[inline(always)]
+    fn z_loss(&self) -> f64 {
+        f64::from_bits(opaque(self.args.z_loss.to_bits()))
+    }
+
+    /// 1 − ε, the share of the target that label smoothing leaves. Class targets without smoothing
+    /// have the constant 1.
+    #[inline(always)]
+    fn confidence(&self) -> E::Real {
+        if MODE == mode::CLASS { E::Real::ONE } else { E::Real::from_f64(self.args.keep) }
+    }
+}
+
+/// Targets.
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// A class's share of the target. With smoothing it is the class weight in the
+    /// [`unit`](Self::unit) of weights; with probabilities it is q, where `t` is the class's
+    /// probability.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is below `cols`.
+    #[inline(always)]
+    pub(crate) unsafe fn share_of(&self, class: u32, t: E::Real) -> E::Real {
+        // SAFETY: the caller's condition.
+        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        self.share_by_weight(weight, t)
+    }
+
+    /// [`share_of`](Self::share_of) a class with this weight.
+    #[inline(always)]
+    pub(in crate::cross_entropy) fn share_by_weight(&self, weight: E::Real, t: E::Real) -> E::Real {
+        if MODE != mode::PROBABILITIES {
+            return weight * self.unit();
+        }
+        let share = E::Real::from_f64(self.args.share);
+        weight * self.confidence().fma(t, share)
+    }
+
+    /// The factor that smoothing multiplies class weights by: the power of two next below 1/C. The
+    /// weighted sum of x − m over all classes is then in the range of x − m, and a multiplication
+    /// by a power of two rounds nothing.
+    #[inline(always)]
+    pub(in crate::cross_entropy) fn unit(&self) -> E::Real {
+        let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
+        let bits =
+            if size_of::<E::Real>() == 4 { (127 - power) << 23 } else { (1023 - power) << 52 };
+        E::Real::from_bits64(bits)
+    }
+
+    /// ε/C divided by the [`unit`](Self::unit): what turns a sum of shares into its part of the
+    /// loss. 1 for probabilities, whose shares already contain ε/C.
+    #[inline(always)]
+    fn smoothing_per_unit(&self) -> E::Real {
+        if MODE == mode::PROBABILITIES {
+            return E::Real::ONE;
+        }
+        E::Real::from_f64(self.args.share) * E::Real::ONE.over_plain(self.unit())
+    }
+
+    /// The class of a row; `ignore_index` where targets are probabilities.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `row` is below `rows`.
+    #[inline(always)]
+    pub(crate) unsafe fn class(&self, row: u64) -> i64 {
+        if MODE == mode::PROBABILITIES {
+            return self.args.ignore_index;
+        }
+        // SAFETY: the caller's condition.
+        unsafe {
+            if self.finishes_late {
+                // The bounds-checked load of several rows, here of one: the compiler then keeps
+                // fewer values in registers.
+                let [class] = load_classes(self.args, row, 0);
+                class
+            } else {
+                load_class(self.args, row)
+            }
+        }
+    }
+
+    /// The label of a row with this class.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[inline(always)]
+    pub(crate) unsafe fn label(&self, class: i64) -> Label<E::Real> {
+        // SAFETY: the caller's condition.
+        unsafe { self.label_with(self.args.weight, class) }
+    }
+
+    /// [`label`](Self::label) in a call that [is plain](Self::is_plain), and so has no class
+    /// weights.
+    ///
+    /// # Safety
+    /// As [`label`](Self::label).
+    #[inline(always)]
+    pub(crate) unsafe fn plain_label(&self, class: i64) -> Label<E::Real> {
+        // SAFETY: the caller's condition.
+        unsafe { self.label_with(0, class) }
+    }
+
+    /// [`label`](Self::label) with class weights at address `weights`, or without if it is null.
+    ///
+    /// # Safety
+    /// As [`label`](Self::label); `weights` is the address of the class weights, or null.
+    #[inline(always)]
+    unsafe fn label_with(&self, weights: u64, class: i64) -> Label<E::Real> {
+        if MODE == mode::PROBABILITIES {
+            return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };
+        }
+        // SAFETY: the caller's conditions.
+        unsafe { label::<E>(self.args, weights, class) }
+    }
+}

@@ -155,7 +155,7 @@ pub(crate) unsafe fn forward_backward<
 }
 
 /// Gives each part of a row to one row group, then reduces what the parts summed. With `DENSE`
-/// there is one row, of which each block is a row group and takes one part; `rows`,
+/// there is one row, and each block is a row group that takes one part of it; `rows`,
 /// `group_threads`, `splits` and the strides of `args` are ignored.
 ///
 /// # Safety

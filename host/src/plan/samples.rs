@@ -141,8 +141,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) sums: u32,
 }
 
-/// How many threads are resident on an H100 at a time. Of blocks larger than 256 threads, only half
-/// as many are counted on.
+/// How many threads are resident on an H100 at a time. If blocks have more than 256 threads, the
+/// plan counts on half as many.
 const RESIDENT_THREADS: usize = 132 * 2048;
 
 /// Vectors that a thread has in flight in kernels whose rows are not register-resident.

@@ -44,7 +44,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `chunk_rows` is not 0, and `args` and the launch satisfy what `PairwiseArgs::chunk_rows`
-    ///    asks for.
+    ///    requires.
     /// 3. All threads of the block call it.
     #[inline(always)]
     pub(super) unsafe fn chunk<const TERMS: bool, const GRADS: bool>(&self) {

@@ -45,8 +45,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     const UNIT: R = if LOG_INPUT || LOG_TARGET { R::ONE } else { R::LN_UNIT };
 
-    /// Only probabilities decide whether a pair is plain: of these a logarithm is taken, which is
-    /// shorter for plain numbers, and neither 0 nor ∞ is one.
+    /// Only a probability has a rank that matters, because a logarithm is taken of it. For plain
+    /// probabilities the logarithm takes fewer instructions, and 0 and ∞ need not be considered.
     #[inline(always)]
     fn ranks(self, input: R, target: R) -> [u32; 2] {
         let input_rank = if LOG_INPUT { 0 } else { input.rank() };
@@ -54,8 +54,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         [input_rank, target_rank]
     }
 
-    /// For t = 0 the term is 0 if x is finite and NaN otherwise, as 0 · x is. For t = ∞ it is ∞ − t
-    /// x, as in PyTorch.
+    /// For t = 0 the term is 0 if x is finite and NaN otherwise, as 0 · x is. For t = ∞ it is
+    /// ∞ − t x, as in PyTorch.
     #[inline(always)]
     fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);

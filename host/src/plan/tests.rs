@@ -249,7 +249,7 @@ fn every_worker_has_a_block() {
 }
 
 #[test]
-fn sums_of_register_resident_rows_fit_into_the_workspace() {
+fn what_blocks_that_hold_rows_leave_has_room() {
     for (element_bytes, at_least) in [(2, 100_000), (4, 100_000), (8, 50_000)] {
         let plan = |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
         for pass in [Pass::Forward, Pass::ForwardBackward] {
@@ -387,7 +387,7 @@ fn few_long_rows_are_split() {
 }
 
 #[test]
-fn sums_of_split_rows_fit_into_the_workspace() {
+fn parts_of_rows_have_room_for_their_sums() {
     for count in (0..30).map(|power| (1 << power) + 1) {
         for cols in (0..40).map(|power| 1 << power) {
             let plan = rows(reduction::ROWS, count, cols, 8);

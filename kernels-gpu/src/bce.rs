@@ -1,8 +1,8 @@
-//! Binary cross-entropy of a logit x and a target y, with pos_weight p and weight w:
+//! Binary cross-entropy of a logit x and a target y, with weight w and pos_weight p:
 //! w (−p y log σ(x) − (1 − y) log(1 − σ(x))).
 //!
-//! With l = log(1 + e^−|x|) and q = 1 + (p − 1) y the term is w ((1 − y) x + q l) for x above 0 and
-//! w (−p y x + q l) below: neither overflows, and where y is 0 or 1 nothing cancels.
+//! With l = log(1 + e^−|x|) and q = 1 + (p − 1) y, the term is w ((1 − y) x + q l) for x > 0, and
+//! w (−p y x + q l) for x ≤ 0. Neither overflows, and for y = 0 and y = 1 nothing cancels.
 
 use crate::abi::{Broadcast, PairwiseArgs, weights};
 use crate::element::{Element, Real};
@@ -17,8 +17,7 @@ pub(crate) struct Bce<E: Element> {
 }
 
 impl<E: Element> Bce<E> {
-    /// 1 + (p − 1) y: the factor of −log σ(x) that a logit above 0 leaves. Exactly 1 without
-    /// pos_weight.
+    /// q = 1 + (p − 1) y; exactly 1 without pos_weight, whatever y is.
     #[inline(always)]
     fn log_weight(self, y: E::Real) -> E::Real {
         let p = self.pos_weight.value;
@@ -35,8 +34,8 @@ impl<E: Element> Bce<E> {
 impl<E: Element> Pairwise<E::Real> for Bce<E> {
     #[inline(always)]
     fn new(args: &PairwiseArgs) -> Self {
-        let of = |which: usize| Weight { at: args.weights[which], value: E::Real::ONE };
-        Bce { weight: of(weights::WEIGHT), pos_weight: of(weights::POS_WEIGHT) }
+        let weight = |which: usize| Weight { at: args.weights[which], value: E::Real::ONE };
+        Bce { weight: weight(weights::WEIGHT), pos_weight: weight(weights::POS_WEIGHT) }
     }
 
     #[inline(always)]
@@ -54,15 +53,16 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: E::Real, y: E::Real) -> [E::Real; 2] {
         let (p, log_weight) = (self.pos_weight.value, self.log_weight(y));
-        let of_target = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
-        let term = log_weight.fma(ln_1p(Self::exp_of_magnitude(x)), of_target);
-        // PyTorch's formula at −∞, where that above is 0 · ∞.
+        let linear = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
+        let term = log_weight.fma(ln_1p(Self::exp_of_magnitude(x)), linear);
+        // PyTorch's formula at −∞, where the formula above multiplies 0 by ∞.
         let at_infinity = (E::Real::ONE - y) * x - log_weight * x;
         let term = if x == E::Real::NEG_INFINITY { at_infinity } else { term };
         [self.weight.value, term]
     }
 
-    /// q σ(x) − p y, as (1 − y) − q σ(−x) for x above 0.
+    /// The derivative by x is w (q σ(x) − p y). For x > 0 it is computed as w ((1 − y) − q σ(−x)),
+    /// so that only e^−|x| is needed.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, x: E::Real, y: E::Real, scale: E::Real) -> E::Real {
         let (p, e) = (self.pos_weight.value, Self::exp_of_magnitude(x));
@@ -71,28 +71,32 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
         slope * (self.weight.value * scale)
     }
 
-    /// log(1 − σ(x)) − p log σ(x): −x without pos_weight.
+    /// The derivative by y is w (log(1 − σ(x)) − p log σ(x)), which is −w x without pos_weight.
     #[inline(always)]
     fn grad_target<const PLAIN: bool>(self, x: E::Real, _: E::Real, scale: E::Real) -> E::Real {
         let p = self.pos_weight.value;
-        let of_input = if x > E::Real::ZERO { -x } else { -(p * x) };
+        let linear = if x > E::Real::ZERO { -x } else { -(p * x) };
         let tail = (p - E::Real::ONE) * ln_1p(Self::exp_of_magnitude(x));
-        (of_input + tail) * (self.weight.value * scale)
+        (linear + tail) * (self.weight.value * scale)
     }
 }
 
-/// A factor that is the same for all elements, or one of each row, column or element.
+/// A factor that is broadcast over elements: one for all, or one per row, column or element.
 #[derive(Clone, Copy)]
 struct Weight<E: Element> {
+    /// The current row's factors in memory.
     at: Broadcast,
+    /// The factor of the current row or element; 1 without factors in memory.
     value: E::Real,
 }
 
 impl<E: Element> Weight<E> {
-    /// That of a row's first element; if no stride says otherwise, of all.
+    /// Moves to a row, and loads the factor of its first element, which serves the whole row if
+    /// columns have no stride.
     ///
     /// # Safety
-    /// `at` is null, or the address of an `E` for each row that nothing writes.
+    /// `at` is null, or points to a factor of type `E` for each row, which nothing writes
+    /// meanwhile.
     #[inline(always)]
     unsafe fn of_row(mut self, row: u64) -> Self {
         if self.at.start != 0 {
@@ -103,11 +107,10 @@ impl<E: Element> Weight<E> {
         self
     }
 
-    /// That of an element of the row.
+    /// Loads the factor of column `col` of the row, if columns have a stride.
     ///
     /// # Safety
-    /// As [`of_row`](Self::of_row), with an `E` for each column where the stride of columns is not
-    /// 0.
+    /// As [`of_row`](Self::of_row); if columns have a stride, there is a factor for each column.
     #[inline(always)]
     unsafe fn of_col(mut self, col: u64) -> Self {
         if self.at.col_stride != 0 {

@@ -1,5 +1,5 @@
-//! The ceiling that losses are measured against: kernels that do nothing but the same reads and
-//! writes, 16 bytes at a time.
+//! The memory-bandwidth ceiling that losses are measured against: kernels that read and write what
+//! a loss does, 16 bytes at a time, and compute next to nothing.
 
 use crate::abi::{CeilingArgs, LINE_VECTORS};
 use cuda_std::memory::{Vec16, load_streaming, prefetch, store, store_streaming};
@@ -7,7 +7,8 @@ use cuda_std::thread::{
     block_dim_x, block_idx_x, grid_dim_x, thread_idx_x, wait_for_launches_before,
 };
 
-/// The entries, by reads, writes and vectors in flight.
+/// The entries, named by the arrays that are read, the arrays that are written, and the vectors of
+/// each that a thread has in flight.
 macro_rules! kernels {
     ($loss:ident,) => {
         use crate::abi::{CeilingArgs, MAX_BLOCK};
@@ -30,14 +31,15 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Reads `READS` arrays and what there is of rows, and writes `WRITES` arrays, `UNROLL` vectors of
-/// 16 bytes of each in flight in a thread.
+/// Reads `READS` arrays and the array of per-row values (`of_rows`), and writes `WRITES` arrays. A
+/// thread has `UNROLL` vectors of each array in flight.
 ///
 /// # Safety
-/// 1. Each of `args.arrays` in use points to `vectors` vectors of 16 bytes in global memory, on their
-///    boundary; reads first, then writes. So does `of_rows` to `of_rows_vectors`.
-/// 2. `sink` points to 4 bytes that may be overwritten.
-/// 3. Nothing that is written overlaps anything else.
+/// 1. The first `READS + WRITES` of `args.arrays`, those that are read first, point to `vectors`
+///    16-byte aligned vectors in global memory each, and `of_rows` points to `of_rows_vectors` such
+///    vectors.
+/// 2. `sink` points to 4 aligned bytes of global memory that may be overwritten.
+/// 3. What is written overlaps nothing else that `args` names.
 #[inline(always)]
 pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL: usize>(
     args: &CeilingArgs,
@@ -47,9 +49,10 @@ pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL:
     let mut seen = 0;
     let mut start = u64::from(block_idx_x()) * tile;
     if CeilingArgs::asks_early(READS, WRITES) {
-        // As the first blocks of the losses of this pattern do.
-        let begins = (start + tile) * 16 <= args.early_bytes && start + tile <= args.vectors;
-        if begins && thread_idx_x().is_multiple_of(LINE_VECTORS) {
+        // The first blocks prefetch their tile into the L2 cache before the launches before this
+        // one are done (programmatic dependent launch), as the losses with this access pattern do.
+        let is_early = (start + tile) * 16 <= args.early_bytes && start + tile <= args.vectors;
+        if is_early && thread_idx_x().is_multiple_of(LINE_VECTORS) {
             for k in 0..UNROLL as u64 {
                 let vector = start + u64::from(thread_idx_x()) + k * threads;
                 // SAFETY: condition 1.
@@ -95,7 +98,7 @@ pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL:
         seen ^= of_rows.0[0];
         start += tile * u64::from(grid_dim_x());
     }
-    // Hardly ever true, but nobody can know: the reads have to be made.
+    // Almost never true, but the compiler cannot know that, so it has to keep the reads.
     if seen == 0x9E37_79B9 {
         // SAFETY: condition 2.
         unsafe { store(args.sink as *mut u32, seen) };

@@ -1,4 +1,4 @@
-//! Huber's loss, d = x − t: d²/2 where |d| ≤ δ, δ (|d| − δ/2) beyond.
+//! Huber loss of d = x − t: d²/2 for |d| ≤ δ, and δ (|d| − δ/2) for |d| > δ.
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
@@ -18,22 +18,22 @@ impl<R: Real> Pairwise<R> for Huber<R> {
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
-        // Each way by itself: where d and δ are infinite, d − δ/2 is NaN.
+        // Two separate cases rather than a shared formula: for infinite d and δ, d − δ/2 is NaN.
         if d > self.delta { [self.delta, d - R::HALF * self.delta] } else { [d, R::HALF * d] }
     }
 
-    /// d held between −δ and δ; NaN stays NaN.
+    /// The derivative is d clamped to −δ..=δ; NaN stays NaN.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         let d = x - t;
-        let held = if d > self.delta {
+        let clamped = if d > self.delta {
             self.delta
         } else if d < -self.delta {
             -self.delta
         } else {
             d
         };
-        held * scale
+        clamped * scale
     }
 
     #[inline(always)]

@@ -1,19 +1,20 @@
-//! Kullback-Leibler divergence: t (log t − x), where the input is x, or p with x = log p, and the
-//! target is t, or its logarithm.
+//! Kullback-Leibler divergence: t (log t − x), with x the log-probability of the input and t the
+//! probability of the target. The input is x, or the probability p = eˣ; the target is t, or log t.
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
 use crate::math::{exp, less_ln_of_plain, ln, ln_ratio, quick_ln_ratio};
 use crate::pairwise::Pairwise;
 
-/// The divergence, with kernels of its own for each form of input and target: what the one needs no
-/// other pays for.
+/// The divergence. Each combination of `LOG_INPUT` and `LOG_TARGET` has kernels of its own, so that
+/// none spends registers or instructions on another's logarithms.
 #[derive(Clone, Copy)]
 pub(crate) struct KlDiv<const LOG_INPUT: bool, const LOG_TARGET: bool>;
 
 impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET> {
-    /// log t − x, of plain pairs in [`Pairwise::UNIT`]s. Of two probabilities as one logarithm, so
-    /// that what is left where they are nearly equal is not the error of two.
+    /// log t − x; with `PLAIN`, in [`Pairwise::UNIT`]s. For two probabilities it is one logarithm,
+    /// of their ratio: where they are nearly equal, a difference of two logarithms would be mostly
+    /// rounding error.
     #[inline(always)]
     fn difference<R: Real, const PLAIN: bool>(input: R, target: R) -> R {
         match (LOG_INPUT, LOG_TARGET) {
@@ -27,7 +28,7 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
         }
     }
 
-    /// The target's probability.
+    /// The probability t of the target.
     #[inline(always)]
     fn t<R: Real>(target: R) -> R {
         if LOG_TARGET { exp(target) } else { target }
@@ -44,17 +45,17 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     const UNIT: R = if LOG_INPUT || LOG_TARGET { R::ONE } else { R::LN_UNIT };
 
-    /// What is a probability may be an ordinary number: its logarithm is then a short one, and
-    /// nothing is special.
+    /// Only a probability has a rank that matters, because a logarithm is taken of it. For plain
+    /// probabilities the logarithm takes fewer instructions, and 0 and ∞ need not be considered.
     #[inline(always)]
     fn ranks(self, input: R, target: R) -> [u32; 2] {
-        let of_input = if LOG_INPUT { 0 } else { input.rank() };
-        let of_target = if LOG_TARGET { 0 } else { target.rank() };
-        [of_input, of_target]
+        let input_rank = if LOG_INPUT { 0 } else { input.rank() };
+        let target_rank = if LOG_TARGET { 0 } else { target.rank() };
+        [input_rank, target_rank]
     }
 
-    /// At t = 0 the term is 0 for finite x, NaN for others, as 0 · x. At t = ∞ it is ∞ − t x, as
-    /// PyTorch has it.
+    /// For t = 0 the term is 0 if x is finite and NaN otherwise, as 0 · x is. For t = ∞ it is
+    /// ∞ − t x, as in PyTorch.
     #[inline(always)]
     fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);
@@ -62,7 +63,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         if LOG_TARGET || PLAIN {
             return [t, difference];
         }
-        // 0 · x and ∞ · x, where the difference no longer tells x.
+        // What 0 · x and ∞ · x are. For t = 0 and t = ∞ the difference is infinite or NaN whatever
+        // x is, so it cannot tell.
         let finite = if LOG_INPUT {
             input.magnitude() < R::INFINITY
         } else {
@@ -75,13 +77,14 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         [if target == R::INFINITY { at_infinity } else { term }, R::ONE]
     }
 
-    /// −t by x, −t/p by p.
+    /// The derivative is −t by x, and −t/p by p.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let t = Self::t(target);
         let weight = match (LOG_INPUT, LOG_TARGET) {
             (true, _) => t,
-            // exp(t) may be infinite though p is plain, and a quick division of ∞ is NaN in f64.
+            // The target is a logarithm and its exponential may be infinite though p is plain;
+            // `quickly_over` would make NaN of ∞ in f64. So take the reciprocal of p, and multiply.
             (false, true) if PLAIN => t * R::ONE.quickly_over(input),
             (false, false) if PLAIN => t.quickly_over(input),
             (false, _) => t / input,
@@ -89,7 +92,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         weight * -scale
     }
 
-    /// log t + 1 − x by t, NaN at 0 and ∞; t (log t + 1 − x) by log t.
+    /// The derivative is log t + 1 − x by t, NaN for t = 0 and t = ∞; it is t (log t + 1 − x) by
+    /// log t.
     #[inline(always)]
     fn grad_target<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let difference = Self::difference::<R, PLAIN>(input, target);
@@ -101,7 +105,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         if LOG_TARGET {
             return Self::t(target) * slope * scale;
         }
-        let defined = PLAIN || (target > R::ZERO && target < R::INFINITY);
-        if defined { slope * scale } else { R::NAN }
+        let is_defined = PLAIN || (target > R::ZERO && target < R::INFINITY);
+        if is_defined { slope * scale } else { R::NAN }
     }
 }

@@ -1,14 +1,15 @@
-//! Logarithms and exponentials, without tables: those of libm need a stack, and the hardware's are
-//! not accurate near 1.
+//! Logarithms and exponentials. The functions of libm would need a stack, and the hardware's
+//! approximate logarithm is not accurate near 1.
 //!
-//! But for divisions in f32, whose last bits may differ, only operations that IEEE 754 rounds
-//! correctly.
+//! All operations are correctly rounded by IEEE 754, except divisions in f32, whose last bits may
+//! differ between devices and the CPU.
 
 use crate::element::{Real, ln_of_parts};
 use cuda_std::math::divide_plain_f64;
 
-/// ln(t / p) of plain numbers ([`Real::rank`]), in units of [`Real::LN_UNIT`]; as accurate where it
-/// is small: exactly 0 for t = p. In f32 to 8e-7 of it, in f64 to 2.2 units in the last place.
+/// ln(t / p) / [`Real::LN_UNIT`] for plain numbers ([`Real::PLAIN_RANKS`]). The relative error is
+/// 8e-7 in f32; in f64 the error is 2.2 units in the last place. That holds near t = p too, where
+/// the result is exactly 0.
 #[inline(always)]
 pub(crate) fn quick_ln_ratio<R: Real>(t: R, p: R) -> R {
     let (scale, d, a) = parts(t, p);
@@ -22,25 +23,26 @@ pub(crate) fn less_ln_of_plain<R: Real>(x: R, t: R) -> R {
     x.less_ln(scale, d, a)
 }
 
-/// 2ᵏ, t − q and t + q, with q = 2ᵏ p between 2t/3 and 3t/2: ln(t/p) is k ln 2 + 2 artanh((t −
-/// q)/(t + q)), of which the numerator is exact.
+/// 2ᵏ, t − q and t + q, where q = 2ᵏ p is between 2t/3 and 3t/2. Then
+/// ln(t/p) = k ln 2 + 2 artanh((t − q)/(t + q)), and t − q is exact.
 #[inline(always)]
 fn parts<R: Real>(t: R, p: R) -> (R, R, R) {
     let scale = t.scale_from(p);
     (scale, (-p).fma(scale, t), p.fma(scale, t))
 }
 
-/// ln(t / p) = ln t − ln p of any numbers, to a few units in the last place also where it is small:
-/// what the logarithms of 0, of infinity and below 0 make of it.
+/// ln(t / p) for any numbers, to a few units in the last place, near t = p too. If t or p is 0,
+/// infinite, negative or NaN, the result is that of ln t − ln p.
 #[inline(always)]
 pub(crate) fn ln_ratio<R: Real>(t: R, p: R) -> R {
     let ((t_part, t_exponent), (p_part, p_exponent)) = (split(t), split(p));
     let (scale, d, a) = parts(t_part, p_part);
     let k = scale.exponent() + t_exponent - p_exponent;
-    ln_of_parts(R::from_i32(k), d, a) + (beyond(t) - beyond(p))
+    ln_of_parts(R::from_i32(k), d, a) + (ln_of_special(t) - ln_of_special(p))
 }
 
-/// Significand from 1 up to 2, and exponent; of any number, and right for positive finite ones.
+/// The significand, from 1 up to 2, and the exponent of a positive finite number, subnormal ones
+/// included. For any other number, some significand in that range and some exponent.
 #[inline(always)]
 fn split<R: Real>(x: R) -> (R, i32) {
     let subnormal = x < R::MIN_NORMAL;
@@ -48,25 +50,25 @@ fn split<R: Real>(x: R) -> (R, i32) {
     (scaled.mantissa(), scaled.exponent() - if subnormal { R::DIGITS } else { 0 })
 }
 
-/// 0 for positive finite numbers, and ln x for all others.
+/// 0 for positive finite x, and ln x for every other x: infinite or NaN.
 #[inline(always)]
-fn beyond<R: Real>(x: R) -> R {
-    let beyond = if x == R::ZERO { -R::INFINITY } else { R::NAN };
-    let beyond = if x > R::ZERO { R::ZERO } else { beyond };
-    if x == R::INFINITY { R::INFINITY } else { beyond }
+fn ln_of_special<R: Real>(x: R) -> R {
+    let special = if x == R::ZERO { -R::INFINITY } else { R::NAN };
+    let special = if x > R::ZERO { R::ZERO } else { special };
+    if x == R::INFINITY { R::INFINITY } else { special }
 }
 
-/// ln x: NaN below 0, −∞ at 0.
+/// ln x; NaN for x < 0, and −∞ for x = 0.
 #[inline(always)]
 pub(crate) fn ln<R: Real>(x: R) -> R {
     ln_ratio(x, R::ONE)
 }
 
-/// ln(1 + x) for x from 0 up, to a few units in the last place also where it is small.
+/// ln(1 + x) for x ≥ 0, to a few units in the last place, for small x too.
 #[inline(always)]
 pub(crate) fn ln_1p<R: Real>(x: R) -> R {
-    // ln(1 + x) is 2 artanh(x/(2 + x)), which for larger x is better taken of 1 + x by a power of
-    // two.
+    // Below 1/2, ln(1 + x) = 2 artanh(x/(2 + x)) avoids the rounding of 1 + x. Above, x/(2 + x) is
+    // too large for the polynomial, and 1 + x is reduced by a power of two.
     let (scale, d, a) = parts(R::ONE + x, R::ONE);
     let is_near = x < R::HALF;
     let k = if is_near { R::ZERO } else { R::from_i32(scale.exponent()) };
@@ -76,7 +78,7 @@ pub(crate) fn ln_1p<R: Real>(x: R) -> R {
     if x.is_nan() { x } else { value }
 }
 
-/// eˣ − 1 for x of at most 0, to a few units in the last place also where it is small.
+/// eˣ − 1 for x ≤ 0, to a few units in the last place, for small |x| too.
 #[inline(always)]
 pub(crate) fn exp_m1_below<R: Real>(x: R) -> R {
     let near = x + x * x * R::exp_tail(x);
@@ -89,7 +91,7 @@ pub(crate) fn exp<R: Real>(x: R) -> R {
     x.exp()
 }
 
-/// `a / b`, as it is to be rounded to R; for b of which 1/b is normal.
+/// `a / b`, precise enough to be rounded to R. b and 1/b are normal numbers.
 #[inline(always)]
 pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
     if size_of::<R>() < 8 { divide_plain_f64(a, b) } else { a / b }
@@ -99,7 +101,7 @@ pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Numbers between 2⁻ˢᵖᵃⁿ and 2ˢᵖᵃⁿ, of random exponents and digits.
+    /// Numbers between 2⁻ˢᵖᵃⁿ and 2ˢᵖᵃⁿ, with random exponents and significands.
     fn numbers(seed: u64, span: f64) -> impl Iterator<Item = f64> {
         (0..100_000_u64).map(move |index| {
             let mut bits = (seed + index).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -127,7 +129,8 @@ mod tests {
             assert_near(ln_ratio(t, p).into(), expected, 3e-7, &format!("ln({t}/{p})"));
             let expected = f64::from(t).ln();
             assert_near((-less_ln_of_plain(0.0, t)).into(), expected, 4e-7, &format!("ln {t}"));
-            // Nearly equal: the error is of what is left, not of the logarithms.
+            // Nearly equal numbers: the error is relative to their small logarithm, not to those of
+            // t and p.
             let near = f32::from_bits(p.to_bits() + (t.to_bits() & 0xff));
             let (apart, p) = (f64::from(near) - f64::from(p), f64::from(p));
             let expected = (apart / p).ln_1p();
@@ -146,7 +149,8 @@ mod tests {
         for (t, p) in numbers(3, 200.0).zip(numbers(4, 200.0)) {
             let near = f64::from_bits(p.to_bits() + (t.to_bits() & 0xfffff));
             assert_near(quick_ln_ratio(near, p), ((near - p) / p).ln_1p(), 1e-15, "near");
-            // Of two logarithms the difference is not known to its last place.
+            // The expected value is a difference of two logarithms, so its own error is relative to
+            // these.
             let (got, expected) = (quick_ln_ratio(t, p), t.ln() - p.ln());
             assert!((got - expected).abs() <= 1e-15 * (t.ln().abs() + p.ln().abs()), "ln({t}/{p})");
             assert_near(ln(t), t.ln(), 1e-15, &format!("ln({t})"));
@@ -154,18 +158,18 @@ mod tests {
         }
     }
 
-    /// A number of some 100 binary digits, as the sum of two.
+    /// A number of some 100 bits, as the sum of two f64.
     #[derive(Clone, Copy)]
-    struct Long {
+    struct DoubleDouble {
         high: f64,
         low: f64,
     }
 
-    impl Long {
+    impl DoubleDouble {
         fn sum(a: f64, b: f64) -> Self {
             let high = a + b;
             let of_b = high - a;
-            Long { high, low: (a - (high - of_b)) + (b - of_b) }
+            DoubleDouble { high, low: (a - (high - of_b)) + (b - of_b) }
         }
 
         fn plus(self, other: Self) -> Self {
@@ -185,36 +189,36 @@ mod tests {
         }
     }
 
-    /// eˣ − 1 for x from 0 to 709, from that of x/1024 by its series.
-    fn long_exp_m1(x: f64) -> Long {
-        let [one, x] = [1.0, x / 1024.0].map(|high| Long { high, low: 0.0 });
-        let series = |sum: Long, k: u32| one.plus(x.times(sum).over(k.into()));
+    /// eˣ − 1 for x from 0 to 709: the series at x/1024, doubled ten times.
+    fn long_exp_m1(x: f64) -> DoubleDouble {
+        let [one, x] = [1.0, x / 1024.0].map(|high| DoubleDouble { high, low: 0.0 });
+        let series = |sum: DoubleDouble, k: u32| one.plus(x.times(sum).over(k.into()));
         let small = x.times((2..=26).rev().fold(one, series));
         (0..10).fold(small, |m, _| m.plus(m).plus(m.times(m)))
     }
 
-    /// The distance from a number to the next one.
+    /// The unit in the last place of x.
     fn unit(x: f64) -> f64 {
         x.abs().next_up() - x.abs()
     }
 
-    /// How far `got` is from eˣ, in units in its last place.
+    /// The error of `got` as eˣ, in units in its last place.
     fn units_off_exp(got: f64, x: f64) -> f64 {
-        let [one, got_alone] = [1.0, got].map(|high| Long { high, low: 0.0 });
+        let [one, got_alone] = [1.0, got].map(|high| DoubleDouble { high, low: 0.0 });
         let exp = one.plus(long_exp_m1(x.abs()));
         let relative = if x < 0.0 {
-            got_alone.times(exp).plus(Long { high: -1.0, low: 0.0 }).high
+            got_alone.times(exp).plus(DoubleDouble { high: -1.0, low: 0.0 }).high
         } else {
-            (Long { high: -got, low: 0.0 }).plus(exp).high / exp.high
+            (DoubleDouble { high: -got, low: 0.0 }).plus(exp).high / exp.high
         };
         (relative * (got / unit(got))).abs()
     }
 
-    /// How far `got` is from ln(t/p), in units in its last place: ln(t/p) − y is (t − p eʸ)/(p eʸ),
-    /// as little as that is.
+    /// The error of `got` as ln(t/p), in units in its last place. For small errors,
+    /// ln(t/p) − y = (t − p eʸ)/(p eʸ).
     fn units_off_ln(got: f64, t: f64, p: f64) -> f64 {
-        let [one, t, p] = [1.0, t, p].map(|high| Long { high, low: 0.0 });
-        let negative = |x: Long| Long { high: -x.high, low: -x.low };
+        let [one, t, p] = [1.0, t, p].map(|high| DoubleDouble { high, low: 0.0 });
+        let negative = |x: DoubleDouble| DoubleDouble { high: -x.high, low: -x.low };
         let more = long_exp_m1(got.abs());
         let apart = t.plus(negative(p));
         let off = if got < 0.0 {
@@ -225,7 +229,7 @@ mod tests {
         (off / unit(got)).abs()
     }
 
-    /// Of these none is off by more than a unit in the last place.
+    /// No exponential is off by more than 1 unit in the last place.
     #[test]
     fn exponentials_in_f64_to_the_last_digit() {
         let even = (0..100_000).map(|index| f64::from(index) * 0.007_079);
@@ -255,7 +259,7 @@ mod tests {
         }
     }
 
-    /// Of 2 million the worst is off by 2.05 units.
+    /// The worst of 2 million was off by 2.05 units.
     #[test]
     fn logarithms_in_f64_to_the_last_digits() {
         for (t, p) in numbers(10, 200.0).zip(numbers(11, 200.0)) {
@@ -288,7 +292,8 @@ mod tests {
         }
     }
 
-    /// The short way holds for all pairs of plain numbers, and for nothing that is special.
+    /// The functions for plain numbers are accurate for all pairs of them, and no special number is
+    /// plain.
     #[test]
     fn limits_of_plain_numbers() {
         macro_rules! limits {
@@ -328,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_near_one() {
+    fn logarithms_and_exponentials_near_one() {
         for x in numbers(7, 20.0).chain(numbers(8, 100.0).filter(|&x| x < 1.0)) {
             let single = x as f32;
             let expected = f64::from(single).ln_1p();
@@ -343,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_special_stays_so() {
+    fn special_numbers() {
         macro_rules! special {
             ($($real:ident)+) => {$(
                 let (infinity, nan) = ($real::INFINITY, $real::NAN);

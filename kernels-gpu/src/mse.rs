@@ -1,4 +1,4 @@
-//! Mean squared error: (x − t)².
+//! Squared error: (x − t)².
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
@@ -19,7 +19,8 @@ impl<R: Real> Pairwise<R> for Mse {
         [d, d]
     }
 
-    /// 2 (x − t), the 2 on the scale's side: the difference may be near the largest number.
+    /// The derivative is 2 (x − t). The scale is doubled, not the difference, which may be so large
+    /// that it would overflow.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         (x - t) * (scale + scale)

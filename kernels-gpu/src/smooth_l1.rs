@@ -1,4 +1,5 @@
-//! Smooth L1, d = x − t: d²/(2β) where |d| < β, |d| − β/2 beyond; |d| for β = 0.
+//! Smooth L1 loss of d = x − t: d²/(2β) for |d| < β, and |d| − β/2 otherwise, which is |d| for β =
+//! 0.
 
 use crate::abi::PairwiseArgs;
 use crate::element::Real;
@@ -23,7 +24,8 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
         [term, R::ONE]
     }
 
-    /// d/β held between −1 and 1; for β = 0 the sign of d, and 0 at 0. NaN stays NaN.
+    /// The derivative is d/β clamped to −1..=1. For β = 0 it is the sign of d, and 0 for d = 0. NaN
+    /// stays NaN.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         let d = x - t;

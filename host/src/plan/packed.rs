@@ -1,51 +1,52 @@
-//! Short rows, packed into tiles: how many rows a warp stages in shared memory, and how its lanes
-//! share them.
+//! Short rows, packed into tiles: how many rows a warp stages in shared memory at a time, and how
+//! its lanes share them.
 
 use super::{Launch, Pass};
 use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_row_cols};
 
-/// Rows of up to so many bytes are packed, by the bytes of an element. Longer ones of 16 bits are
-/// faster by a block each: H200, 2026-11-24, forward and backward in bf16, ceiling ÷ ours of 2000
-/// columns packed is 0.73, of 2048 by blocks 0.88.
+/// The most bytes of a packed row, by the bytes of an element. Longer rows of 16-bit elements are
+/// faster with a block per row: H200, 2026-11-24, forward-backward in bf16, ceiling ÷ ours is 0.73
+/// for 2000 columns packed, and 0.88 for 2048 columns with a block per row.
 pub(crate) const fn most_row_bytes(element_bytes: usize) -> usize {
     if element_bytes == 2 { 2048 } else { 4096 }
 }
 
-/// Bytes of a tile: what a warp loads together, while it computes what it has. More bytes are more
-/// under way, fewer leave room for more warps.
+/// The bytes of a tile, which a warp loads while it computes the tile before. Larger tiles have
+/// more bytes in flight; smaller ones leave shared memory for more warps.
 const TILE_BYTES: usize = 8 << 10;
 
-/// The same in a pass that computes gradients, which has more to do for each byte, of rows from
-/// `LONG_ROW_BYTES` on. H200, 2026-11-25, ceiling ÷ ours of gradients alone, with tiles of 8 KiB and
-/// with these: 524288×64 f32 0.81 and 0.91, 65536×511 f32 0.73 and 0.85, 262144×255 bf16 0.66 and
-/// 0.78; but 671088×100 bf16 0.77 and 0.75.
+/// The bytes of a tile in passes that compute gradients, which have more arithmetic per byte, for
+/// rows of `LONG_ROW_BYTES` and more. H200, 2026-11-25, ceiling ÷ ours of the backward pass, with
+/// tiles of 8 KiB and with these: 524288×64 f32 0.81 and 0.91, 65536×511 f32 0.73 and 0.85,
+/// 262144×255 bf16 0.66 and 0.78; but 671088×100 bf16 0.77 and 0.75.
 const GRADIENT_TILE_BYTES: usize = 5200;
 
 /// See [`GRADIENT_TILE_BYTES`].
 const LONG_ROW_BYTES: usize = 256;
 
-/// Bytes of a stage of rows of at most `SMALL_ROW_BYTES`, which have one lane each: with two stages a
-/// warp, five blocks fit into the shared memory of an H100's multiprocessor, as many as its
-/// registers allow. A stage of fewer rows costs as many instructions.
+/// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
+/// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, which is as
+/// many as its registers allow. A stage of fewer rows would cost as many instructions.
 const SMALL_STAGE_BYTES: usize = 5400;
 
 /// See [`SMALL_STAGE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
 
-/// Bytes of a tile's rows and classes, where a lane has a row: with two stages a warp, seven blocks
-/// fit into the shared memory of an H100's multiprocessor, as many as its registers allow. Chosen,
-/// not searched for.
+/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`](super::Regime::LaneRows). With
+/// two stages per warp, seven blocks fit into the shared memory of an H100's multiprocessor, which
+/// is as many as its registers allow. Chosen, not searched for.
 const LANES_STAGE_BYTES: usize = 3680;
 
-/// Tiles of a warp: one that it works on, and one under way.
+/// Stages per warp: one tile is computed while the other is loaded.
 const STAGES: usize = 2;
 
 const WARPS: usize = PACKED_BLOCK as usize / 32;
 
-/// Rows of a tile at most: each lane has so many, one after the other.
-const TURNS: usize = 8;
+/// The most rows of a tile per row that a warp works on at the same time: a lane takes up to so
+/// many rows of a tile, one after another.
+const MAX_TURNS: usize = 8;
 
-/// Bytes of a vector.
+/// The bytes of a vector, as `usize`.
 const VECTOR: usize = VECTOR_BYTES as usize;
 
 /// How the rows of a call are laid out in its tensors.
@@ -53,21 +54,21 @@ const VECTOR: usize = VECTOR_BYTES as usize;
 pub(crate) struct Rows {
     pub(crate) cols: usize,
     pub(crate) element_bytes: usize,
-    /// The largest power of two up to 128 that all rows of the tensors that are read begin at
-    /// multiples of.
+    /// The largest power of two, up to 128, to which all rows of the tensors that are read are
+    /// aligned, in bytes.
     pub(crate) alignment: usize,
-    /// The same of those that are written.
+    /// The same for the tensors that are written.
     pub(crate) store_alignment: usize,
-    /// Whether rows of what is written begin as far from a vector's boundary as those of what it is
-    /// the gradient of.
+    /// Whether each row of a gradient is aligned to 16 bytes in the same way (equal address modulo
+    /// 16) as the row that it is the gradient of.
     pub(crate) alike: bool,
-    /// Bytes from row to row of the logits and of the probabilities; 0 where there are none.
+    /// Bytes from row to row of the logits and of the probabilities; 0 for a missing tensor.
     pub(crate) strides: [usize; 2],
-    /// The same of their gradients.
+    /// The same for their gradients.
     pub(crate) store_strides: [usize; 2],
-    /// Whether there are kernels that give a lane a row.
+    /// Whether there are kernels of [`Regime::LaneRows`](super::Regime::LaneRows).
     pub(crate) has_lane_rows: bool,
-    /// Tiles of a block: one of logits, and one of probabilities.
+    /// Tiles per stage: 1 for logits, 2 for logits and probabilities.
     pub(crate) tiles: usize,
 }
 
@@ -76,13 +77,14 @@ impl Rows {
         self.cols * self.element_bytes
     }
 
-    /// Whether no tensor that is written has gaps between its rows.
+    /// Whether the tensors that are written have no gaps between their rows, so that a tile is
+    /// stored as one span.
     fn stores_span(&self) -> bool {
         self.store_strides.iter().all(|&stride| stride == 0 || stride == self.row_bytes())
     }
 
-    /// Whether the rows of the tensors that are read are read with what is between them. A sector
-    /// of memory has 32 bytes, so what is less costs next to nothing.
+    /// Whether a tile is loaded as one span, gaps between rows included. Memory is read in sectors
+    /// of 32 bytes, so gaps of less than that cost next to nothing.
     fn loads_span(&self) -> bool {
         let row_bytes = self.row_bytes();
         let gap = (row_bytes / 8).max(32);
@@ -91,38 +93,39 @@ impl Rows {
     }
 }
 
-/// What the kernels need to know.
+/// How rows are packed: what the kernels need to know, and what a block needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Packed {
     pub(crate) args: TileArgs,
-    /// Rows of the tiles that a block's warps work on at the same time.
+    /// Rows that a block works on at a time: one tile per warp.
     block_rows: usize,
     shared_bytes: usize,
-    /// Whether a kernel with a lane per row takes them.
+    /// Whether a kernel of [`Regime::LaneRows`](super::Regime::LaneRows) can take the rows.
     pub(crate) fits_lanes: bool,
 }
 
 impl Packed {
-    /// Blocks of a launch over `rows`: in a pass that only reads, as many as a device has room for,
-    /// which stay until all rows are done. Where gradients are written, some times as many: blocks
-    /// that begin in the order of memory keep reads and writes closer together. H200, 524288×256
-    /// f32: 0.92 in place of 0.88 of the memory's limit, and forward no more.
+    /// The blocks of a launch over `rows` rows. In a pass that only reads, they are persistent: as
+    /// many as the device has room for. If gradients are written, there are [`BLOCKS_PER_RESIDENT`]
+    /// times as many: blocks that begin in the order of memory keep reads and writes closer
+    /// together. H200, 524288×256 f32: 0.92 instead of 0.88 of the memory's limit, and no gain for
+    /// the forward pass.
     pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
         let Device { multiprocessors, shared_bytes, registers_for } = device;
         let room = (shared_bytes / (self.shared_bytes + RESERVED)).clamp(1, registers_for);
-        let times = if pass == Pass::Forward { 1 } else { TIMES };
+        let times = if pass == Pass::Forward { 1 } else { BLOCKS_PER_RESIDENT };
         rows.div_ceil(self.block_rows).min(multiprocessors * room * times)
     }
 
-    /// What the kernels need to know of `rows` rows.
+    /// The arguments of the kernels for `rows` rows.
     pub(crate) fn args_of(&self, rows: usize) -> TileArgs {
-        let of_tile = self.args.rows as usize;
-        let count = rows.div_ceil(of_tile);
-        let last_rows = rows - count.saturating_sub(1) * of_tile;
+        let tile_rows = self.args.rows as usize;
+        let count = rows.div_ceil(tile_rows);
+        let last_rows = rows - count.saturating_sub(1) * tile_rows;
         TileArgs { count: count as u32, last_rows: last_rows as u32, ..self.args }
     }
 
-    /// The launch of so many blocks.
+    /// The launch of `blocks` blocks.
     pub(crate) fn launch(&self, blocks: usize) -> Launch {
         let shared_bytes = self.shared_bytes as u32;
         Launch { blocks: blocks as u32, threads: PACKED_BLOCK, shared_bytes, cooperative: false }
@@ -130,45 +133,46 @@ impl Packed {
 }
 
 /// See [`Packed::blocks`].
-const TIMES: usize = 8;
+const BLOCKS_PER_RESIDENT: usize = 8;
 
-/// Bytes of shared memory of each block that are the driver's.
+/// Bytes of shared memory that the driver reserves in each block.
 pub(crate) const RESERVED: usize = 1 << 10;
 
-/// What a device has room for.
+/// What a device has room for, for one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Device {
     pub(crate) multiprocessors: usize,
-    /// Bytes of shared memory of a multiprocessor.
+    /// Bytes of shared memory per multiprocessor.
     pub(crate) shared_bytes: usize,
-    /// Blocks of the kernel that a multiprocessor has registers for.
+    /// Blocks of the kernel per multiprocessor, as far as registers allow.
     pub(crate) registers_for: usize,
 }
 
-/// The shared memory that a block may have on the smallest device, of compute capability 8.6.
-const MOST_SHARED_BYTES: usize = 99 << 10;
+/// The most bytes of shared memory per block on devices of compute capability 8.6, which have the
+/// least.
+const MAX_SHARED_BYTES: usize = 99 << 10;
 
-/// Where rows of two tensors are in shared memory.
+/// Where the rows of two tensors are placed in shared memory.
 #[derive(Clone, Copy)]
 struct Placed {
     /// Bytes from row to row, as `TileArgs::step`.
     steps: [usize; 2],
-    /// Bytes that the first row may be behind a cache line's beginning.
+    /// The most bytes from the beginning of a cache line to the first row.
     lead: usize,
 }
 
 impl Placed {
-    /// Of rows of `row_bytes` that are aligned to `alignment` and `strides` bytes apart in global
-    /// memory; in shared memory too, if they are one span, or else as close as they can be where
-    /// each has vectors of its own.
+    /// The placement of rows of `row_bytes` that are aligned to `alignment` and `strides` bytes
+    /// apart in global memory. If a tile is copied as one span, rows are as far apart in shared
+    /// memory; if not, as close together as possible without sharing a vector.
     fn new(row_bytes: usize, alignment: usize, strides: [usize; 2], is_span: bool) -> Self {
         let line = CACHE_LINE as usize;
         let lead = line - alignment.min(line);
         if is_span {
             return Placed { steps: strides, lead };
         }
-        // A row may begin anywhere in its first vector that its alignment allows. An odd number of
-        // vectors from row to row, so that rows begin in other banks.
+        // A row may begin anywhere in its first vector that its alignment allows. The distance from
+        // row to row is an odd number of vectors, so that rows begin in different banks.
         let vectors = (VECTOR - alignment.min(VECTOR) + row_bytes).div_ceil(VECTOR);
         let steps = strides.map(|stride| (vectors | 1) * VECTOR + stride % VECTOR);
         Placed { steps, lead }
@@ -178,13 +182,14 @@ impl Placed {
         self.steps[0].max(self.steps[1])
     }
 
-    /// Bytes of a tile of so many rows.
+    /// The bytes of a tile of `rows` rows.
     fn bytes(&self, rows: usize) -> usize {
         (self.lead + rows * self.step()).next_multiple_of(CACHE_LINE as usize)
     }
 }
 
-/// How rows are packed, if they are short enough.
+/// How rows are packed; `None` if they are too long, or need more shared memory than a block may
+/// have.
 pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     let row_bytes = rows.row_bytes();
     if row_bytes > most_row_bytes(rows.element_bytes) {
@@ -205,9 +210,10 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         }
         _ => TILE_BYTES,
     };
-    // Tiles that a warp has, and the bytes of a row in the one that has the most.
+    // Tiles per warp: gradients that are aligned differently from what was read need one of their
+    // own.
     let tiles = if rows.alike { STAGES } else { STAGES + 1 };
-    // Tensors without rows have no strides.
+    // The largest distance of rows in any tile; the strides of missing tensors are 0.
     let step = read.step().max(written.step()).max(row_bytes);
     let fit = (tile_bytes * STAGES / tiles / rows.tiles / step).max(1);
     let fits_lanes = rows.has_lane_rows
@@ -222,18 +228,18 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     } else {
         fit / warp_rows
     };
-    let tile_rows = warp_rows * turns.clamp(1, TURNS);
+    let tile_rows = warp_rows * turns.clamp(1, MAX_TURNS);
     let bytes = read.bytes(tile_rows).max(written.bytes(tile_rows));
-    // With a class of eight bytes a row, where there are no probabilities.
+    // Without probabilities, a stage also has the class of each row, of eight bytes.
     let classes = if rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
     let stage_bytes = (rows.tiles * bytes + classes).next_multiple_of(CACHE_LINE as usize);
     let gradients = if rows.alike { 0 } else { STAGES * stage_bytes };
     let warp_bytes = STAGES * stage_bytes + if rows.alike { 0 } else { rows.tiles * bytes };
     let shared_bytes = WARPS * warp_bytes;
-    if shared_bytes > MOST_SHARED_BYTES {
+    if shared_bytes > MAX_SHARED_BYTES {
         return None;
     }
-    // As many lanes copy a row as it has vectors.
+    // A row that is copied by itself is copied by as many lanes as it may have vectors.
     let alignment = rows.alignment.min(rows.store_alignment).min(VECTOR);
     let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
     let copy_lanes = vectors.next_power_of_two().min(32);
@@ -249,8 +255,8 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         step: numbers(read.steps),
         store_step: numbers(written.steps),
         load_span: loads_span.into(),
-        // In place, there may be gaps between rows in shared memory where there are none in global
-        // memory.
+        // If gradients overwrite the tile that was read, there may be gaps between rows in shared
+        // memory though there are none in global memory.
         store_span: (stores_span && written.steps[0] == row_bytes).into(),
         copy_shift: copy_lanes.trailing_zeros(),
         order_right,
@@ -264,15 +270,17 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, fits_lanes })
 }
 
-/// In which order lanes take the vectors of their rows; see [`TileArgs::order_right`].
+/// The order in which lanes read the vectors of their rows, a swizzle against bank conflicts; see
+/// [`TileArgs::order_right`].
 ///
-/// Eight lanes at once read 16 bytes each, of eight rows or of fewer with some vectors each, and
-/// all banks serve them together where their vectors' numbers differ modulo eight. Rows that are 2ᵃ
-/// vectors long, or a multiple, differ in the bits from a on; what is left of a row's number is
-/// exchanged for bits below.
+/// Shared memory serves eight lanes at a time, of 16 bytes each. They read from eight rows, or
+/// several vectors of each of fewer rows, without a conflict if the numbers of their vectors differ
+/// modulo eight. If rows are a multiple of 2ᵃ vectors apart, their first vectors differ only in
+/// bits a and higher. So the bits of the row's number that do not show there are XORed into the
+/// lower bits of the vector's number.
 ///
-/// Exchanging these bits keeps a lane within its row only if rows are a multiple of 2ᵃ vectors long
-/// too, and not just apart.
+/// The XOR keeps a lane within its row only if the length of a row, and not just the distance of
+/// rows, is a multiple of 2ᵃ vectors.
 fn order(access: usize, row_bytes: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
     let a = (row_step / VECTOR).trailing_zeros().min(3);
     if access < VECTOR || !(row_bytes / VECTOR).is_multiple_of(1 << a) {
@@ -291,7 +299,7 @@ mod tests {
         [2, 4, 8].into_iter().flat_map(|element_bytes| {
             (1..=most_row_bytes(element_bytes) / element_bytes).flat_map(move |cols| {
                 let row_bytes = cols * element_bytes;
-                // Without gaps, with short ones, and with gaps that nobody would read.
+                // No gaps, short gaps, and gaps that are too long to be read.
                 let gaps = [0, 16, 1 << 20].into_iter().chain([element_bytes, (1 << 20) + 2]);
                 gaps.map(move |gap| row_bytes + gap)
                     .flat_map(|stride| [(stride, true), (stride, false)])
@@ -319,8 +327,8 @@ mod tests {
         shapes().flat_map(|rows| [(Pass::Forward, rows), (Pass::ForwardBackward, rows)])
     }
 
-    /// Tiles fit into the shared memory that a block may have, and rows into tiles: all rows but
-    /// the longest with probabilities and gradients that are aligned differently.
+    /// Tiles fit into the shared memory of a block, and rows into tiles. Only the longest rows with
+    /// probabilities and with differently aligned gradients are not packed.
     #[test]
     fn tiles_fit_into_shared_memory() {
         for (pass, rows) in passes() {
@@ -329,12 +337,12 @@ mod tests {
                 assert!(rows.tiles == 2 && !rows.alike && row_bytes > 3 << 10, "{rows:?}");
                 continue;
             };
-            let TileArgs { rows: of_tile, bytes, step, .. } = packed.args;
-            assert!(packed.shared_bytes <= MOST_SHARED_BYTES, "{rows:?}: {packed:?}");
+            let TileArgs { rows: tile_rows, bytes, step, .. } = packed.args;
+            assert!(packed.shared_bytes <= MAX_SHARED_BYTES, "{rows:?}: {packed:?}");
             assert!(bytes.is_multiple_of(CACHE_LINE));
-            // The last row of a tile that begins as far behind a cache line as it may.
+            // The end of the last row, if the tile begins as far behind a cache line as possible.
             let misaligned = |of: usize| of - rows.alignment.min(of);
-            let others = (of_tile as usize - 1) * step[0] as usize;
+            let others = (tile_rows as usize - 1) * step[0] as usize;
             let end = misaligned(CACHE_LINE as usize) + others + row_bytes;
             assert!(end.next_multiple_of(VECTOR) <= bytes as usize, "{rows:?}: {packed:?}");
         }
@@ -342,7 +350,7 @@ mod tests {
 
     /// Rows that are copied one by one do not share a vector of shared memory.
     #[test]
-    fn rows_of_their_own_share_no_vector() {
+    fn rows_copied_one_by_one_share_no_vector() {
         for (pass, rows) in passes().filter(|(_, rows)| !rows.loads_span()) {
             let Some(packed) = packed(pass, rows) else { continue };
             let row_bytes = rows.cols * rows.element_bytes;
@@ -356,7 +364,7 @@ mod tests {
         }
     }
 
-    /// In whatever order, the vectors of a row are its own.
+    /// The swizzle permutes the vectors of a row.
     #[test]
     fn lanes_stay_within_their_row() {
         for (pass, rows) in passes().filter(|(_, rows)| rows.alignment == 16) {
@@ -374,9 +382,9 @@ mod tests {
         }
     }
 
-    /// Eight lanes that read 16 bytes each at the same time do so from all banks.
+    /// Eight lanes that read 16 bytes each at the same time read from different banks.
     #[test]
-    fn lanes_do_not_meet_in_a_bank() {
+    fn lanes_have_no_bank_conflicts() {
         let is_whole = |rows: &Rows| {
             rows.alignment == 16 && rows.strides[0] == rows.row_bytes() && rows.stores_span()
         };
@@ -384,7 +392,7 @@ mod tests {
             let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
             let row_vectors = (rows.cols * rows.element_bytes / VECTOR) as u32;
             let warp_rows = 1 << args.warp_rows_shift;
-            // Rows of fewer than eight that are an odd number of vectors long are read in two
+            // With fewer than eight rows per warp, rows of an odd number of vectors are read in two
             // turns.
             if args.access < 16 || (warp_rows < 8 && !row_vectors.is_multiple_of(8 / warp_rows)) {
                 continue;

@@ -1,4 +1,5 @@
-//! Forward passes over long rows: how row groups share what they stream through shared memory.
+//! The forward pass over long rows that are streamed through shared memory: how warps or blocks
+//! share the rows.
 
 use super::Launch;
 use super::packed::{Device, RESERVED, Rows};
@@ -7,30 +8,30 @@ use kernels_gpu::abi::{
     WARP_TILE_BYTES,
 };
 
-/// Warps of a block.
+/// Warps per block.
 const WARPS: usize = STREAM_BLOCK as usize / 32;
 
-/// Vectors of a warp's part of a tile.
+/// Vectors that a warp has of a tile.
 const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
 
-/// The launch over `count` rows, and how they are shared. Each warp takes rows, as many as the
-/// others. Where there are too few rows for that, they are cut into equal shares for all blocks.
+/// The launch over `count` rows, and how they are shared. Each warp takes whole rows, about as many
+/// as any other. If there are too few rows for that, they are cut into equal shares, one per block.
 pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
     let Device { multiprocessors, shared_bytes, registers_for } = device;
     let ring = STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize;
     let resident = (shared_bytes / (WARPS * ring + RESERVED)).clamp(1, registers_for);
     let room = multiprocessors * resident;
-    // From the cache line that a row begins in.
+    // The most bytes of a row, counted from the cache line that it begins in.
     let bytes = CACHE_LINE as usize - rows.alignment + rows.cols * rows.element_bytes;
     let vectors = bytes.div_ceil(VECTOR_BYTES as usize);
     let row_tiles = |warps: usize| vectors.div_ceil(warps * WARP_VECTORS).max(1);
-    // The tiles that a warp has in flight keep the memory busy with half as many warps.
+    // A warp has so many tiles in flight that half of the resident warps saturate memory.
     let (blocks, warps, split) = if count > room * WARPS / 2 {
         let turns = count.div_ceil(room * WARPS);
         (count.div_ceil(turns).div_ceil(WARPS), 1, 0)
     } else {
-        let most = room.min(MAX_SPLIT_GROUPS as usize);
-        ((count * row_tiles(WARPS)).clamp(1, most), WARPS, 1)
+        let max_blocks = room.min(MAX_SPLIT_GROUPS as usize);
+        ((count * row_tiles(WARPS)).clamp(1, max_blocks), WARPS, 1)
     };
     let launch = Launch {
         blocks: blocks as u32,
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!((tiles(4096), tiles(4097), tiles(4095)), (8, 9, 9));
     }
 
-    /// What groups leave has room: terms twice, parts twice, a counter.
+    /// What row groups publish fits into the workspace: terms twice, parts twice, a counter.
     #[test]
     fn split_groups_have_room_in_the_workspace() {
         use kernels_gpu::abi::MAX_PARTIALS;

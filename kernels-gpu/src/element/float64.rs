@@ -1,11 +1,12 @@
-//! Arithmetic in f64 whose cost counts: a multiprocessor of an H100 executes 25 operations in f64
-//! in the time in which the memory brings an element, and a loss needs two or three besides the
+//! Arithmetic in f64, written for few f64 operations: a multiprocessor of an H100 executes 25 of
+//! them in the time in which memory delivers an element, and a loss needs two or three besides the
 //! exponential.
 
-use super::{Real, horner, ln_of_parts, unrolled, upper};
+use super::real::{Real, horner, ln_of_parts, upper};
+use super::unrolled;
 use cuda_std::math;
 
-/// The sign bit of an upper half.
+/// The sign bit in the upper 32 bits of an f64.
 const SIGN: u32 = 1 << 31;
 
 #[inline(always)]
@@ -18,8 +19,8 @@ fn lower(x: f64) -> u32 {
     x.to_bits() as u32
 }
 
-/// Without a conversion, which takes as long as four additions and more: the digits of a number
-/// from 2⁵² to 2⁵³ are an integer.
+/// Avoids the conversion instruction, which takes as long as four additions or more: the
+/// significand bits of a number from 2⁵² to 2⁵³ are an integer.
 #[inline(always)]
 pub(crate) fn from_i32(value: i32) -> f64 {
     const DIGITS: u64 = 4_503_599_627_370_496.0_f64.to_bits();
@@ -33,8 +34,9 @@ pub(crate) fn min_max(a: f64, b: f64) -> [f64; 2] {
     if b > a { [a, b] } else { [b, a] }
 }
 
-/// The reciprocal r is off by e = 1 − br, at most 2⁻¹⁹: a/b is ar/(1 − e) = ar (1 + e + e²), and e³
-/// is too little to count. To what is added belongs what the product ar is rounded by.
+/// The approximate reciprocal r of b has the relative error e = 1 − br, at most 2⁻¹⁹, so a/b =
+/// ar/(1 − e) ≈ ar (1 + e + e²); e³ is negligible. The rounding error of the product ar is part of
+/// the correction.
 #[inline(always)]
 pub(crate) fn quickly_divide(a: f64, b: f64) -> f64 {
     let reciprocal = math::reciprocal_approx_f64(b);
@@ -44,8 +46,8 @@ pub(crate) fn quickly_divide(a: f64, b: f64) -> f64 {
     quotient + quotient.fma(off.fma(off, off), rounded_by)
 }
 
-/// By Remez' exchange in 50 digits, then rounded: the logarithm of which this is the tail is off by
-/// 1.5e-17 of it.
+/// Coefficients by Remez' exchange in 50 digits, then rounded. They give the logarithm a relative
+/// error of 1.5e-17.
 #[inline(always)]
 pub(crate) fn artanh_tail(z: f64) -> f64 {
     z * horner!(z;
@@ -65,8 +67,8 @@ pub(crate) fn less_ln(x: f64, scale: f64, d: f64, a: f64) -> f64 {
     x - quick_ln(scale, d, a)
 }
 
-/// By Remez' exchange in 50 digits, then rounded: eʳ − 1 is off by 2.3e-17 of it, and eʳ by 9e-18
-/// of it.
+/// Coefficients by Remez' exchange in 50 digits, then rounded. They give eʳ − 1 a relative error of
+/// 2.3e-17, and eʳ one of 9e-18.
 #[inline(always)]
 pub(crate) fn exp_tail(r: f64) -> f64 {
     horner!(r;
@@ -78,9 +80,10 @@ pub(crate) fn exp_tail(r: f64) -> f64 {
 }
 
 cuda_std::lookup_table! {
-    /// The bits of (1 + δ) 2^(j/16), of whose upper half 2¹⁶ j is taken away: with 2¹⁶ n added for
-    /// n = 16 k + j, they are those of (1 + δ) 2^(n/16). δ is the multiple of 2⁻⁵² for which
-    /// rounding changes the least: no word is off by more than 0.18 units in the last place.
+    /// Entry j has the bits of (1 + δ) 2^(j/16), with 2¹⁶ j subtracted from the upper half. Adding
+    /// 2¹⁶ n to the upper half, for n = 16 k + j, gives the bits of (1 + δ) 2^(n/16). δ is the
+    /// multiple of 2⁻⁵² with the smallest rounding errors: no entry is off by more than 0.18 units
+    /// in the last place.
     fn power_of_root() -> [u64; 16] = [
         0x3ff0_0000_00a4_5e3f, 0x3fef_b558_6da5_2e45, 0x3fef_72b8_3d30_9022, 0x3fef_387a_6f30_9073,
         0x3fef_06fe_0af5_2ed5, 0x3fee_dea6_4cde_5355, 0x3fee_bfda_d60b_52e3, 0x3fee_ab07_de26_ecdc,
@@ -89,12 +92,12 @@ cuda_std::lookup_table! {
     ];
 }
 
-/// n and eʳ/(1 + δ) − 1 of each x, so that eˣ is 2^(n/16) eʳ with |r| at most ln 2/32, as in
+/// n and eʳ/(1 + δ) − 1 for each x, such that eˣ = 2^(n/16) eʳ with |r| at most ln 2/32, as in
 /// "Table-driven implementation of the exponential function in IEEE floating-point arithmetic"
-/// (Tang, 1989). The polynomial, a Remez fit, is off by 1.4e-17.
+/// (Tang, 1989). The polynomial is a Remez fit with an error of 1.4e-17.
 ///
-/// Step by step for all x: each step of one waits for the one before, so others fill the time, and
-/// all of them share a coefficient's registers.
+/// Each step is done for all x before the next step. The steps of one x depend on each other, so
+/// the others hide their latency, and all share the registers of a coefficient.
 #[inline(always)]
 fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
     const ROOT_HIGH: f64 = 0.043_321_698_773_070_24;
@@ -109,7 +112,8 @@ fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
         -2.391_871_361_914_141_2e-9,
     ];
     let (mut n, mut r, mut part) = ([0; N], [0.0; N], [COEFFICIENTS[0]; N]);
-    // The lowest digits of a sum with a number whose unit is 1 are n: this saves a conversion.
+    // The sum with a number whose unit in the last place is 1 has n in its lowest bits, which saves
+    // a conversion.
     unrolled!(for i in 0..N; { r[i] = x[i].fma(16.0 * core::f64::consts::LOG2_E, f64::WHOLE); });
     unrolled!(for i in 0..N; { n[i] = lower(r[i]); });
     unrolled!(for i in 0..N; { r[i] = f64::WHOLE - r[i]; });
@@ -122,15 +126,15 @@ fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
     (n, part)
 }
 
-/// (1 + δ) 2^(n/16), where it is a normal number.
+/// (1 + δ) 2^(n/16), if that is a normal number.
 #[inline(always)]
 fn power(n: u32) -> f64 {
     let bits = power_of_root(n);
     from_halves(((bits >> 32) as u32).wrapping_add(n << 16), bits as u32)
 }
 
-/// Branch-free, because callers use an exponential in more than one place, and LLVM would duplicate
-/// what branches.
+/// eˣ, without branches: callers use an exponential in more than one place, and LLVM would
+/// duplicate the code that follows a branch.
 #[inline(always)]
 pub(crate) fn exp(x: f64) -> f64 {
     // Beyond 1000 all exponentials are infinite or 0.
@@ -138,7 +142,8 @@ pub(crate) fn exp(x: f64) -> f64 {
     let ([n], [part]) = exp_parts([from_halves(near, lower(x))]);
     let root = power(n % 16);
     let value = root.fma(part, root);
-    // In two steps: 2ᵏ alone may be beyond the type. The second one rounds what is subnormal.
+    // Scale in two steps, because 2ᵏ alone may overflow. Only the second step rounds, if the result
+    // is subnormal.
     let k = n.cast_signed() >> 4;
     let value = value * f64::power_of_two(k >> 1) * f64::power_of_two(k - (k >> 1));
     if x.is_nan() { x } else { value }
@@ -146,8 +151,9 @@ pub(crate) fn exp(x: f64) -> f64 {
 
 /// [`Real::exp_below`] of each x.
 ///
-/// An integer tells what vanishes, because the f64 units are the bottleneck; and selections, not a
-/// branch, because rows are padded with −∞. The upper halves of NaNs lie outside of what vanishes.
+/// An integer comparison finds the x whose exponential is 0, because the f64 units are the
+/// bottleneck. It selects the result instead of branching, because rows are padded with −∞. The
+/// upper halves of NaNs that operations make are not in the compared range.
 #[inline(always)]
 pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     const FIRST: u32 = upper!(f64, -708.0);
@@ -177,14 +183,14 @@ pub(crate) fn exp_shifted(x: f64, shift: f64) -> f64 {
     exp_below(x + shift)
 }
 
-/// 1, because the shift was not rounded.
+/// 1, because the shift is not rounded.
 #[inline(always)]
 pub(crate) fn unshift(_: f64, _: f64) -> f64 {
     1.0
 }
 
-/// The larger one; `b` where `a` is NaN. The instruction for the maximum is followed by four that
-/// mend NaNs.
+/// The larger of the two; `b` if `a` is NaN. `f64::max` would compile to the maximum and four more
+/// instructions for NaNs.
 #[inline(always)]
 pub(crate) fn larger(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }

@@ -1,8 +1,11 @@
-//! A loss for each row, of tensors without gaps: a block takes a chunk of whole rows as the vectors
-//! that lie in memory, wherever rows begin in them, and leaves the terms in shared memory, where
-//! they are summed by row. So a row's length costs nothing but its sum.
+//! A loss per row, for tensors without gaps between rows. Each block takes a chunk: consecutive
+//! whole rows, which it reads as one span of vectors, wherever rows begin in them. It stages the
+//! terms in shared memory and then sums them by row. So loads and stores do not depend on how long
+//! rows are, and short or misaligned rows have no head and tail of their own.
 
-use super::{Pairwise, Pass, Row, of_lane};
+use super::Pairwise;
+use super::pass::Pass;
+use super::row::{Row, of_lane};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::group_sums;
 use core::num::NonZeroU32;
@@ -12,34 +15,37 @@ use cuda_std::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id};
 
 cuda_std::shared_array! {
-    /// The terms of a chunk, from the vector's boundary before it on, and behind them the scale of
-    /// each row.
+    /// The terms of a chunk, numbered from the vector boundary at or before its first element, and
+    /// behind them the scale of each row.
     fn shared_terms() -> [Vec16];
 }
 
-/// A chunk: rows that a block takes.
+/// The rows of a block.
 struct Chunk<'a, E: Element, L> {
     pass: &'a Pass<'a, E, L, false>,
-    /// The tensors from the vector's boundary before the chunk on.
+    /// The tensors as one row that begins at the vector boundary at or before the chunk.
     tensors: Row<E, L, true>,
     first_row: u64,
     rows: u32,
     cols: NonZeroU32,
-    /// Elements before the chunk in its first vector.
+    /// Elements from that boundary to the chunk's beginning.
     lead: u32,
-    /// Elements to the chunk's end, counted from the boundary as well.
+    /// Elements from that boundary to the chunk's end.
     end: u32,
+    /// See [`shared_terms`].
     terms: SharedArray<Vec16>,
-    /// Whether each row has an upstream gradient of its own.
+    /// Whether gradients are computed and each row has an upstream gradient of its own.
     has_scales: bool,
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
-    /// The chunk of this block.
+    /// Computes the chunk of this block.
     ///
     /// # Safety
-    /// [`forward`](super::forward)'s conditions 1 and 3; `chunk_rows` is as `PairwiseArgs` says,
-    /// and all threads of the block call it.
+    /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
+    /// 2. `chunk_rows` is not 0, and `args` and the launch satisfy what `PairwiseArgs::chunk_rows`
+    ///    requires.
+    /// 3. All threads of the block call it.
     #[inline(always)]
     pub(super) unsafe fn chunk<const TERMS: bool, const GRADS: bool>(&self) {
         let args = self.args;
@@ -51,21 +57,23 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         let cols = NonZeroU32::new(args.cols as u32).unwrap_or(NonZeroU32::MIN);
         let size = size_of::<E>() as u64;
         let start = first_row * args.cols * size;
-        // Vectors lie where those of what is written do; what is only read may lie otherwise.
+        // A vector can be stored only on a 16-byte boundary, so the boundaries of the gradients cut
+        // the chunk into vectors. Tensors that are only read may be misaligned.
         let written = [args.grad_input.start, args.grad_target.start];
         let written = written.into_iter().find(|&start| GRADS && start != 0);
         let base = written.unwrap_or(args.input.start);
-        let before = (base + start) % size_of::<Vec16>() as u64;
-        let is_off = |start: u64| !(start ^ base).is_multiple_of(16);
+        let lead_bytes = (base + start) % size_of::<Vec16>() as u64;
+        let is_unaligned = |start: u64| !(start ^ base).is_multiple_of(16);
         let from = |start_of: u64, is_used: bool| {
-            if is_used && start_of != 0 { start_of + start - before } else { 0 }
+            if is_used && start_of != 0 { start_of + start - lead_bytes } else { 0 }
         };
-        let lead = (before / size) as u32;
+        let lead = (lead_bytes / size) as u32;
         let has_scales = GRADS && args.upstream.start != 0 && args.upstream.row_stride != 0;
         let chunk = Chunk {
             pass: self,
             tensors: Row {
-                // SAFETY: the caller's conditions; weights have no strides.
+                // SAFETY: the caller's conditions; weights have no strides, so those of the first
+                // row serve all.
                 loss: unsafe { self.loss.of_row(first_row) },
                 input: from(args.input.start, true),
                 target: from(args.target.start, true),
@@ -77,7 +85,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
                 scale: if GRADS && !has_scales { unsafe { self.scale(0) } } else { E::Real::ZERO },
                 head: 0,
                 vectors: 0,
-                is_shifted: is_off(args.input.start) || is_off(args.target.start),
+                is_misaligned: is_unaligned(args.input.start) || is_unaligned(args.target.start),
             },
             first_row,
             rows,
@@ -102,13 +110,15 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
+    /// Computes the scale of each row and stages it in shared memory.
+    ///
     /// # Safety
-    /// As [`Pass::chunk`].
+    /// As [`Pass::chunk`], with `has_scales`.
     #[inline(always)]
     unsafe fn load_scales(&self) {
         let mut row = thread_idx_x();
         while row < self.rows {
-            // SAFETY: the caller's conditions; one thread a row.
+            // SAFETY: the caller's conditions; no other thread has this row.
             unsafe {
                 let scale = self.pass.scale(self.first_row + u64::from(row));
                 self.scales().set(row, scale);
@@ -118,20 +128,24 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         sync_threads();
     }
 
+    /// The scales of the chunk's rows, in shared memory behind the terms.
+    ///
     /// # Safety
-    /// As [`Pass::chunk`], with gradients and an upstream gradient for each row.
+    /// As [`Pass::chunk`], with `has_scales`.
     #[inline(always)]
     unsafe fn scales(&self) -> SharedArray<E::Real> {
         let vectors = self.end.div_ceil(E::LANES);
         let at = vectors * E::LANES * size_of::<E::Real>() as u32;
-        // SAFETY: the caller's conditions: the launch has room for them there.
+        // SAFETY: the caller's condition 2: `chunk_shared_bytes` includes them.
         unsafe { self.terms.words_from_byte(at) }
     }
 
-    /// The scales of the elements of a vector, which begins with number `first`.
+    /// The scales of the elements of the vector whose first element is `first`, counted from the
+    /// vector boundary.
     ///
     /// # Safety
-    /// As [`Pass::chunk`]; the vector is within the chunk.
+    /// As [`Pass::chunk`]; the vector is within the chunk, and [`load_scales`](Self::load_scales)
+    /// is done if `has_scales`.
     #[inline(always)]
     unsafe fn scales_of(&self, first: u32) -> [E::Real; MAX_LANES] {
         let mut scales = [self.tensors.scale; MAX_LANES];
@@ -146,36 +160,36 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
                 row
             };
             unrolled!(for lane in 0..E::LANES as usize; {
-                // SAFETY: the caller's conditions; the row is one of the chunk's.
+                // SAFETY: the caller's conditions; the row is within the chunk.
                 scales[lane] = unsafe { self.scales().get(next_row()) };
             });
         }
         scales
     }
 
-    /// All pairs of the chunk: whole vectors, and the ends element by element.
+    /// Computes all pairs of the chunk: vectors, then head and tail element by element.
     ///
     /// # Safety
-    /// As [`Pass::chunk`].
+    /// As [`Pass::chunk`]; [`load_scales`](Self::load_scales) is done if `has_scales`.
     #[inline(always)]
     unsafe fn pairs<const TERMS: bool, const GRADS: bool>(&self) {
         let (mut from, mut to) = (self.lead.div_ceil(E::LANES), self.end / E::LANES);
-        if self.tensors.is_shifted {
-            // A vector that is read as two reaches beyond its ends: the chunk's first and last are
-            // left out.
+        if self.tensors.is_misaligned {
+            // A misaligned vector is read as the two aligned vectors that contain it. For the first
+            // and the last vector these could reach beyond the chunk, so they join head and tail.
             (from, to) = (from + 1, to.saturating_sub(1));
         }
         let threads = block_dim_x();
         let mut vector = from + thread_idx_x();
         let mut next = (Vec16::default(), Vec16::default());
-        // SAFETY: the caller's conditions, of vectors that are within the chunk.
+        // SAFETY: the caller's conditions; vectors below `to` are within the chunk.
         unsafe {
             if vector < to {
                 next = self.load(vector);
             }
             while vector < to {
                 let (x, t) = next;
-                // The next vector travels while this one is computed.
+                // Prefetch the next vector before this one is computed.
                 if vector + threads < to {
                     next = self.load(vector + threads);
                 }
@@ -183,14 +197,15 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
                 vector += threads;
             }
         }
-        // Elements before the first whole vector, and behind the last.
+        // Head and tail.
         let head_end = (from * E::LANES).min(self.end);
         let tail = (to * E::LANES).max(head_end);
         let head = head_end - self.lead;
         let mut peeled = thread_idx_x();
         while peeled < head + (self.end - tail) {
             let index = if peeled < head { self.lead + peeled } else { tail + (peeled - head) };
-            // SAFETY: the caller's conditions; the element is one of the chunk's.
+            // SAFETY: the caller's conditions; the element is within the chunk, and no other thread
+            // has it.
             unsafe {
                 let scale = if self.has_scales {
                     self.scales().get((index - self.lead) / self.cols)
@@ -206,12 +221,15 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         }
     }
 
+    /// Loads a vector of input and target.
+    ///
     /// # Safety
-    /// As [`Pass::chunk`]; the vector is within the chunk.
+    /// As [`Pass::chunk`]; the vector is within the chunk, and neither its first nor its last one
+    /// if a tensor is misaligned.
     #[inline(always)]
     unsafe fn load(&self, vector: u32) -> (Vec16, Vec16) {
         let tensors = &self.tensors;
-        // SAFETY: the caller's conditions; shifted vectors are not the chunk's first or last.
+        // SAFETY: the caller's conditions.
         unsafe {
             (
                 tensors.load(tensors.input, vector.into()),
@@ -220,10 +238,10 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         }
     }
 
-    /// The pairs of one vector: the short way where all of them are plain.
+    /// Computes the pairs of one vector, in the shorter way if all of them are plain.
     ///
     /// # Safety
-    /// As [`load`](Self::load).
+    /// As [`load`](Self::load); [`load_scales`](Self::load_scales) is done if `has_scales`.
     #[inline(always)]
     unsafe fn vector<const TERMS: bool, const GRADS: bool>(&self, vector: u32, x: Vec16, t: Vec16) {
         // SAFETY: the caller's conditions.
@@ -236,8 +254,10 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         }
     }
 
+    /// Computes the pairs of one vector: stages its terms, and writes its gradients.
+    ///
     /// # Safety
-    /// As [`load`](Self::load).
+    /// As [`vector`](Self::vector); with `PLAIN`, all pairs are plain.
     #[inline(always)]
     unsafe fn vector_as<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
@@ -256,7 +276,7 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
             unrolled!(for part in 0..2; {
                 if part < vectors {
                     let at = vector * vectors as u32 + part as u32;
-                    // SAFETY: the caller's conditions; one thread a vector.
+                    // SAFETY: the caller's conditions; no other thread has this vector.
                     unsafe { self.terms.set(at, vector_of(&terms, part)) };
                 }
             });
@@ -270,24 +290,26 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         }
     }
 
-    /// Sums the terms by row, and finishes the rows.
+    /// Sums the staged terms by row, and writes the loss of each row.
     ///
     /// # Safety
-    /// As [`Pass::chunk`]; all terms are there, and a barrier stands between that and this.
+    /// As [`Pass::chunk`]; all terms are staged, and a barrier has followed the last of them.
     #[inline(always)]
     unsafe fn sum_rows(&self) {
         let (cols, group) = (self.cols.get(), self.pass.args.group_threads.get());
         let lane = thread_idx_x() & (group - 1);
         let group_of = |thread: u32| thread >> group.trailing_zeros();
         let groups = group_of(block_dim_x());
-        // Row groups of one warp stay together, for the shuffles.
-        let mut of_warp = if group > WARP_SIZE { 0 } else { group_of(thread_idx_x() - lane_id()) };
+        // The shuffles of `group_sums` need every lane of the warp, so a warp loops until the first
+        // of its row groups has no row left.
+        let mut first_of_warp =
+            if group > WARP_SIZE { 0 } else { group_of(thread_idx_x() - lane_id()) };
         let mut row = group_of(thread_idx_x());
-        while of_warp < self.rows {
+        while first_of_warp < self.rows {
             let mut sum = E::Real::ZERO;
             if row < self.rows {
                 let from = self.lead + row * cols;
-                // SAFETY: the caller's conditions; the row is one of the chunk's.
+                // SAFETY: the caller's conditions; the row is within the chunk.
                 sum = unsafe {
                     if cols >= VECTOR_COLS {
                         self.sum_of_vectors(from, from + cols, lane, group)
@@ -298,27 +320,28 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
             }
             let [sum] = group_sums([sum.to_f64()], group);
             if lane == 0 && row < self.rows {
-                // SAFETY: the caller's conditions; one row group a row.
+                // SAFETY: the caller's conditions; no other row group has this row.
                 unsafe { self.pass.finish(self.first_row + u64::from(row), sum) };
             }
             if group > WARP_SIZE {
                 sync_threads();
             }
-            of_warp += groups;
+            first_of_warp += groups;
             row += groups;
         }
     }
 
-    /// What a lane of a row group of a warp has of a row, term by term.
+    /// Sums the terms of a row that belong to one lane of a row group (of a warp or less), one term
+    /// at a time.
     ///
     /// # Safety
-    /// As [`sum_rows`](Self::sum_rows); the row is one of the chunk's.
+    /// As [`sum_rows`](Self::sum_rows); the row is within the chunk.
     #[inline(always)]
     unsafe fn sum_of_row(&self, row: u32, lane: u32, group: u32) -> E::Real {
         let cols = self.cols.get();
-        // Rows that are an even number of row groups long would all begin in a few banks, and wait for
-        // each other: each begins a row group behind the last one's beginning, and ends with what it
-        // left out.
+        // If the row length is a multiple of `2 * group`, the rows of a warp begin in the same few
+        // banks, and reads conflict. So each row starts `group` terms further on than the row
+        // before it, and ends with the terms that it skipped.
         let start = if cols & (2 * group - 1) == 0 { row * group % self.cols } else { 0 };
         let from = self.lead + row * cols;
         let mut sums = [E::Real::ZERO; 2];
@@ -342,11 +365,11 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
         sums[0] + sums[1]
     }
 
-    /// What a thread of a row group has of the terms from number `from` up to `to`: by vectors, and the
-    /// ends term by term.
+    /// Sums the terms `from..to` that belong to one lane of a row group: by vectors, then head and
+    /// tail term by term.
     ///
     /// # Safety
-    /// As [`sum_rows`](Self::sum_rows), of these terms.
+    /// As [`sum_rows`](Self::sum_rows); the terms are within the chunk.
     #[inline(always)]
     unsafe fn sum_of_vectors(&self, from: u32, to: u32, lane: u32, group: u32) -> E::Real {
         let terms = size_of::<Vec16>() as u32 / size_of::<E::Real>() as u32;
@@ -371,11 +394,11 @@ impl<E: Element, L: Pairwise<E::Real>> Chunk<'_, E, L> {
     }
 }
 
-/// Rows of at least so many columns are summed by vectors: they are in a few more instructions what
-/// others are in one a term.
+/// The fewest columns with which a row is summed by vectors. Vectors save instructions per term,
+/// but head and tail cost a few more per row.
 const VECTOR_COLS: u32 = 64;
 
-/// The values of 4 or 8 bytes in a vector, and zeros where there are two.
+/// The values in a vector: four of 4 bytes, or two of 8 bytes and two zeros.
 #[inline(always)]
 fn values_of<R: Real>(Vec16(words): Vec16) -> [R; 4] {
     let mut values = [R::ZERO; 4];
@@ -390,7 +413,7 @@ fn values_of<R: Real>(Vec16(words): Vec16) -> [R; 4] {
     values
 }
 
-/// Vector `part` of values of 4 or 8 bytes.
+/// Vector `part` of the vectors that `values`, of 4 or 8 bytes each, fill.
 #[inline(always)]
 fn vector_of<R: Real>(values: &[R; MAX_LANES], part: usize) -> Vec16 {
     let mut words = [0; 4];

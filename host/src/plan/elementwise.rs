@@ -1,0 +1,136 @@
+//! Launches of the kernels that compare two tensors element by element.
+
+use super::{Launch, MANY_BLOCKS, Pass, RowsLaunch};
+use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, chunk_shared_bytes, max_blocks, reduction};
+use std::num::NonZeroU32;
+
+/// The most vectors (of 16 bytes) of a small input. For small inputs, a block on every
+/// multiprocessor matters more than blocks that live long.
+const SMALL_VECTORS: usize = 256 << 10;
+
+/// The dense kernels of a loss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Dense {
+    /// Threads per block for inputs that are not small.
+    pub(crate) threads: u32,
+    /// Whether arithmetic takes about as long as memory, so that the start-up cost of a block is
+    /// not hidden.
+    pub(crate) heavy: bool,
+}
+
+/// The most threads of a grid, by pass, in three columns: if memory is the bottleneck; if the loss
+/// is [heavy](Dense::heavy), for elements of 32 bits and more; and if it is heavy, for elements of
+/// 16 bits. Measured on an H200 (`cargo xtask bench`), but not for f64.
+#[rustfmt::skip]
+const MAX_THREADS: [(Pass, [usize; 3]); 3] = [
+    // A pass that only sums needs blocks that live long enough to amortise their final reduction.
+    (Pass::Forward,         [132 * 64 * 512,  132 * 64 * 512, 132 * 64 * 512]),
+    // A pass that writes is faster with many short blocks, which the hardware starts in the order
+    // of memory. For heavy losses, f32 is within half a point of the best from 80 to 112, and bf16
+    // gets slower with more.
+    (Pass::ForwardBackward, [132 * 256 * 512, 132 * 96 * 512, 132 * 64 * 512]),
+    (Pass::Backward,        [usize::MAX,      usize::MAX,     usize::MAX]),
+];
+
+/// The launch of a dense kernel over `len` elements of `element_bytes` each. It has at least one
+/// block, which writes the loss even if there are no elements.
+pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: Dense) -> Launch {
+    let Dense { threads, heavy } = dense;
+    let vectors = (len / (16 / element_bytes)).max(1);
+    if vectors <= SMALL_VECTORS {
+        let threads = threads.min(256);
+        let blocks = vectors.div_ceil(threads as usize) as u32;
+        return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
+    }
+    // The forward-backward pass over 16-bit elements needs so many registers that only small blocks
+    // are resident beside each other.
+    let small_blocks = pass == Pass::ForwardBackward && element_bytes == 2;
+    let threads = if small_blocks { threads.min(256) } else { threads };
+    // Vectors of each tensor that a thread has in flight, at most. A tile of more would leave
+    // blocks without one.
+    let flight = if pass == Pass::ForwardBackward { 4 } else { 2 };
+    let tiles = vectors.div_ceil(threads as usize * flight);
+    let &(_, most) =
+        MAX_THREADS.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
+    let column = if heavy { 1 + usize::from(element_bytes == 2) } else { 0 };
+    let mut most = most[column] / threads as usize;
+    if pass != Pass::Backward {
+        most = most.min(max_blocks(1) as usize);
+    }
+    let blocks = tiles.min(most).min(i32::MAX as usize) as u32;
+    Launch { blocks, threads, shared_bytes: 0, cooperative: false }
+}
+
+/// The fewest vectors of a part of a split row.
+const MIN_PART_VECTORS: usize = 4 * ROWS_BLOCK as usize;
+
+/// The launch of a kernel over `rows` rows of `cols` elements of `element_bytes` each. A short row
+/// gets a few threads, a longer one a warp, and a long one a block, or several blocks if there are
+/// few long rows.
+pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) -> RowsLaunch {
+    let vectors = cols.div_ceil(16 / element_bytes).max(1);
+    let threads = ROWS_BLOCK as usize;
+    let group_threads = match vectors {
+        0..=32 => vectors.next_power_of_two(),
+        33..=256 => 32,
+        _ => threads,
+    };
+    let mut splits = 1;
+    if group_threads == threads && rows < MANY_BLOCKS {
+        splits = MANY_BLOCKS.div_ceil(rows.max(1)).min(vectors / MIN_PART_VECTORS).max(1);
+        if kind == reduction::ROWS {
+            splits = splits.min(MAX_PARTIALS as usize / rows.max(1));
+        }
+    }
+    let blocks = (rows * splits).div_ceil(threads / group_threads).max(1);
+    let most = if kind == reduction::SCALAR { 132 * 64 } else { i32::MAX as usize };
+    let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
+    RowsLaunch {
+        launch: Launch {
+            blocks: blocks.min(most) as u32,
+            threads: ROWS_BLOCK,
+            shared_bytes: 0,
+            cooperative: false,
+        },
+        group_threads: number(group_threads),
+        splits: number(splits),
+    }
+}
+
+/// The most bytes of the terms of a chunk. Per chunk, a thread spends as many instructions on
+/// finding its part and on the sum as on several vectors, so a chunk has several vectors per
+/// thread. Only 16 and 32 KiB were tried, with other changes between the two.
+pub(super) const CHUNK_BYTES: usize = 32 << 10;
+
+/// Dynamic shared memory in bytes that a block may have without an opt-in (a function attribute).
+pub(super) const SHARED_BYTES: usize = 48 << 10;
+
+/// The rows per chunk, and the launch with one block per chunk, for `rows` rows of `cols` elements
+/// without gaps between them. `None` if a row is longer than a chunk.
+pub(crate) fn chunks(rows: usize, cols: usize, element_bytes: usize) -> Option<(u32, RowsLaunch)> {
+    let elements = CHUNK_BYTES / if element_bytes == 8 { 8 } else { 4 };
+    if rows == 0 || cols == 0 || cols > elements {
+        return None;
+    }
+    // A chunk has fewer rows if they are so short that their scales take much of the shared memory,
+    // and if there would be too few chunks to keep all multiprocessors busy.
+    let one_row =
+        chunk_shared_bytes(1, cols, element_bytes) - chunk_shared_bytes(0, cols, element_bytes);
+    let room = SHARED_BYTES - chunk_shared_bytes(0, cols, element_bytes);
+    let chunk_rows = (elements / cols).min(room / one_row).min(rows.div_ceil(MANY_BLOCKS));
+    let blocks = i32::try_from(rows.div_ceil(chunk_rows)).ok()? as u32;
+    // Enough threads per row group that each sums a few terms; the whole block for rows that are
+    // nearly as long as a chunk.
+    let group_threads = match cols {
+        0..=1024 => (cols / CHUNK_TERMS).next_power_of_two().min(32) as u32,
+        _ => ROWS_BLOCK,
+    };
+    let shared_bytes = chunk_shared_bytes(chunk_rows, cols, element_bytes) as u32;
+    let launch = Launch { blocks, threads: ROWS_BLOCK, shared_bytes, cooperative: false };
+    let group_threads = NonZeroU32::new(group_threads).expect("at least one");
+    Some((chunk_rows as u32, RowsLaunch { launch, group_threads, splits: NonZeroU32::MIN }))
+}
+
+/// About how many terms of a row a thread sums, if there are enough threads. This, and the number
+/// of columns from which on a block sums a row, was chosen and not measured.
+const CHUNK_TERMS: usize = 8;

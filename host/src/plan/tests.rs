@@ -1,0 +1,400 @@
+//! Shapes of launches, and what they have room for.
+
+use super::elementwise::{CHUNK_BYTES, SHARED_BYTES};
+use super::packed::Device;
+use super::*;
+use kernels_gpu::abi::{
+    ADDER_PERIOD, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, chunk_shared_bytes, grid_of_workers,
+    max_blocks, max_workers, reduction, words_of_worker,
+};
+
+/// Chunks fit into the shared memory of a block, and there are enough of them for all rows.
+#[test]
+fn chunks_fit_into_shared_memory() {
+    let rows = [1, 2, 131, 1_056, 5_000, 1 << 20, usize::MAX >> 16];
+    for (rows, element_bytes) in rows.into_iter().flat_map(|rows| [2, 4, 8].map(|b| (rows, b))) {
+        for cols in (1..300).chain([1_000, 1_024, 1_025, 4_096, 4_097, 8_192]) {
+            let Some((chunk_rows, plan)) = chunks(rows, cols, element_bytes) else {
+                let elements = CHUNK_BYTES / element_bytes.max(4);
+                assert!(cols > elements || rows > i32::MAX as usize, "{rows}×{cols}");
+                continue;
+            };
+            let bytes = chunk_shared_bytes(chunk_rows as usize, cols, element_bytes);
+            assert_eq!(plan.launch.shared_bytes as usize, bytes);
+            assert!(chunk_rows > 0 && bytes <= SHARED_BYTES, "{rows}×{cols}: {bytes} bytes");
+            assert_eq!(plan.launch.blocks as usize, rows.div_ceil(chunk_rows as usize));
+            let group_threads = plan.group_threads.get();
+            assert!(
+                group_threads.is_power_of_two()
+                    && (group_threads <= 32 || group_threads == plan.launch.threads)
+            );
+        }
+    }
+}
+
+const DENSE: Dense = Dense { threads: 512, heavy: false };
+const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];
+
+#[test]
+fn a_launch_has_a_block_even_for_nothing() {
+    for pass in PASSES {
+        assert_eq!(elementwise(pass, 0, 4, DENSE).blocks, 1);
+        assert_eq!(elementwise(pass, 1, 4, DENSE).blocks, 1);
+    }
+}
+
+#[test]
+fn a_launch_that_sums_has_room_for_its_partial_sums() {
+    for len in (0..45).map(|power| 1 << power) {
+        for element_bytes in [2, 4, 8] {
+            assert!(elementwise(Pass::Forward, len, element_bytes, DENSE).blocks <= max_blocks(1));
+            assert!(
+                elementwise(Pass::ForwardBackward, len, element_bytes, DENSE).blocks
+                    <= max_blocks(1)
+            );
+        }
+    }
+}
+
+#[test]
+fn small_inputs_get_many_blocks() {
+    let launch = elementwise(Pass::Forward, 128 * 1000, 4, DENSE);
+    assert_eq!((launch.blocks, launch.threads), (125, 256));
+}
+
+#[test]
+fn large_inputs_get_large_blocks() {
+    let launch = elementwise(Pass::Forward, 1 << 30, 4, DENSE);
+    assert_eq!((launch.blocks, launch.threads), (8448, 512));
+    let launch = elementwise(Pass::ForwardBackward, 1 << 30, 4, DENSE);
+    assert_eq!((launch.blocks, launch.threads), (33792, 512));
+    let launch = elementwise(Pass::Backward, 1 << 30, 4, DENSE);
+    assert_eq!((launch.blocks, launch.threads), (262_144, 512));
+}
+
+const KERNELS: SamplesKernels = SamplesKernels {
+    per_thread: 4,
+    vectors_with_gradients: 4,
+    packed: None,
+    lane_rows: None,
+    stream: None,
+    whole: true,
+    short_block: 256,
+    held_block: 512,
+    few_block: 512,
+    long_block: 256,
+    sums: 2,
+};
+
+fn shape(plan: SamplesLaunch) -> (Regime, u32, u32, u32, u32) {
+    let RowsLaunch { launch, group_threads, splits } = plan.rows;
+    (plan.form, launch.blocks, launch.threads, group_threads.get(), splits.get())
+}
+
+#[test]
+fn forward_regimes_by_shape() {
+    let launch = |rows, cols| shape(samples(Pass::Forward, rows, cols, 4, KERNELS));
+    assert_eq!(launch(262_144, 128), (Regime::ShortWhole, 8192 + 8, 256, 8, 1));
+    assert_eq!(launch(128, 1000), (Regime::Few, 128 + 1, 256, 256, 1));
+    assert_eq!(launch(1024, 1000), (Regime::Few, 1024 + 1, 256, 256, 1));
+    assert_eq!(launch(256, 2048), (Regime::Few, 256 + 1, 512, 512, 1));
+    assert_eq!(launch(512, 2048), (Regime::Long, 512 + 1, 128, 128, 1));
+    assert_eq!(launch(1024, 2048), (Regime::Long, 1024 + 1, 128, 128, 1));
+    assert_eq!(launch(128, 4096), (Regime::Long, 128 + 1, 256, 256, 1));
+    assert_eq!(launch(32768, 1000), (Regime::Registers, 32768 + 32, 64, 64, 1));
+    assert_eq!(launch(32768, 2048), (Regime::Registers, 32768 + 32, 128, 128, 1));
+    // The last 264 rows are split into four parts each.
+    assert_eq!(launch(4096, 50257), (Regime::Long, 4096 + 3 * 264 + 4, 256, 256, 1));
+    // All rows are split into 32 parts each.
+    assert_eq!(launch(8, 262_144), (Regime::Long, 8 * 32 + 1, 256, 256, 1));
+}
+
+/// The kernels for contiguous f32 rows of `cols` columns, on a device of 132 multiprocessors.
+fn kernels(cols: usize) -> SamplesKernels {
+    let alignment = 1 << (4 * cols).trailing_zeros().min(7);
+    let rows = packed::Rows {
+        cols,
+        element_bytes: 4,
+        alignment,
+        store_alignment: alignment,
+        alike: true,
+        strides: [4 * cols, 0],
+        store_strides: [0; 2],
+        has_lane_rows: false,
+        tiles: 1,
+    };
+    let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
+    let packed = packed::packed(Pass::Forward, rows).map(|packed| (packed, device));
+    SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }
+}
+
+#[test]
+fn short_rows_are_packed_or_register_resident() {
+    let form = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).form;
+    for cols in [1, 2, 10, 32, 96, 127, 129, 500 + 1, 1000, 1023] {
+        assert_eq!(form(262_144, cols), Regime::Packed, "{cols} columns");
+    }
+    assert_eq!([128, 256, 512].map(|cols| form(65536, cols)), [Regime::ShortWhole; 3]);
+    assert_eq!(form(65536, 1025), Regime::Long);
+    // One row more, and the workspace has no room for the partial sums of the blocks.
+    let most = 32 * max_workers(1) as usize;
+    assert_eq!((form(most, 128), form(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
+    assert_eq!(form(0, 5), Regime::Packed);
+}
+
+#[test]
+fn blocks_of_packed_rows_fill_a_device() {
+    let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
+    // A multiprocessor has room for five blocks, by its registers and by its shared memory.
+    assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5));
+    assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), grid_of_workers(132 * 5 * 8));
+    assert_eq!(blocks(Pass::Backward, 1 << 24), 132 * 5 * 8);
+    assert_eq!((blocks(Pass::Forward, 1), blocks(Pass::Backward, 0)), (2, 1));
+}
+
+#[test]
+fn blocks_take_several_rows_if_there_are_too_many() {
+    let launch = |pass, rows, cols| {
+        let plan = samples(pass, rows, cols, 4, KERNELS);
+        (plan.rows.launch.blocks, plan.rows_of_block.get())
+    };
+    let most = max_workers(1) as usize;
+    let half = (most as u32 + 1).div_ceil(2);
+    assert_eq!(launch(Pass::Forward, most + 1, 50257), (grid_of_workers(half), 2));
+    assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (grid_of_workers(half), 2));
+}
+
+#[test]
+fn the_last_long_rows_are_split() {
+    let tail = |rows, cols| samples(Pass::Forward, rows, cols, 4, KERNELS).tail;
+    let shared = tail(4096, 50257);
+    assert_eq!((shared.rows, shared.parts.get()), (264, 4));
+    // A part is at least as long as what a block has in flight.
+    assert_eq!(tail(4096, 8193).parts.get(), 2);
+    assert_eq!(tail(4096, 4100), Tail::NONE);
+    for rows in 1..105_000 {
+        let Tail { rows: last, parts, at } = tail(rows, 50257);
+        let workers = rows as u32 + last * (parts.get() - 1);
+        assert!(last == 0 || at >= workers + 2 * workers.div_ceil(ADDER_PERIOD - 1), "{rows} rows");
+        assert!(at + last * parts.get() * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
+    }
+}
+
+#[test]
+fn few_long_rows_are_all_split() {
+    for (rows, cols) in [(1, 262_144), (100, 50257), (527, 50257), (1055, 128_256)] {
+        for sums in [2, 4] {
+            let kernels = SamplesKernels { sums, ..KERNELS };
+            let plan = samples(Pass::Forward, rows, cols, 4, kernels);
+            let Tail { rows: shared, parts, at } = plan.tail;
+            let workers = shared * parts.get();
+            assert!(shared as usize == rows && parts.get() > 1, "{rows} rows");
+            assert_eq!(plan.rows.launch.blocks, grid_of_workers(workers));
+            let left =
+                words_of_worker(sums, 4) * workers + sums * workers.div_ceil(ADDER_PERIOD - 1);
+            assert!(at >= left && at + workers * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
+        }
+    }
+}
+
+#[test]
+fn forward_backward_regimes_by_shape() {
+    let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
+    assert_eq!(launch(32768, 4096), (Regime::Registers, 32768 + 32, 256, 256, 1));
+    assert_eq!(launch(8192, 8192), (Regime::Registers, 8192 + 8, 512, 512, 1));
+    assert_eq!(launch(8192, 8193), (Regime::Long, 8192 + 8, 192, 192, 1));
+    assert_eq!(launch(4096, 50257), (Regime::Long, 4096 + 4, 256, 256, 1));
+    // Short rows: a block has one per row group.
+    assert_eq!(launch(262_144, 128), (Regime::ShortWhole, 8192 + 8, 256, 8, 1));
+}
+
+#[test]
+fn rows_fill_the_registers_of_their_block() {
+    let form = |rows, vectors| samples(Pass::ForwardBackward, rows, vectors * 4, 4, KERNELS).form;
+    // With 64 threads, 192 vectors are the first three of each thread; the fourth may be beyond the
+    // row.
+    assert_eq!((form(100, 191), form(100, 192)), (Regime::Long, Regime::Registers));
+    for vectors in 129..2048_usize {
+        let threads = vectors.div_ceil(4).next_multiple_of(32);
+        let in_registers = form(100, vectors) == Regime::Registers;
+        assert_eq!(in_registers, 3 * threads <= vectors, "{vectors} vectors");
+    }
+    // In the forward-backward pass over 16-bit elements, a thread has eight vectors, and the first
+    // four have to be within the row.
+    let kernels = SamplesKernels { vectors_with_gradients: 8, ..KERNELS };
+    for vectors in 129..4096 {
+        let plan = samples(Pass::ForwardBackward, 100, vectors * 8, 2, kernels);
+        let threads = vectors.div_ceil(8).next_multiple_of(32);
+        assert_eq!((plan.form, plan.rows.launch.threads as usize), (Regime::Registers, threads));
+        assert!(4 * threads <= vectors, "{vectors} vectors");
+        // The forward pass does not depend on `vectors_with_gradients`.
+        let forward = samples(Pass::Forward, 2000, vectors * 8, 2, kernels);
+        let alone = samples(Pass::Forward, 2000, vectors * 8, 2, KERNELS);
+        assert_eq!(forward, alone);
+    }
+}
+
+#[test]
+fn every_worker_has_a_block() {
+    for workers in [0, 1, 1022, 1023, 1024, 1025, 2046, 2047, 10_000] {
+        let blocks = grid_of_workers(workers);
+        let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(ADDER_PERIOD));
+        let taken =
+            taken.map(|block| block - block / ADDER_PERIOD).filter(|&worker| worker < workers);
+        assert!(taken.eq(0..workers), "{workers} workers");
+        assert!(workers >= ADDER_PERIOD || blocks == workers + 1);
+        // This is how the kernels count workers.
+        assert_eq!(blocks - (blocks / ADDER_PERIOD).max(1), workers);
+    }
+}
+
+#[test]
+fn what_blocks_that_hold_rows_leave_has_room() {
+    for (element_bytes, at_least) in [(2, 100_000), (4, 100_000), (8, 50_000)] {
+        let plan = |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
+        for pass in [Pass::Forward, Pass::ForwardBackward] {
+            let in_registers = |&rows: &usize| plan(pass, rows).form == Regime::Registers;
+            let most = (1..1 << 20).rfind(in_registers).expect("there is one");
+            assert!(most >= at_least);
+            let blocks = plan(pass, most).rows.launch.blocks;
+            assert_eq!(blocks, grid_of_workers(most as u32));
+            let words = words_of_worker(2, element_bytes) as usize;
+            let adders = most.div_ceil(ADDER_PERIOD as usize - 1);
+            assert!(words * most + 2 * adders <= MAX_PARTIALS as usize);
+            assert_eq!(plan(pass, most + 1).form, Regime::Long);
+        }
+    }
+}
+
+#[test]
+fn passes_that_write_prefetch_rows() {
+    let cache = Cache { bytes: 60 << 20, multiprocessors: 132 };
+    let ahead = |pass, rows, cols, element_bytes| {
+        let kernels = SamplesKernels { long_block: 1024, ..KERNELS };
+        let plan = samples(pass, rows, cols, element_bytes, kernels);
+        let Ahead { rows, bytes } = ahead(pass, &plan, cols * element_bytes, element_bytes, cache);
+        (rows, bytes)
+    };
+    assert_eq!(ahead(Pass::ForwardBackward, 32768, 4096, 4), (640, 16384));
+    assert_eq!(ahead(Pass::ForwardBackward, 32768, 4096, 2), (1280, 8192));
+    assert_eq!(ahead(Pass::ForwardBackward, 4096, 50257, 4), (66, 201_028));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 128_256, 2), (66, 128_256));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 1 << 20, 4), (66, 238_312));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 16385, 4), (0, 0));
+    assert_eq!(ahead(Pass::Backward, 32768, 4096, 2), (1280, 8192));
+    assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (640, 16384));
+    assert_eq!(ahead(Pass::Backward, 4096, 50257, 4), (52, 201_028));
+    assert_eq!(ahead(Pass::Backward, 262_144, 128, 4), (20480, 512));
+    assert_eq!(ahead(Pass::Backward, 262_144, 31, 4), (0, 0));
+    assert_eq!(ahead(Pass::Forward, 32768, 4096, 4), (0, 0));
+    assert_eq!(ahead(Pass::ForwardBackward, 262_144, 128, 4), (10240, 512));
+}
+
+#[test]
+fn first_rows_are_prefetched_early() {
+    let early = |rows, cols| {
+        let plan = samples(Pass::Forward, rows, cols, 4, KERNELS);
+        let Early { blocks, bytes } =
+            early(&plan, cols * 4, Cache { bytes: 60 << 20, multiprocessors: 132 });
+        (plan.form, blocks, bytes)
+    };
+    assert_eq!(early(32768, 4096), (Regime::Registers, 960, 16384));
+    assert_eq!(early(262_144, 128), (Regime::ShortWhole, 960, 512));
+    assert_eq!(early(128, 1000), (Regime::Few, 3932, 4000));
+    assert_eq!(early(4096, 50257), (Regime::Long, 960, 16384));
+}
+
+#[test]
+fn staged_vectors_fit_into_a_row_and_shared_memory() {
+    assert_eq!(staged_vectors(50_257, 4, 4096, 228_848), 12_564 + 7 - 4096);
+    assert_eq!(staged_vectors(128_256, 2, 1024, 228_848), 14_303);
+    assert_eq!(staged_vectors(3, 4, 64, 228_848), 0);
+    assert_eq!(staged_vectors(128_256, 2, 4096, 15), 0);
+}
+
+#[test]
+fn backward_parts_are_register_resident() {
+    let shape = |rows, cols, bytes| {
+        let RowsLaunch { launch, splits, .. } =
+            samples(Pass::Backward, rows, cols, bytes, KERNELS).rows;
+        (launch.blocks, launch.threads, splits.get())
+    };
+    assert_eq!(shape(8192, 128_256, 2), (131_072, 256, 16));
+    for cols in (0..20).flat_map(|power| [(1 << power) + 1, (3 << power) - 1]) {
+        let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } =
+            samples(Pass::Backward, 100, cols, 4, SamplesKernels { whole: false, ..kernels(cols) });
+        let [vectors, missing] = [cols.div_ceil(4), LINE_VECTORS as usize - 1];
+        let part_vectors = launch.threads as usize * KERNELS.per_thread;
+        if form == Regime::Long {
+            assert!(splits.get() as usize * part_vectors >= vectors + missing, "{cols}");
+            assert!((splits.get() - 1) as usize * part_vectors < vectors + missing, "{cols}");
+        } else {
+            assert_eq!((form, splits.get()), (Regime::Packed, 1), "{cols}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_any_shape_fit_into_the_workspace() {
+    for count in (0..30).map(|power| (1 << power) + 1) {
+        for cols in (0..31).map(|power| 1 << power) {
+            for pass in PASSES {
+                let plan = samples(pass, count, cols, 8, KERNELS);
+                let RowsLaunch { launch, group_threads, splits } = plan.rows;
+                let workers = count * splits.get() as usize;
+                assert!(launch.threads.is_multiple_of(group_threads.get()));
+                match pass {
+                    _ if splits.get() == 1 => {
+                        let workers = count.div_ceil(plan.rows_of_block.get() as usize) as u32;
+                        let groups = launch.threads / group_threads;
+                        let blocks_sum = pass != Pass::Backward;
+                        assert!(!blocks_sum || workers <= max_workers(words_of_worker(2, 8)));
+                        assert!(!blocks_sum || plan.rows_of_block.get().is_multiple_of(groups));
+                    }
+                    Pass::Forward => {
+                        assert_eq!(
+                            (plan.form, group_threads.get()),
+                            (Regime::Long, launch.threads)
+                        );
+                        let warps = launch.threads as usize / 32;
+                        assert!(workers * warps * STATS_PARTS as usize <= MAX_PARTIALS as usize);
+                    }
+                    Pass::Backward => assert_eq!(plan.form, Regime::Long),
+                    Pass::ForwardBackward => panic!("split"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn short_rows_share_a_warp() {
+    let plan = rows(reduction::ROWS, 1000, 10, 4);
+    assert_eq!((plan.group_threads.get(), plan.splits.get()), (4, 1));
+    assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
+}
+
+#[test]
+fn long_rows_get_a_block_each() {
+    let plan = rows(reduction::ROWS, 16384, 16384, 4);
+    assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 16384));
+}
+
+#[test]
+fn few_long_rows_are_split() {
+    let plan = rows(reduction::ROWS, 3, 1 << 24, 2);
+    assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 352, 1056));
+}
+
+#[test]
+fn parts_of_rows_have_room_for_their_sums() {
+    for count in (0..30).map(|power| (1 << power) + 1) {
+        for cols in (0..40).map(|power| 1 << power) {
+            let plan = rows(reduction::ROWS, count, cols, 8);
+            let parts = count * plan.splits.get() as usize;
+            assert!(plan.splits.get() == 1 || parts <= MAX_PARTIALS as usize);
+            let plan = rows(reduction::SCALAR, count, cols, 8);
+            assert!(plan.launch.blocks <= max_blocks(1));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Arithmetic in f32: exponentials and logarithms from the hardware's approximate instructions,
+//! where they are accurate enough, and from polynomials elsewhere.
+
+use super::real::{Real, horner};
+use cuda_std::math;
+
+#[inline(always)]
+pub(super) fn from_i32(value: i32) -> f32 {
+    value as f32
+}
+
+#[inline(always)]
+pub(super) fn min_max(a: f32, b: f32) -> [f32; 2] {
+    [math::min_or_nan_f32(a, b), a.max(b)]
+}
+
+#[inline(always)]
+pub(super) fn quickly_divide(a: f32, b: f32) -> f32 {
+    a * math::reciprocal_approx_f32(b)
+}
+
+/// k · `ln_2`, where `scale` is 2ᵏ and `ln_2` is ln 2 in the caller's unit. It is rounded once:
+/// `ln_2` has at most 17 bits, so its products with exponents and with the bias of 127 are exact.
+#[inline(always)]
+fn ln_of_scale(scale: f32, ln_2: f32) -> f32 {
+    const EXPONENT: f32 = 8_388_608.0;
+    (scale.to_bits().cast_signed() as f32).fma(ln_2 / EXPONENT, -127.0 * ln_2)
+}
+
+// Two polynomials for 2 artanh s, minimax fits up to s² = 0.04 with next to no error at 0. Each is
+// divided by the coefficient of its highest power, which is the unit of the result, so that every
+// multiply-add raises the power by one. ln 2 in that unit is a number of few bits, to 1e-10.
+
+/// The unit of [`quick_ln`].
+pub(super) const LN_UNIT: f32 = 0.416_799_04;
+
+/// 2 artanh s as s ((s² + α)² + β) units, to 3.7e-7. Rounding and the error of the reciprocal add
+/// at most as much again.
+#[inline(always)]
+pub(super) fn quick_ln(scale: f32, d: f32, a: f32) -> f32 {
+    const ALPHA: f32 = 0.799_482_7;
+    const BETA: f32 = 4.159_303;
+    let s = quickly_divide(d, a);
+    let u = s.fma(s, ALPHA);
+    s.fma(u.fma(u, BETA), ln_of_scale(scale, 27_247.0 / 16_384.0))
+}
+
+/// 2 artanh s as s (((s² + α)² + β) (s² + α) + γ) of its own `UNIT`s, to 3e-9. The degree is higher
+/// than in [`quick_ln`] because the difference of x and a logarithm exposes systematic errors,
+/// which do not average out over many elements.
+#[inline(always)]
+pub(super) fn less_ln(x: f32, scale: f32, d: f32, a: f32) -> f32 {
+    const UNIT: f32 = 0.303_277_34;
+    const ALPHA: f32 = 0.439_199_42;
+    const BETA: f32 = 1.619_527_8;
+    const GAMMA: f32 = 5.798_608_3;
+    let s = quickly_divide(d, a);
+    let u = s.fma(s, ALPHA);
+    let ln = s.fma(u.fma(u.fma(u, BETA), GAMMA), ln_of_scale(scale, 18_723.0 / 8_192.0));
+    ln.fma(-UNIT, x)
+}
+
+#[inline(always)]
+pub(super) fn exp_tail(r: f32) -> f32 {
+    horner!(r; 0.5, 0.166_666_67, 0.041_665_795, 0.008_333_452, 0.001_398_199_9, 1.987_569_1e-4)
+}
+
+/// The polynomial of fdlibm's logf.
+#[allow(clippy::excessive_precision)] // as published
+#[inline(always)]
+pub(super) fn artanh_tail(z: f32) -> f32 {
+    z * horner!(z; 0.666_666_6, 0.400_009_72, 0.284_987_87, 0.242_790_79)
+}
+
+/// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    const OVERFLOWS: f32 = 88.722_84;
+    const VANISHES: f32 = -103.972_08;
+    // Adding and subtracting a number whose unit in the last place is 1 rounds to an integer.
+    let n = (x * core::f32::consts::LOG2_E + f32::WHOLE) - f32::WHOLE;
+    let r = (-n).fma(f32::LN_2_LOW, (-n).fma(f32::LN_2_HIGH, x));
+    let value = 1.0 + (r + r * r * f32::exp_tail(r));
+    // Scale in two steps, because 2ⁿ alone may overflow. For x so large that even half of n does,
+    // the value is replaced below.
+    let n = n as i32;
+    let value = value * f32::power_of_two(n / 2) * f32::power_of_two(n - n / 2);
+    let value = if x > OVERFLOWS { f32::INFINITY } else { value };
+    let value = if x < VANISHES { 0.0 } else { value };
+    if x.is_nan() { x } else { value }
+}
+
+#[inline(always)]
+pub(super) fn exp_below(x: f32) -> f32 {
+    math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
+}
+
+/// −center · log₂ e, so that an exponential is one multiply-add and one `ex2`. A center whose shift
+/// is infinite is beyond [`Real::FAR`].
+#[inline(always)]
+pub(super) fn shift_from(center: f32) -> f32 {
+    -(center * core::f32::consts::LOG2_E)
+}
+
+#[inline(always)]
+pub(super) fn exp_shifted(x: f32, shift: f32) -> f32 {
+    math::exp2_approx_f32(x.fma(core::f32::consts::LOG2_E, shift))
+}
+
+/// The rounding error of the shift is itself an f32, so the multiply-add computes it exactly.
+#[inline(always)]
+pub(super) fn unshift(center: f32, shift: f32) -> f32 {
+    math::exp2_approx_f32((-center).fma(core::f32::consts::LOG2_E, -shift))
+}

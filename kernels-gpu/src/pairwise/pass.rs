@@ -1,0 +1,212 @@
+//! One pass over the pairs: which elements a thread reads, and where sums and gradients go.
+
+use super::Pairwise;
+use super::row::Row;
+use crate::abi::{Matrix, PairwiseArgs, reduction};
+use crate::element::{Element, Real, unrolled};
+use crate::math::quotient;
+use core::marker::PhantomData;
+use cuda_std::memory::{Vec16, load, load_streaming, store};
+use cuda_std::thread::{block_dim_x, grid_dim_x};
+use cuda_std::warp::WARP_SIZE;
+
+/// A kernel's arguments and its loss.
+pub(super) struct Pass<'a, E, L, const DENSE: bool> {
+    pub(super) args: &'a PairwiseArgs,
+    pub(super) loss: L,
+    pub(super) element: PhantomData<E>,
+}
+
+impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> {
+    /// Divides a sum and writes it as the loss at `index`.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds, and the loss is reduced.
+    /// 2. `index` is below `rows` if the loss is reduced by row, and 0 if it is a scalar.
+    #[inline(always)]
+    pub(super) unsafe fn finish(&self, index: u64, sum: f64) {
+        let at = (self.args.loss.start as *mut E::Real).wrapping_add(index as usize);
+        // SAFETY: the caller's condition.
+        unsafe { store(at, E::Real::from_f64(quotient::<E::Real>(sum, self.args.divisor))) };
+    }
+
+    /// The factor of all gradients of a row: its upstream gradient ÷ divisor. Not for rows whose
+    /// elements have an upstream gradient each.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. `row` is below `rows`.
+    #[inline(always)]
+    pub(super) unsafe fn scale(&self, row: u64) -> E::Real {
+        let Matrix { start, row_stride } = self.args.upstream;
+        if start == 0 {
+            return E::Real::from_f64(1.0 / self.args.divisor);
+        }
+        // The upstream gradient of a scalar loss is one value, with a row stride of 0.
+        let index = (row * row_stride) as usize;
+        // SAFETY: the caller's condition.
+        let upstream = unsafe {
+            if !DENSE && self.args.reduction == reduction::ELEMENTS {
+                load((start as *const E).wrapping_add(index)).widen().to_f64()
+            } else {
+                load((start as *const E::Real).wrapping_add(index)).to_f64()
+            }
+        };
+        E::Real::from_f64(upstream / self.args.divisor)
+    }
+
+    /// The row's addresses, its scale, and where it is cut into vectors.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. `row` is below `rows`.
+    #[inline(always)]
+    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L, DENSE> {
+        let args = self.args;
+        let size = size_of::<E>() as u64;
+        let start = |used: bool, of: Matrix| {
+            if !used || of.start == 0 {
+                0
+            } else if DENSE {
+                of.start
+            } else {
+                of.start + row * of.row_stride * size
+            }
+        };
+        let by_element = !DENSE && GRADS && args.upstream_col_stride != 0;
+        let by_term = !DENSE && TERMS && args.reduction == reduction::ELEMENTS;
+        let input = start(true, args.input);
+        let mut this = Row {
+            // SAFETY: condition 1.
+            loss: unsafe { self.loss.of_row(row) },
+            input,
+            target: start(true, args.target),
+            terms: start(by_term, args.loss),
+            upstream: start(by_element, args.upstream),
+            grad_input: start(GRADS, args.grad_input),
+            grad_target: start(GRADS, args.grad_target),
+            // SAFETY: condition 1.
+            scale: if GRADS && !by_element { unsafe { self.scale(row) } } else { E::Real::ZERO },
+            head: args.cols,
+            vectors: 0,
+            is_misaligned: false,
+        };
+        // A vector can be stored only on a 16-byte boundary, so the boundaries of the first tensor
+        // that is written cut the row into vectors. Tensors that are only read may be misaligned.
+        let written = [this.terms, this.grad_input, this.grad_target];
+        let base = written.into_iter().find(|&start| start != 0).unwrap_or(input);
+        let is_unaligned = |start: u64| start != 0 && !(start ^ base).is_multiple_of(16);
+        let to_boundary = base.wrapping_neg() % 16 / size;
+        if !written.into_iter().any(is_unaligned) && to_boundary < args.cols {
+            this.head = to_boundary;
+            this.vectors = (args.cols - to_boundary) / u64::from(E::LANES);
+            this.is_misaligned = [input, this.target, this.upstream].into_iter().any(is_unaligned);
+            if this.is_misaligned {
+                // A misaligned vector is read as the two aligned vectors that contain it. For the
+                // first and the last vector these could reach beyond the row, so they join head and
+                // tail.
+                let inner = this.vectors.saturating_sub(2);
+                this.head = if inner == 0 { args.cols } else { this.head + u64::from(E::LANES) };
+                this.vectors = inner;
+            }
+        }
+        this
+    }
+
+    /// Thread `lane` of a row group takes its share of part `split` of a row. With `TERMS`, returns
+    /// the sum of the thread's terms, or writes each term if the loss is not reduced. With `GRADS`,
+    /// writes the gradients.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
+    /// 2. `row` is below `rows`.
+    #[inline(always)]
+    pub(super) unsafe fn part<const TERMS: bool, const GRADS: bool, const UNROLL: usize>(
+        &self,
+        row: u64,
+        split: u64,
+        lane: u32,
+    ) -> E::Real {
+        let args = self.args;
+        // SAFETY: the caller's condition.
+        let row = unsafe { self.row::<TERMS, GRADS>(row) };
+        let mut sums = Sums { plain: [E::Real::ZERO; SUMS], other: E::Real::ZERO };
+
+        // Full tiles, of UNROLL vectors per thread, unless the row has at most one vector per
+        // thread. Within a tile, the vectors of a warp are contiguous, so that those of a thread
+        // are a constant distance apart, which load instructions encode as an immediate offset.
+        let (group, splits) = if DENSE {
+            (u64::from(block_dim_x()), u64::from(grid_dim_x()))
+        } else {
+            (u64::from(args.group_threads.get()), u64::from(args.splits.get()))
+        };
+        let mine = split * group + u64::from(lane);
+        let (mut vector, mut step) = (mine, splits * group);
+        if UNROLL > 1 && !row.is_misaligned && row.vectors > group * splits {
+            let width = group * UNROLL as u64;
+            let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
+            let mut tile = split * width;
+            while tile + width <= row.vectors {
+                let first = tile + u64::from(in_tile);
+                let mut x = [Vec16::default(); UNROLL];
+                let mut t = [Vec16::default(); UNROLL];
+                unrolled!(for k in 0..UNROLL; {
+                    let vector = first + k as u64 * u64::from(WARP_SIZE);
+                    // SAFETY: condition 1; the vector is one of `vectors`.
+                    unsafe {
+                        x[k] = load_streaming(row.vector_of(row.input, vector));
+                        t[k] = load_streaming(row.vector_of(row.target, vector));
+                    }
+                });
+                unrolled!(for k in 0..UNROLL; {
+                    let vector = first + k as u64 * u64::from(WARP_SIZE);
+                    // SAFETY: conditions 1 and 3; the vector is one of `vectors`.
+                    unsafe { row.pairs::<TERMS, GRADS>(vector, x[k], t[k], &mut sums) };
+                });
+                tile += splits * width;
+            }
+            // At most one row group has the partial tile next; for the others `tile` is beyond the
+            // row.
+            (vector, step) = (tile + u64::from(lane), group);
+        }
+
+        // Vectors behind the last full tile, or all of them.
+        while vector < row.vectors {
+            // SAFETY: as above.
+            unsafe {
+                let x = row.load(row.input, vector);
+                let t = row.load(row.target, vector);
+                row.pairs::<TERMS, GRADS>(vector, x, t, &mut sums);
+            }
+            vector += step;
+        }
+
+        // Head and tail, element by element.
+        let in_vectors = row.vectors * u64::from(E::LANES);
+        let mut single = mine;
+        while single < args.cols - in_vectors {
+            let index = if single < row.head { single } else { single + in_vectors };
+            // SAFETY: conditions 1 and 3; `index` is below `cols`.
+            unsafe { row.single::<TERMS, GRADS>(index, &mut sums) };
+            single += splits * group;
+        }
+
+        let mut sum = sums.plain[0];
+        unrolled!(for index in 1..SUMS; {
+            sum = sum + sums.plain[index];
+        });
+        sum.fma(L::UNIT, sums.other)
+    }
+}
+
+/// Sums of plain pairs that a thread accumulates independently, so that additions do not wait for
+/// each other.
+pub(super) const SUMS: usize = 4;
+
+/// A thread's sums of terms.
+pub(super) struct Sums<R> {
+    /// Sums over plain pairs, in [`Pairwise::UNIT`]s. Lane i of a vector goes to sum i mod `SUMS`.
+    pub(super) plain: [R; SUMS],
+    /// The sum over all other pairs.
+    pub(super) other: R,
+}

@@ -1,0 +1,278 @@
+//! A row of every tensor, and what is computed for one 16-byte vector or one element of it.
+
+use super::Pairwise;
+use super::pass::{SUMS, Sums};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use cuda_std::hint::opaque;
+use cuda_std::memory::{Vec16, load, load_streaming, load_vector, store, store_streaming};
+
+/// A row of every tensor. The address of a tensor that is not used is 0.
+///
+/// The row is cut at the 16-byte boundaries of the tensors that are written, or of the input if
+/// none is. What is between the first and the last boundary moves as vectors, head and tail element
+/// by element. If the written tensors are aligned differently, the whole row moves element by
+/// element.
+pub(super) struct Row<E: Element, L, const DENSE: bool> {
+    pub(super) loss: L,
+    pub(super) input: u64,
+    pub(super) target: u64,
+    /// Where terms are written; 0 if they are summed.
+    pub(super) terms: u64,
+    /// The upstream gradients of the elements; 0 if `scale` serves all.
+    pub(super) upstream: u64,
+    pub(super) grad_input: u64,
+    pub(super) grad_target: u64,
+    /// The factor of the gradients, unless each element has an upstream gradient.
+    pub(super) scale: E::Real,
+    /// Elements before the first vector.
+    pub(super) head: u64,
+    pub(super) vectors: u64,
+    /// Whether vectors of a tensor that is only read may be off their 16-byte boundaries.
+    pub(super) is_misaligned: bool,
+}
+
+/// Loads 16 bytes. If they `may_be_misaligned`, and are, combines the two aligned vectors that
+/// contain them.
+///
+/// # Safety
+/// 1. The aligned vectors that contain the 16 bytes are in global memory that may be read.
+/// 2. `at` is aligned for `E`; it is aligned to 16 bytes unless `may_be_misaligned`.
+#[inline(always)]
+unsafe fn load_16_bytes<E: Element>(at: *const Vec16, may_be_misaligned: bool) -> Vec16 {
+    let shift = at as u32 % 16;
+    if !may_be_misaligned || shift == 0 {
+        // SAFETY: the caller's condition.
+        return unsafe { load_streaming(at) };
+    }
+    let first = at.wrapping_byte_sub(shift as usize);
+    // SAFETY: the caller's condition.
+    let (Vec16([a, b, c, d]), Vec16([e, f, g, h])) =
+        unsafe { (load_vector(first), load_vector(first.wrapping_add(1))) };
+    let words = match shift / 4 {
+        0 => [a, b, c, d, e],
+        1 => [b, c, d, e, f],
+        2 => [c, d, e, f, g],
+        _ => [d, e, f, g, h],
+    };
+    let mut vector = [words[0], words[1], words[2], words[3]];
+    if size_of::<E>() == 2 && !shift.is_multiple_of(4) {
+        unrolled!(for word in 0..4; { vector[word] = words[word] >> 16 | words[word + 1] << 16; });
+    }
+    Vec16(vector)
+}
+
+/// Element `lane` of a vector, widened.
+#[inline(always)]
+pub(super) fn of_lane<E: Element>(vector: Vec16, lane: usize) -> E::Real {
+    E::extract(vector, lane as u32).widen()
+}
+
+impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
+    /// The loss with the parameters of column `col`; those of dense tensors are the same for all
+    /// columns.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. `col` is below `cols`.
+    #[inline(always)]
+    unsafe fn loss_of(&self, col: u64) -> L {
+        // SAFETY: the caller's conditions.
+        if DENSE { self.loss } else { unsafe { self.loss.of_col(col) } }
+    }
+
+    #[inline(always)]
+    pub(super) fn vector_of(&self, tensor: u64, vector: u64) -> *mut Vec16 {
+        (tensor + self.head * size_of::<E>() as u64 + vector * 16) as *mut Vec16
+    }
+
+    /// Loads a vector of a tensor, whatever the tensor's alignment.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. `vector` is below `vectors`.
+    #[inline(always)]
+    pub(super) unsafe fn load(&self, tensor: u64, vector: u64) -> Vec16 {
+        // SAFETY: the caller's conditions; the row's first and last vector are not among `vectors`
+        // if any may be misaligned, so the aligned vectors around this one are within the row.
+        unsafe { load_16_bytes::<E>(self.vector_of(tensor, vector), self.is_misaligned) }
+    }
+
+    /// Whether all pairs of a vector are plain; see [`Pairwise::ranks`].
+    #[inline(always)]
+    pub(super) fn are_plain(&self, x: Vec16, t: Vec16) -> bool {
+        let mut ranks = [0; 2];
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+            let [of_x, of_t] = self.loss.ranks(x, t);
+            ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
+        });
+        ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
+    }
+
+    /// Computes the pairs of one vector, in the shorter way if all of them are plain.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
+    /// 2. `vector` is below `vectors`.
+    #[inline(always)]
+    pub(super) unsafe fn pairs<const TERMS: bool, const GRADS: bool>(
+        &self,
+        vector: u64,
+        x: Vec16,
+        t: Vec16,
+        sums: &mut Sums<E::Real>,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if self.are_plain(x, t) {
+                self.pairs_as::<TERMS, GRADS, true>(vector, x, t, sums);
+            } else {
+                self.pairs_as::<TERMS, GRADS, false>(vector, x, t, sums);
+            }
+        }
+    }
+
+    /// Computes the pairs of one vector.
+    ///
+    /// # Safety
+    /// As [`pairs`](Self::pairs); with `PLAIN`, all pairs are plain.
+    #[inline(always)]
+    unsafe fn pairs_as<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
+        &self,
+        vector: u64,
+        x: Vec16,
+        t: Vec16,
+        sums: &mut Sums<E::Real>,
+    ) {
+        let col = self.head + vector * u64::from(E::LANES);
+        // Both are 0 for dense tensors, and the compiler sees that. Elsewhere `opaque` keeps it
+        // from compiling the loop over vectors once for each combination of addresses.
+        let (to_terms, from_upstream) = match DENSE {
+            true => (self.terms, self.upstream),
+            false => (opaque(self.terms), opaque(self.upstream)),
+        };
+        if TERMS {
+            let mut terms = [E::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; {
+                // SAFETY: the caller's conditions.
+                let loss = unsafe { self.loss_of(col + lane as u64) };
+                let [a, b] = loss.term::<PLAIN>(of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+                if to_terms != 0 {
+                    terms[lane] = if PLAIN { a * b * L::UNIT } else { a * b };
+                } else if PLAIN {
+                    sums.plain[lane % SUMS] = a.fma(b, sums.plain[lane % SUMS]);
+                } else {
+                    sums.other = a.fma(b, sums.other);
+                }
+            });
+            if to_terms != 0 {
+                // SAFETY: the caller's conditions.
+                unsafe { store_streaming(self.vector_of(to_terms, vector), E::narrow_all(terms)) };
+            }
+        }
+        if !GRADS {
+            return;
+        }
+        let mut scales = [self.scale; MAX_LANES];
+        if from_upstream != 0 {
+            // SAFETY: the caller's conditions.
+            let upstream = unsafe { self.load(from_upstream, vector) };
+            unrolled!(for lane in 0..E::LANES as usize; {
+                scales[lane] = of_lane::<E>(upstream, lane);
+            });
+        }
+        // SAFETY: the caller's conditions.
+        unsafe { self.store_grads::<PLAIN>(vector, x, t, scales) };
+    }
+
+    /// Writes the gradients of a vector, with a scale for each element, to each gradient tensor
+    /// that is not null.
+    ///
+    /// # Safety
+    /// As [`pairs`](Self::pairs).
+    #[inline(always)]
+    pub(super) unsafe fn store_grads<const PLAIN: bool>(
+        &self,
+        vector: u64,
+        x: Vec16,
+        t: Vec16,
+        scales: [E::Real; MAX_LANES],
+    ) {
+        let col = self.head + vector * u64::from(E::LANES);
+        let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
+        let mut grads = [E::Real::ZERO; MAX_LANES];
+        if to_input != 0 {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                // SAFETY: the caller's conditions.
+                let loss = unsafe { self.loss_of(col + lane as u64) };
+                let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+                grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
+            });
+            // SAFETY: the caller's conditions.
+            unsafe { store_streaming(self.vector_of(to_input, vector), E::narrow_all(grads)) };
+        }
+        if to_target != 0 {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                // SAFETY: the caller's conditions.
+                let loss = unsafe { self.loss_of(col + lane as u64) };
+                let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+                grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
+            });
+            // SAFETY: the caller's conditions.
+            unsafe { store_streaming(self.vector_of(to_target, vector), E::narrow_all(grads)) };
+        }
+    }
+
+    /// Writes the gradients of one pair, times `scale`, and returns the two factors of its term.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
+    /// 2. `index` is below `cols`.
+    #[inline(always)]
+    pub(super) unsafe fn pair<const GRADS: bool>(
+        &self,
+        index: u64,
+        scale: E::Real,
+    ) -> [E::Real; 2] {
+        let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let loss = self.loss_of(index);
+            let (x, t) = (load(at(self.input)).widen(), load(at(self.target)).widen());
+            if GRADS && self.grad_input != 0 {
+                store(at(self.grad_input), E::narrow(loss.grad_input::<false>(x, t, scale)));
+            }
+            if GRADS && self.grad_target != 0 {
+                store(at(self.grad_target), E::narrow(loss.grad_target::<false>(x, t, scale)));
+            }
+            loss.term::<false>(x, t)
+        }
+    }
+
+    /// Computes one pair of head or tail: writes its gradients, and adds its term to `sums` or
+    /// writes it.
+    ///
+    /// # Safety
+    /// As [`pair`](Self::pair).
+    #[inline(always)]
+    pub(super) unsafe fn single<const TERMS: bool, const GRADS: bool>(
+        &self,
+        index: u64,
+        sums: &mut Sums<E::Real>,
+    ) {
+        let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let mut scale = self.scale;
+            if GRADS && self.upstream != 0 {
+                scale = load(at(self.upstream)).widen();
+            }
+            let [a, b] = self.pair::<GRADS>(index, scale);
+            if TERMS && self.terms != 0 {
+                store(at(self.terms), E::narrow(a * b));
+            } else if TERMS {
+                sums.other = a.fma(b, sums.other);
+            }
+        }
+    }
+}

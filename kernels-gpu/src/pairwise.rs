@@ -15,7 +15,7 @@ mod row;
 
 use crate::abi::{PairwiseArgs, reduction};
 use crate::element::{Element, Real};
-use crate::reduce::{AsTheyAre, Workspace, grid_sums, group_sums, is_last_block};
+use crate::reduce::{F64Words, Workspace, grid_sums, group_sums, is_last_block};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
@@ -248,7 +248,7 @@ unsafe fn run<
                 // A part's index fits into 32 bits, because `rows * splits` is at most
                 // `MAX_PARTIALS`.
                 let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
-                workspace.share::<AsTheyAre, 1, 4>(
+                workspace.share::<F64Words, 1, 4>(
                     [0.0],
                     [first, 0],
                     (0, count),

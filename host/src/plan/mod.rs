@@ -9,11 +9,9 @@ mod samples;
 mod stream;
 
 pub(crate) use elementwise::{Dense, chunks, elementwise, rows};
-pub(crate) use prefetch::{
-    Ahead, Cache, Early, ahead, early, early_bytes, wants_shared_of_one_more,
-};
+pub(crate) use prefetch::{Ahead, Cache, ahead, early, early_bytes, wants_shared_of_one_more};
 pub(crate) use samples::{
-    Regime, SamplesKernels, SamplesLaunch, Tail, normaliser_blocks, samples, staged_vectors,
+    Regime, SamplesKernels, SamplesLaunch, normaliser_blocks, samples, staged_vectors,
 };
 
 use std::num::NonZeroU32;

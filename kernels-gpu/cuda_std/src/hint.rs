@@ -11,7 +11,7 @@ pub fn opaque(value: u64) -> u64 {
     side::opaque(value)
 }
 
-/// [`opaque`]: what was computed from the value before is computed from it rematerialize.
+/// [`opaque`]: what was computed from the value before is computed from it again.
 #[inline(always)]
 pub fn opaque_vec16(value: Vec16) -> Vec16 {
     side::opaque_vec16(value)

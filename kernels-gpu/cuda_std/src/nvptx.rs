@@ -44,7 +44,7 @@ pub(crate) fn thread_idx() -> u32 {
     unsafe { nvptx::_thread_idx_x() as u32 }
 }
 
-/// Read rematerialize wherever it is needed: kept from the start of a kernel to its end, it would take a
+/// Read again wherever it is needed: kept from the start of a kernel to its end, it would take a
 /// register from all that is between.
 #[inline(always)]
 pub(crate) fn block_idx() -> u32 {
@@ -163,7 +163,7 @@ access! {
     load_shared, "ld.shared", (pure, readonly, nostack, preserves_flags); store_shared, "st.shared";
 }
 
-/// Of what other blocks write: not `readonly`, each reads rematerialize.
+/// Of what other blocks write: not `readonly`, each reads it again.
 #[inline(always)]
 pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
     let value;
@@ -405,7 +405,7 @@ pub(crate) fn ballot(of: bool) -> u32 {
 #[inline(always)]
 pub(crate) fn spin() {}
 
-/// A shuffle by nothing: what ptxas cannot compute rematerialize. An address of shared memory has 32 bits.
+/// A shuffle by nothing: what ptxas cannot compute again. An address of shared memory has 32 bits.
 #[inline(always)]
 pub(crate) fn in_register(address: u64) -> u64 {
     u64::from(shuffle_xor(address as u32, 0))

@@ -141,12 +141,12 @@ impl SharedArray<Vec16> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn get(self, index: u32) -> Vec16 {
-        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        // SAFETY: the caller's conditions; the array is on a 16-byte boundary.
         unsafe { side::load_shared_vec16(self.start.add(index as usize)) }
     }
 
     /// The same array, whose address stays in a register: ptxas computes the address of a shared
-    /// array rematerialize for each access, of an instruction that takes some twenty cycles.
+    /// array again for each access, of an instruction that takes some twenty cycles.
     #[inline(always)]
     pub fn in_register(self) -> Self {
         Self { start: side::in_register(self.start as u64) as *mut Vec16 }
@@ -187,7 +187,7 @@ impl SharedArray<Vec16> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn set(self, index: u32, value: Vec16) {
-        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        // SAFETY: the caller's conditions; the array is on a 16-byte boundary.
         unsafe { side::store_shared_vec16(self.start.add(index as usize), value) }
     }
 
@@ -201,7 +201,7 @@ impl SharedArray<Vec16> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn copy(self, index: u32, from: *const Vec16) {
-        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        // SAFETY: the caller's conditions; the array is on a 16-byte boundary.
         unsafe { side::copy_to_shared(self.start.add(index as usize), from) }
     }
 
@@ -215,7 +215,7 @@ impl SharedArray<Vec16> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn copy_end(self, index: u32, from: *const Vec16, first: u32) {
-        // SAFETY: the caller's conditions; the array lies on a 16-byte boundary.
+        // SAFETY: the caller's conditions; the array is on a 16-byte boundary.
         unsafe { side::copy_end_to_shared(self.start.add(index as usize), from, first) }
     }
 }

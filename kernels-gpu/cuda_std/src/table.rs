@@ -1,7 +1,7 @@
 //! Tables that are known when a kernel is compiled.
 
 /// Declares a table in global memory and a function that looks a word up, by an index that may
-/// differ from thread to thread; beyond the table it begins rematerialize.
+/// differ from thread to thread; beyond the table it begins again.
 ///
 /// ```
 /// cuda_std::lookup_table! {

@@ -155,7 +155,7 @@ fn first_target(flight: usize) -> u64 {
 /// # Safety
 /// The kernels' condition 1.
 #[inline(always)]
-pub(crate) unsafe fn ask_for_targets(args: &CrossEntropyArgs) {
+pub(crate) unsafe fn prefetch_targets(args: &CrossEntropyArgs) {
     if block_idx_x() >= args.normaliser_blocks {
         return;
     }

@@ -8,7 +8,7 @@
 use super::finish::{finish_grid, has_sums};
 use super::label::{Label, normaliser, sum_normaliser};
 use super::lanes::{Lanes, alignment};
-use super::pass::{Asked, Pass, Total, scales_of_row, writes};
+use super::pass::{LoadedNormaliser, Pass, Total, scales_of_row, writes};
 use super::row_group::RowGroup;
 use super::stats::Relative;
 use crate::abi::{CrossEntropyArgs, NORMALISER_FLIGHT};
@@ -178,7 +178,8 @@ pub(crate) unsafe fn forward_backward_registers<
         unsafe {
             let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
             // Only one warp loads the normaliser: if all did, each would wait for the others.
-            let normaliser = if warp_id() == 0 { Some(Asked::new(args, normaliser)) } else { None };
+            let normaliser =
+                if warp_id() == 0 { Some(LoadedNormaliser::new(args, normaliser)) } else { None };
             // Load the row before its class is known, which takes as long to arrive. The load is
             // wasted if the row is ignored.
             let class = pass.class(row);

@@ -2,7 +2,7 @@
 //! workers publish.
 
 use super::block::block_sums;
-use super::workspace::{AsTheyAre, Terms, Workspace};
+use super::workspace::{F64Words, Terms, Workspace};
 use crate::abi::ADDER_PERIOD;
 use crate::element::{MAX_LANES, Real, unrolled};
 use core::marker::PhantomData;
@@ -139,7 +139,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
             unsafe {
                 if is_last_adder {
                     let (at, all) = ([period_sums_at, periods], (0, periods));
-                    sums = workspace.share::<AsTheyAre, 2, 4>(sums, at, all, (thread, threads));
+                    sums = workspace.share::<F64Words, 2, 4>(sums, at, all, (thread, threads));
                 }
                 let at = [pair * words * workers, workers];
                 let mut range = (from, split);

@@ -2,7 +2,7 @@
 
 use super::block::block_sums;
 use super::warp::warp_sums;
-use super::workspace::{AsTheyAre, Workspace};
+use super::workspace::{F64Words, Workspace};
 use crate::abi::{GROUP, LAG, early_blocks};
 use crate::element::unrolled;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
@@ -63,7 +63,7 @@ unsafe fn sum_over_blocks<const N: usize>(workspace: Workspace, finish: impl FnO
         let range = (index * group, (index + 1) * group);
         // SAFETY: the group's blocks publish these words, and have lower indices.
         let shares = unsafe {
-            workspace.share::<AsTheyAre, N, 4>([0.0; N], block_sums_at, range, (lane, step))
+            workspace.share::<F64Words, N, 4>([0.0; N], block_sums_at, range, (lane, step))
         };
         let of_group = warp_sums(shares, WARP_SIZE);
         if lane == 0 {
@@ -83,8 +83,8 @@ unsafe fn sum_over_blocks<const N: usize>(workspace: Workspace, finish: impl FnO
     let shares = unsafe {
         let shares = [0.0; N];
         let shares =
-            workspace.share::<AsTheyAre, N, 4>(shares, group_sums_at, (0, groups), (thread, step));
-        workspace.share::<AsTheyAre, N, 4>(shares, block_sums_at, rest, (thread, step))
+            workspace.share::<F64Words, N, 4>(shares, group_sums_at, (0, groups), (thread, step));
+        workspace.share::<F64Words, N, 4>(shares, block_sums_at, rest, (thread, step))
     };
     // `block_sums` has used its shared memory for this block's own sums.
     sync_threads();

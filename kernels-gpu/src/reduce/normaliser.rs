@@ -1,7 +1,7 @@
 //! What a mean is divided by, when only the device knows it.
 
 use super::block::{block_sums, sums_of_warps};
-use super::workspace::{AsTheyAre, Workspace};
+use super::workspace::{F64Words, Workspace};
 use crate::abi::{MAX_NORMALISER_BLOCKS, MAX_PARTIALS};
 use crate::element::unrolled;
 use cuda_std::atomic::fetch_add;
@@ -81,7 +81,7 @@ impl Normaliser {
     /// Loads the word of total `index`, 0 or 1, which may not be complete yet. A caller issues this
     /// load early, and looks at the word in [`wait_with`](Self::wait_with) after other work.
     #[inline(always)]
-    pub(crate) fn ask(self, index: u32) -> u64 {
+    pub(crate) fn load(self, index: u32) -> u64 {
         let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
         // SAFETY: within the workspace; others write it by a store or an atomic addition for which
         // this load is made.
@@ -123,7 +123,7 @@ impl Normaliser {
         let (thread, step) = (thread_idx_x(), block_dim_x());
         // SAFETY: the blocks before this one publish these words, and this one has.
         let shares = unsafe {
-            self.workspace.share::<AsTheyAre, 2, 4>(
+            self.workspace.share::<F64Words, 2, 4>(
                 [0.0; 2],
                 [Self::BLOCK_SUMS, blocks],
                 (0, blocks),
@@ -142,10 +142,10 @@ impl Normaliser {
     /// Waits for total `index`, 0 or 1.
     #[inline(always)]
     pub(crate) fn wait(self, index: u32) -> f64 {
-        self.wait_with(index, self.ask(index))
+        self.wait_with(index, self.load(index))
     }
 
-    /// Waits for total `index`, whose word was loaded before with [`ask`](Self::ask).
+    /// Waits for total `index`, whose word was loaded before with [`ask`](Self::load).
     #[inline(always)]
     pub(crate) fn wait_with(self, index: u32, mut word: u64) -> f64 {
         loop {
@@ -153,18 +153,18 @@ impl Normaliser {
                 return total;
             }
             spin();
-            word = self.ask(index);
+            word = self.load(index);
         }
     }
 
-    /// Loads the words of both totals, as [`ask`](Self::ask) does.
+    /// Loads the words of both totals, as [`ask`](Self::load) does.
     #[inline(always)]
-    pub(crate) fn ask_for_both(self) -> [u64; 2] {
-        [self.ask(0), self.ask(1)]
+    pub(crate) fn load_both(self) -> [u64; 2] {
+        [self.load(0), self.load(1)]
     }
 
     /// Waits for both totals, whose words were loaded before with
-    /// [`ask_for_both`](Self::ask_for_both), and makes the words zero again.
+    /// [`load_both`](Self::load_both), and makes the words zero again.
     ///
     /// # Safety
     /// 1. The blocks that add up the totals have lower indices.

@@ -270,9 +270,9 @@ pub(crate) trait Terms<const N: usize> {
 }
 
 /// One word for each term: the bits of a float64.
-pub(crate) struct AsTheyAre;
+pub(crate) struct F64Words;
 
-impl<const N: usize> Terms<N> for AsTheyAre {
+impl<const N: usize> Terms<N> for F64Words {
     const WORDS: usize = N;
     #[inline(always)]
     fn from_words(words: [u64; MAX_LANES]) -> [f64; N] {

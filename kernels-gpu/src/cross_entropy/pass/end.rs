@@ -81,7 +81,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// arrive, not behind them.
     #[inline(always)]
     pub(crate) fn load_normaliser(&self, ahead: Normaliser, adds_up: bool) -> [u64; 2] {
-        if adds_up && self.args.divisor == 0.0 { ahead.ask_for_both() } else { [0; 2] }
+        if adds_up && self.args.divisor == 0.0 { ahead.load_both() } else { [0; 2] }
     }
 
     /// [`finish`](Self::finish) in a grid whose first blocks have summed the normaliser. The rows'

@@ -18,7 +18,7 @@ mod prefetch;
 mod row;
 
 pub(crate) use gradient::Factors;
-pub(crate) use normaliser::{Asked, Total};
+pub(crate) use normaliser::{LoadedNormaliser, Total};
 pub(crate) use row::writes;
 
 /// Terms that a row adds to the sums over the grid: its loss, the weight of its class, its squared

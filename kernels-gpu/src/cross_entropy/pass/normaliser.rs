@@ -29,22 +29,22 @@ impl Totals for Normaliser {
 /// The normaliser that the first blocks of the grid sum, with a load of the weights' sum already
 /// issued.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct LoadedNormaliser {
     pub(crate) ahead: Normaliser,
     /// What the load returned: the sum, if it was complete by then.
     pub(crate) got: u64,
 }
 
-impl Asked {
+impl LoadedNormaliser {
     /// Issues the load, if the call has no fixed divisor.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, ahead: Normaliser) -> Self {
-        let got = if args.divisor == 0.0 { ahead.ask(Total::Weights as u32) } else { 0 };
-        Asked { ahead, got }
+        let got = if args.divisor == 0.0 { ahead.load(Total::Weights as u32) } else { 0 };
+        LoadedNormaliser { ahead, got }
     }
 }
 
-impl Totals for Asked {
+impl Totals for LoadedNormaliser {
     #[inline(always)]
     fn total(self, which: Total) -> f64 {
         match which {

@@ -3,7 +3,7 @@
 
 use super::Pass;
 use crate::abi::CACHE_LINE;
-use crate::cross_entropy::label::ask_for_targets;
+use crate::cross_entropy::label::prefetch_targets;
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cut::Row;
 use crate::element::Element;
@@ -111,7 +111,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     pub(crate) unsafe fn begin_with_normaliser(&self) {
         // SAFETY: the caller's conditions.
-        unsafe { ask_for_targets(self.args) };
+        unsafe { prefetch_targets(self.args) };
         wait_for_launches_before();
     }
 }

@@ -8,7 +8,7 @@ use super::finish::{finish_grid, has_sums, publish_terms};
 use super::label::{Label, load_class, normaliser, sum_normaliser};
 use super::lanes::{Lanes, alignment};
 use super::mode;
-use super::pass::{Asked, Pass, TERMS, Total, writes};
+use super::pass::{LoadedNormaliser, Pass, TERMS, Total, writes};
 use super::row_group::{RowGroup, Rows};
 use super::stats::Relative;
 use crate::abi::{CrossEntropyArgs, NORMALISER_FLIGHT};
@@ -167,7 +167,7 @@ unsafe fn turn<
             lanes.tile::<VECTORS>(group.lane, read || ALIGNMENT == alignment::WARP_ROW, group);
         let mut loaded_normaliser = None;
         if GRADS && is_row(row) {
-            loaded_normaliser = Some(Asked::new(args, normaliser));
+            loaded_normaliser = Some(LoadedNormaliser::new(args, normaliser));
         }
         // Issue every load before the first use: otherwise the compiler waits for the class in
         // between.

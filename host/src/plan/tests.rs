@@ -2,6 +2,8 @@
 
 use super::elementwise::{CHUNK_BYTES, SHARED_BYTES};
 use super::packed::Device;
+use super::prefetch::Early;
+use super::samples::Tail;
 use super::*;
 use kernels_gpu::abi::{
     ADDER_PERIOD, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, chunk_shared_bytes, grid_of_workers,

@@ -145,7 +145,7 @@ impl Normaliser {
         self.wait_with(index, self.load(index))
     }
 
-    /// Waits for total `index`, whose word was loaded before with [`ask`](Self::load).
+    /// Waits for total `index`, whose word was loaded before with [`load`](Self::load).
     #[inline(always)]
     pub(crate) fn wait_with(self, index: u32, mut word: u64) -> f64 {
         loop {
@@ -157,7 +157,7 @@ impl Normaliser {
         }
     }
 
-    /// Loads the words of both totals, as [`ask`](Self::load) does.
+    /// Loads the words of both totals, as [`load`](Self::load) does.
     #[inline(always)]
     pub(crate) fn load_both(self) -> [u64; 2] {
         [self.load(0), self.load(1)]

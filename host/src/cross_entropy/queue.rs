@@ -80,14 +80,14 @@ impl<'a> Launches<'a> {
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
         let kernels = Kernels::of(args);
         let has_lane_rows = kernels.forward.of(Regime::LaneRows).entry(T::DTYPE).is_some();
-        let lie = packed_rows(args, element_bytes, has_lane_rows);
+        let layout = packed_rows(args, element_bytes, has_lane_rows);
         Launches {
             kernels,
             dtype: T::DTYPE,
             element_bytes,
             rows: args.rows as usize,
             cols: args.cols as usize,
-            layout: lie,
+            layout,
             whole: alike && (start | stride | len).is_multiple_of(16),
             stream,
             reads,
@@ -249,7 +249,7 @@ fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool 
     (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
 }
 
-/// How the rows of a call lie, for those that are short enough to be packed.
+/// How the rows of a call are laid out, as the plan of packed rows asks.
 fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: bool) -> packed::Rows {
     let size = element_bytes as u64;
     let probabilities = args.probabilities();

@@ -251,7 +251,7 @@ fn every_worker_has_a_block() {
 }
 
 #[test]
-fn what_blocks_that_hold_rows_leave_has_room() {
+fn partial_sums_of_workers_have_room() {
     for (element_bytes, at_least) in [(2, 100_000), (4, 100_000), (8, 50_000)] {
         let plan = |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
         for pass in [Pass::Forward, Pass::ForwardBackward] {
@@ -389,7 +389,7 @@ fn few_long_rows_are_split() {
 }
 
 #[test]
-fn parts_of_rows_have_room_for_their_sums() {
+fn partial_sums_of_split_rows_have_room() {
     for count in (0..30).map(|power| (1 << power) + 1) {
         for cols in (0..40).map(|power| 1 << power) {
             let plan = rows(reduction::ROWS, count, cols, 8);

@@ -17,16 +17,11 @@ use cuda_std::warp::sync_warp;
 /// 1. The kernels' conditions ([`super`]), without the second.
 /// 2. The grid has at least one row group for each row. A row group has a power of two of 2 to 32
 ///    threads, and a row at most `VECTORS` vectors for each of them.
-/// 3. Rows are aligned as `ALIGNMENT` says.
+/// 3. Rows are as [`alignment::WARP_ROW`] says.
 /// 4. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input,
 ///    target and options.
 #[inline(always)]
-pub(crate) unsafe fn backward_short<
-    E: Element,
-    const MODE: u32,
-    const VECTORS: usize,
-    const ALIGNMENT: u32,
->(
+pub(crate) unsafe fn backward_short<E: Element, const MODE: u32, const VECTORS: usize>(
     args: &CrossEntropyArgs,
 ) {
     if args.rows == 0 {
@@ -39,10 +34,10 @@ pub(crate) unsafe fn backward_short<
     // SAFETY: the caller's conditions. In place of a row beyond the last, the last row is read, and
     // nothing is done with it; its gradients may be written in place by then.
     unsafe {
-        let lanes = Lanes::<E, ALIGNMENT>::new(&pass, at);
+        let lanes = Lanes::<E, { alignment::WARP_ROW }>::new(&pass, at);
         // Issue all loads at once: each takes as long to arrive as the others. The load of the row
         // is wasted if the row is ignored.
-        let mut tile = lanes.tile::<VECTORS>(group.lane, true, group);
+        let mut tile = lanes.tile::<VECTORS>(group.lane, group);
         let saved = pass.saved_of(at);
         let class = pass.class(at);
         let scale = pass.scale_of_saved(at, Total::Weights);
@@ -61,8 +56,6 @@ pub(crate) unsafe fn backward_short<
             let class = lanes.class_in_tile::<MODE, VECTORS>(&label, &tile);
             let class = class.map(|logit| (label.class, pass.at_class(&label, &factors, logit)));
             lanes.gradients_of_tile(&pass, class, &factors, to, &tile);
-            let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
-            lanes.gradients_of_peeled(&pass, &label, &factors, to, of_class, group);
         }
     }
 }
@@ -125,8 +118,8 @@ impl<R: Real> GradientInputs<R> {
 /// The gradients of rows of which a block holds a row, or a part of one, in registers.
 ///
 /// # Safety
-/// As [`backward_short`], except that a row group is the whole block, and that it holds one of
-/// `splits` parts of a row:
+/// As [`backward_short`], except that a row group is the whole block, that rows are aligned as
+/// `ALIGNMENT` says, and that a block holds one of `splits` parts of a row:
 /// 1. If rows are as [`alignment::BLOCK_ROW`] says, a block holds a whole row, and `splits` is not
 ///    used.
 /// 2. Otherwise `splits` parts have room for all vectors of a row, and for as many more as the

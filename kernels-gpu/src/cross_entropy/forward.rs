@@ -61,7 +61,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
             // Load the first tile before the row's class is known, which takes as long to arrive.
             // If the row is ignored, nothing more of it is read, unless its log-sum-exp is to be
             // saved.
-            let tile = lanes.tile_of_warp(0, true, group);
+            let tile = lanes.tile_of_warp(0, group);
             // Issue every load before the first use: otherwise the compiler waits for the class in
             // between.
             sync_warp();
@@ -126,7 +126,7 @@ unsafe fn split_row<E: Element, const MODE: u32>(
     // SAFETY: the caller's conditions; only the block's first warp publishes and takes parts.
     unsafe {
         let lanes = Lanes::<E, { alignment::ELEMENT }>::new(&pass, row);
-        let tile = lanes.tile_of_warp(split, true, group);
+        let tile = lanes.tile_of_warp(split, group);
         // Issue every load before the first use.
         sync_warp();
         let read = pass.label(pass.class(row)).counts || args.saved != 0;

@@ -82,7 +82,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
             let lanes = Lanes::<E, { alignment::LINE }>::new(&pass, row).staging(args, tile_end);
             // Load the first tile before the row's class is known, which takes as long to arrive.
             // If the row is ignored, nothing more of it is read.
-            let mut tile = lanes.tile::<VECTORS>(group.lane, true, group);
+            let mut tile = lanes.tile::<VECTORS>(group.lane, group);
             let peeled = lanes.peeled_of_thread(group);
             let class = pass.class(row);
             // Issue every load before the first use: otherwise the compiler waits for the class in

@@ -104,9 +104,9 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, { alignment::WARP_ROW }, false, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $vectors, { alignment::WARP_ROW }, true, false>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
-            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $vectors, { alignment::WARP_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $vectors, true>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $vectors>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
             FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
             BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
@@ -166,17 +166,17 @@ const fn has_spare_registers<E: Element>(blocks: u32) -> bool {
     blocks > 4 && size_of::<E>() < 8
 }
 
-/// Resident blocks of the `_short` kernels that compute a loss. 16-bit elements allow one block
-/// less, because a vector is widened to eight registers. Where registers are to spare, one more
-/// block makes short rows a tenth faster.
+/// Resident blocks of `forward_short_whole`. 16-bit elements allow one block less, because a vector
+/// is widened to eight registers. Where registers are to spare, one more block makes short rows a
+/// tenth faster.
 pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) };
     fewer + has_spare_registers::<E>(blocks) as u32
 }
 
-/// Resident blocks of the `_short` kernels that hold a row's exponentials in registers too:
-/// [`resident_short`] of one block less, for f64 of half as many; where registers are to spare, one
-/// more.
+/// Resident blocks of `forward_backward_short_whole`, which holds a row's exponentials in registers
+/// too: [`resident_short`] of one block less, for f64 of half as many; where registers are to
+/// spare, one more.
 pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
     let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
     let with_exps = if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 };

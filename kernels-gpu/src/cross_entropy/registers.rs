@@ -61,7 +61,7 @@ pub(crate) unsafe fn forward_registers<
             let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
             // Load the row before its class is known, which takes as long to arrive. The load is
             // wasted if the row is ignored.
-            let tile = lanes.tile::<VECTORS>(group.lane, true, group);
+            let tile = lanes.tile::<VECTORS>(group.lane, group);
             // Issue every load before the first use: otherwise the compiler waits for the class in
             // between.
             sync_warp();
@@ -81,8 +81,7 @@ pub(crate) unsafe fn forward_registers<
                     lanes.stage_class(class as u32);
                 }
             }
-            let (warp_stats, _) =
-                lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, true, group);
+            let (warp_stats, _) = lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, group);
             let stats = if Pass::<E, MODE>::DENSE {
                 warp_stats.block_merge_row::<true, false>()
             } else {
@@ -183,7 +182,7 @@ pub(crate) unsafe fn forward_backward_registers<
             // Load the row before its class is known, which takes as long to arrive. The load is
             // wasted if the row is ignored.
             let class = pass.class(row);
-            let mut tile = lanes.tile::<VECTORS>(group.lane, true, group);
+            let mut tile = lanes.tile::<VECTORS>(group.lane, group);
             if let Some(normaliser) = normaliser {
                 let set = |index, total| {
                     let scale = pass.scale(row, normaliser, total).to_bits64();
@@ -208,7 +207,7 @@ pub(crate) unsafe fn forward_backward_registers<
                 lanes.stage_class(label.class);
             }
             let (warp_stats, exps) =
-                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &tile, label.counts, group);
+                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &tile, group);
             if first && args.grad_input.start == args.input.start {
                 // The gradients overwrite the row behind the barrier: the class's logit must have
                 // been copied by then.

@@ -9,30 +9,25 @@ use cuda_std::warp::WARP_SIZE;
 /// The rows that a worker of a grid of `abi::grid_of_workers` takes. They are adjacent, so that
 /// blocks, which start in order, access memory in order.
 pub(crate) struct Rows {
-    /// The next row to take.
-    pub(crate) next: u64,
+    /// The first row.
+    pub(crate) first: u64,
     /// The row behind the last.
     pub(crate) end: u64,
 }
 
 impl Rows {
-    /// The rows of the block with this rank, or none if it is an adder. Without `MANY` each row
-    /// group of the block takes one row, and the input has fewer than 2³² rows.
+    /// The rows of the block with this rank, or none if it is an adder. The input has fewer than
+    /// 2³² rows, so that 32-bit arithmetic suffices.
     #[inline(always)]
-    pub(crate) fn of_block<const MANY: bool, const EARLY: u32>(
+    pub(crate) fn of_block<const EARLY: u32>(
         args: &CrossEntropyArgs,
         rank: BlockRank<EARLY>,
     ) -> Option<Self> {
         let (worker, rows) = (rank.worker(), args.rows_of_block.get());
-        let (next, end) = if MANY {
-            let next = u64::from(worker) * u64::from(rows);
-            (next, args.rows.min(next + u64::from(rows)))
-        } else {
-            let next = worker * rows;
-            (next.into(), (args.rows as u32).min(next + rows).into())
-        };
-        let has_rows = !rank.is_adder() && next < end;
-        has_rows.then_some(Rows { next, end })
+        let first = worker * rows;
+        let (first, end) = (first.into(), (args.rows as u32).min(first + rows).into());
+        let has_rows = !rank.is_adder() && first < end;
+        has_rows.then_some(Rows { first, end })
     }
 
     /// Row number `index` of the rows of the block with this rank, if there is one.
@@ -48,8 +43,7 @@ impl Rows {
     }
 }
 
-/// The threads that share a row, or a part of a row, and this thread's index among them. The row
-/// groups of a block go on to their next rows together.
+/// The threads that share a row, or a part of a row, and this thread's index among them.
 #[derive(Clone, Copy)]
 pub(crate) struct RowGroup {
     /// Threads of a row group.

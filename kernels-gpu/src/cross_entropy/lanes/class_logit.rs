@@ -1,13 +1,11 @@
 //! The logit of a row's class, taken from the tile that has it. A load of its own would arrive no
-//! earlier than the row and, if gradients are written in place, might read a gradient. Only a
-//! peeled element is loaded.
+//! earlier than the row and, if gradients are written in place, might read a gradient.
 
 use super::Lanes;
 use super::tile::Tile;
 use super::vector::{get, select_vector, widen};
 use crate::cross_entropy::label::Label;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::Pass;
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cross_entropy::staged::StagedTiles;
 use crate::element::{Element, unrolled};
@@ -38,15 +36,10 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         logit
     }
 
-    /// The logit of the class of a row in the registers of a warp: in the lane whose tile has it,
-    /// or in the row group's first lane, which loads it, if it is a peeled element.
-    ///
-    /// # Safety
-    /// The kernels' condition 1.
+    /// The logit of the class of a row in the registers of a warp, in the lane whose tile has it.
     #[inline(always)]
-    pub(crate) unsafe fn logit_of_class<const MODE: u32, const N: usize>(
+    pub(crate) fn logit_of_class<const MODE: u32, const N: usize>(
         &self,
-        pass: &Pass<'_, E, MODE>,
         class: i64,
         tile: &Tile<N>,
         group: RowGroup,
@@ -57,12 +50,6 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
         // If `class` is not a class, this finds any logit or none, and no caller uses it.
         let vector = self.cut.vector_of(class as u32);
-        if !Self::ONE_TILE && !self.cut.has(vector) {
-            let is_peeled = class.cast_unsigned() < u64::from(pass.args.cols);
-            // SAFETY: the caller's condition.
-            return (group.lane == 0 && is_peeled)
-                .then(|| unsafe { self.input.load(class as u32).widen() });
-        }
         let distance = vector.wrapping_sub(tile.first);
         let k = distance >> group.threads.trailing_zeros();
         if distance & (group.threads - 1) != 0 || k >= N as u32 {
@@ -72,41 +59,20 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         Some(get::<E>(&widen::<E>(x), self.cut.index_in_vector(class as u32)))
     }
 
-    /// The logit of `class`, loaded, if the class is one of the row's peeled elements.
-    ///
-    /// # Safety
-    /// The kernels' condition 1.
-    #[inline(always)]
-    pub(crate) unsafe fn logit_of_peeled(&self, class: i64, cols: u32) -> Option<E::Real> {
-        if Self::ONE_TILE || class.cast_unsigned() >= u64::from(cols) {
-            return None;
-        }
-        let is_peeled = !self.cut.has(self.cut.vector_of(class as u32));
-        // SAFETY: the caller's condition.
-        is_peeled.then(|| unsafe { self.input.load(class as u32).widen() })
-    }
-
     /// The logit of `class` from the tile that row group `index` of the block has
-    /// [staged](Tile::stage); none, if the class is a peeled element.
+    /// [staged](Tile::stage).
     ///
     /// # Safety
     /// 1. A barrier separates staging from this call.
     /// 2. `class` is one of the row's.
     #[inline(always)]
-    pub(crate) unsafe fn staged_logit(
-        &self,
-        index: u32,
-        class: u32,
-        group: RowGroup,
-    ) -> Option<E::Real> {
+    pub(crate) unsafe fn staged_logit(&self, index: u32, class: u32, group: RowGroup) -> E::Real {
+        const { assert!(Self::ROW_IN_WARP) };
         let vector = self.cut.vector_of(class);
-        if !Self::ONE_TILE && !self.cut.has(vector) {
-            return None;
-        }
         let thread = index * group.threads + (vector & (group.threads - 1));
         let k = vector >> group.threads.trailing_zeros();
         // SAFETY: the caller's conditions.
         let x: E = unsafe { StagedTiles::element(thread, k, self.cut.index_in_vector(class)) };
-        Some(x.widen())
+        x.widen()
     }
 }

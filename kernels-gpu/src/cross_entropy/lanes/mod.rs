@@ -28,17 +28,14 @@ pub(crate) mod alignment {
     pub(crate) const ELEMENT: u32 = 0;
     /// As [`ELEMENT`], and tiles begin at cache lines, so that no two warps share a line.
     pub(crate) const LINE: u32 = 1;
-    /// Rows of all tensors are equally far from a 16-byte boundary. A row is one tile of lanes of
-    /// a warp, with peeled elements.
-    pub(crate) const SAME: u32 = 2;
     /// Rows begin and end at 16-byte boundaries, so that there are no peeled elements. A row is
     /// one tile of a block. Only a thread's vectors from [`vectors_within`] on may be beyond the
     /// row and need a bounds check.
     ///
     /// [`vectors_within`]: crate::abi::vectors_within
-    pub(crate) const BLOCK_ROW: u32 = 3;
+    pub(crate) const BLOCK_ROW: u32 = 2;
     /// As [`BLOCK_ROW`], but a row is one tile of lanes of a warp.
-    pub(crate) const WARP_ROW: u32 = 4;
+    pub(crate) const WARP_ROW: u32 = 3;
 }
 
 /// A row as the threads of a row group see it: its address, where it is cut into vectors, and
@@ -55,7 +52,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// Whether a row begins and ends at 16-byte boundaries and is one tile.
     const ONE_TILE: bool = ALIGNMENT == alignment::BLOCK_ROW || ALIGNMENT == alignment::WARP_ROW;
     /// Whether a row group is lanes of one warp, and its row is in their registers.
-    const ROW_IN_WARP: bool = ALIGNMENT == alignment::SAME || ALIGNMENT == alignment::WARP_ROW;
+    const ROW_IN_WARP: bool = ALIGNMENT == alignment::WARP_ROW;
 
     #[inline(always)]
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {

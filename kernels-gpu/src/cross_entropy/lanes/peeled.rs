@@ -17,7 +17,7 @@ use cuda_std::warp::any;
 #[derive(Clone, Copy)]
 pub(crate) struct Peeled<E> {
     index: u32,
-    pub(super) x: E,
+    x: E,
     t: E,
 }
 
@@ -78,26 +78,6 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         Peeled { index: self.cut.peeled_index(group.lane), x: narrow(x), t: narrow(t) }
     }
 
-    /// Loads each of the thread's peeled elements, if they are to be `read`, and calls `with`. In
-    /// most rows there are none.
-    ///
-    /// # Safety
-    /// As [`tile`](Self::tile).
-    #[inline(always)]
-    pub(super) unsafe fn for_each_peeled(
-        &self,
-        read: bool,
-        group: RowGroup,
-        mut with: impl FnMut(Peeled<E>),
-    ) {
-        let mut number = group.lane;
-        // SAFETY: the caller's condition.
-        while read && let Some(peeled) = unsafe { self.peeled(number) } {
-            with(peeled);
-            number += group.threads;
-        }
-    }
-
     /// The thread's statistics of its `peeled` element alone, if it has one, relative to the
     /// largest peeled logit of the warp.
     ///
@@ -118,30 +98,6 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             }
         }
         stats
-    }
-
-    /// Writes the gradients of the thread's peeled elements as of logits that are not the class's.
-    /// If one of them is the class's, then calls `on_class` with its logit.
-    ///
-    /// # Safety
-    /// The kernels' conditions 1 and 3.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) unsafe fn gradients_of_peeled<const MODE: u32>(
-        &self,
-        pass: &Pass<'_, E, MODE>,
-        label: &Label<E::Real>,
-        factors: &Factors<E::Real>,
-        to: [Row<E>; 2],
-        mut on_class: impl FnMut(E::Real),
-        group: RowGroup,
-    ) {
-        // SAFETY: the caller's conditions.
-        unsafe {
-            self.for_each_peeled(true, group, |peeled| {
-                Self::gradient_of_peeled(pass, label, factors, to, peeled, &mut on_class);
-            });
-        }
     }
 
     /// Writes the gradients of a peeled element as of a logit that is not the class's. If it is
@@ -188,11 +144,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// The kernels' condition 1; the peeled element is the row's.
     #[inline(always)]
-    pub(super) unsafe fn absorb_peeled(
-        &self,
-        stats: &mut Stats<E::Real>,
-        Peeled { index, x, t }: Peeled<E>,
-    ) {
+    unsafe fn absorb_peeled(&self, stats: &mut Stats<E::Real>, Peeled { index, x, t }: Peeled<E>) {
         let x = x.widen();
         stats.absorb(x);
         if Self::DENSE {

@@ -34,9 +34,9 @@ fn ties_and_rest<E: Element, const N: usize>(tile: &Tile<N>, center: E::Real) ->
 }
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
-    /// The statistics of a row that is one tile and peeled elements, and the exponentials of the
-    /// tile, [relative](Relative) to the statistics' maximum. They are reduced over the row group
-    /// where that is lanes of a warp, otherwise over the warp, which has a part of the row.
+    /// The statistics of a row that is one tile, and the exponentials of the tile,
+    /// [relative](Relative) to the statistics' maximum. They are reduced over the row group where
+    /// that is lanes of a warp, otherwise over the warp, which has a part of the row.
     ///
     /// `KEEPS_EXPS` says that the caller keeps the exponentials in registers; otherwise it keeps
     /// the tile, and exponentials that are needed twice are computed twice.
@@ -48,18 +48,12 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
-        read: bool,
         group: RowGroup,
     ) -> (Stats<E::Real>, Exps<E::Real, N>) {
+        const { assert!(Self::ONE_TILE) };
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let mut stats = Stats::<E::Real>::NONE;
         let mut exps = [[zero; MAX_LANES]; N];
-        // SAFETY: the caller's conditions.
-        unsafe {
-            self.for_each_peeled(read, group, |peeled| {
-                stats.max = stats.max.max(peeled.x.widen());
-            });
-        }
         stats.max = stats.max.max(E::greatest(tile.x));
         let lanes = if Self::ROW_IN_WARP { group.threads } else { WARP_SIZE };
         stats.max =
@@ -74,11 +68,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             total = total + sum::<E>(of_vector);
         });
         stats.rest = total * relative.unit();
-        // SAFETY: the caller's conditions.
-        unsafe {
-            self.for_each_peeled(read, group, |peeled| pass.absorb_peeled(&mut stats, peeled));
-        }
-        // `ties` counts only peeled elements so far; those of the tile are in `rest`.
+        // `ties` is 0 so far: the ties are in `rest`.
         let [rest] = warp_sums([stats.rest + stats.ties], lanes);
         if Pass::<E, MODE>::DENSE {
             [stats.dot, stats.weight] = warp_sums([stats.dot, stats.weight], lanes);
@@ -100,10 +90,6 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             } else {
                 [stats.ties, stats.rest] =
                     ties_and_rest::<E, N>(&relative_tile.rematerialize(), relative.center());
-            }
-            // SAFETY: the caller's conditions.
-            unsafe {
-                self.for_each_peeled(read, group, |peeled| stats.absorb(peeled.x.widen()));
             }
             (stats.exps_of_group(lanes), exps)
         } else {

@@ -101,22 +101,16 @@ impl<const N: usize> Tile<N> {
 }
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
-    /// Loads the thread's tile of vectors `first`, `first + group.threads`, … of the row. Unless
-    /// `read`, nothing is loaded, and all elements are −∞.
+    /// Loads the thread's tile of vectors `first`, `first + group.threads`, … of the row.
     ///
     /// # Safety
-    /// The kernels' condition 1, if `read`.
+    /// The kernels' condition 1.
     #[inline(always)]
-    pub(crate) unsafe fn tile<const N: usize>(
-        &self,
-        first: u32,
-        read: bool,
-        group: RowGroup,
-    ) -> Tile<N> {
+    pub(crate) unsafe fn tile<const N: usize>(&self, first: u32, group: RowGroup) -> Tile<N> {
         let mut tile = Tile::unread(first, group.threads);
-        if !Self::ONE_TILE || !read {
+        if !Self::ONE_TILE {
             // SAFETY: the caller's condition.
-            return unsafe { self.checked_tile(tile, StagedLogits::NONE, read) };
+            return unsafe { self.checked_tile(tile, StagedLogits::NONE, true) };
         }
         let from = self.cut.vector(first);
         unrolled!(for k in 0..N; {
@@ -140,15 +134,10 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// As [`tile`](Self::tile).
     #[inline(always)]
-    pub(crate) unsafe fn tile_of_warp(
-        &self,
-        split: u32,
-        read: bool,
-        group: RowGroup,
-    ) -> Tile<FLIGHT> {
+    pub(crate) unsafe fn tile_of_warp(&self, split: u32, group: RowGroup) -> Tile<FLIGHT> {
         let first = (split * group.warps() + group.warp()) * WARP_FLIGHT;
         // SAFETY: the caller's condition.
-        unsafe { self.tile_of_lanes(first, WARP_SIZE, read, group) }
+        unsafe { self.tile_of_lanes(first, WARP_SIZE, true, group) }
     }
 
     /// The tile that is part `part` of the row, where a row group is a block and loads one part.
@@ -163,7 +152,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ) -> Tile<N> {
         if Self::ONE_TILE {
             // SAFETY: the caller's condition.
-            return unsafe { self.tile(group.lane, true, group) };
+            return unsafe { self.tile(group.lane, group) };
         }
         let first = (part * group.warps() + group.warp()) * N as u32 * WARP_SIZE;
         // SAFETY: as above.
@@ -173,7 +162,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// The tile that a warp, or `lanes` lanes of it, loads from vector `first` on: consecutive
     /// lanes load consecutive vectors, and the vectors of a thread are `lanes` apart. Logits that
     /// are [staged](Self::stage) are read from shared memory. If all of the tile is within the
-    /// row, there is no bounds check for each vector.
+    /// row, there is no bounds check for each vector. Unless `read`, nothing is loaded, and all
+    /// elements are −∞.
     ///
     /// # Safety
     /// If `read`:
@@ -213,7 +203,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     }
 
     /// Loads a tile with a bounds check for each vector. Logits that are `staged` are read from
-    /// shared memory.
+    /// shared memory. Unless `read`, nothing is loaded, and all elements are −∞.
     ///
     /// # Safety
     /// As [`tile_of_lanes`](Self::tile_of_lanes).

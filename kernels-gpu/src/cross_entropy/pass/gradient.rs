@@ -9,7 +9,6 @@ use crate::abi::saved;
 use crate::cross_entropy::label::Label;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::stats::Stats;
-use crate::cut::Row;
 use crate::element::{Element, Real};
 use crate::math::exp_m1_below;
 use cuda_std::memory::load;
@@ -190,24 +189,5 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let less_one = if likeliest { -factors.others } else { p - E::Real::ONE };
         let share_term = factors.by_share * (p * factors.weight - label.weight * self.unit());
         factors.by_class.fma(less_one, factors.by_z.fma(p, share_term))
-    }
-
-    /// Writes the gradient of the class's logit over the one that was written as for any other
-    /// class.
-    ///
-    /// # Safety
-    /// 1. The label has a class.
-    /// 2. `to` is the row's row of gradients.
-    /// 3. No other thread accesses the gradient of the class.
-    #[inline(always)]
-    pub(crate) unsafe fn store_at_class(
-        &self,
-        label: &Label<E::Real>,
-        factors: &Factors<E::Real>,
-        logit: E::Real,
-        to: Row<E>,
-    ) {
-        // SAFETY: the caller's conditions.
-        unsafe { to.store(label.class, E::narrow(self.at_class(label, factors, logit))) };
     }
 }

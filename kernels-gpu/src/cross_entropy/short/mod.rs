@@ -3,7 +3,7 @@
 
 mod staging;
 
-use self::staging::{LaneTerms, RowsOfBlock};
+use self::staging::RowsOfBlock;
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::label::{Label, load_class, normaliser, sum_normaliser};
 use super::lanes::{Lanes, alignment};
@@ -22,29 +22,18 @@ use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 /// fetched its instructions long before the last rows are done.
 type BlockRank = reduce::BlockRank<2>;
 
-/// The loss, and with `GRADS` the gradients, of short rows. Each row group computes one row at a
-/// time; then the first warp of the block finishes the rows of all row groups.
-///
-/// With `MANY`, a block takes more rows than it has row groups, one turn after the other, and the
-/// grid may have 2³² rows or more.
+/// The loss, and with `GRADS` the gradients, of short rows. Each row group computes one row; then
+/// the first warp of the block finishes the rows of all row groups.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. A block has at most 256 threads. A row group has a power of two of 2 to 32 threads, and a row
 ///    at most `VECTORS` vectors for each of them.
-/// 3. Rows are aligned as `ALIGNMENT` says: [`SAME`](super::alignment::SAME) or
-///    [`WARP_ROW`](super::alignment::WARP_ROW).
+/// 3. Rows are as [`alignment::WARP_ROW`] says. There are fewer than 2³² rows.
 /// 4. The grid is one of `abi::grid_of_workers`; with `GRADS`, behind `normaliser_blocks` blocks
-///    that sum the normaliser.
+///    that sum the normaliser. `rows_of_block` is at most the number of a block's row groups.
 #[inline(always)]
-pub(crate) unsafe fn short<
-    E: Element,
-    const MODE: u32,
-    const VECTORS: usize,
-    const ALIGNMENT: u32,
-    const GRADS: bool,
-    const MANY: bool,
->(
+pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, const GRADS: bool>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
@@ -61,15 +50,14 @@ pub(crate) unsafe fn short<
             return;
         }
     }
-    let rows = Rows::of_block::<MANY, _>(args, rank);
+    let rows = Rows::of_block(args, rank);
     let mut lanes = None;
     if !GRADS {
         // Compute the row's address before the wait for previous kernels (programmatic dependent
         // launch), not behind it.
         lanes = rows.as_ref().map(|rows| {
-            let row = row_of::<MANY>(rows.next, group.in_block);
-            Lanes::<E, ALIGNMENT>::new(&pass, row_to_read::<E, MODE, MANY>(&pass, row, true))
-                .rematerialize()
+            let row = row_of(rows.first, group.in_block);
+            Lanes::new(&pass, row_to_read(args, row, true)).rematerialize()
         });
         // SAFETY: the caller's conditions.
         unsafe { pass.begin_at(block_idx_x(), lanes.as_ref().map(Lanes::start), group) };
@@ -79,61 +67,33 @@ pub(crate) unsafe fn short<
         unsafe { finish_grid::<GRADS, 4, E, MODE, _>(&pass, rank, workspace) };
         return;
     };
-    let mut next = rows.next;
-    loop {
-        // SAFETY: the caller's conditions.
-        unsafe {
-            turn::<E, MODE, VECTORS, ALIGNMENT, GRADS, MANY>(
-                &pass, next, lanes, &rows, rank, workspace,
-            );
-        }
-        if !MANY {
-            return;
-        }
-        next += u64::from(group.of_block);
-        if next >= rows.end {
-            return;
-        }
-        // The next turn overwrites what the first warp has read of this one's rows.
-        sync_threads();
-        lanes = None;
-    }
+    // SAFETY: the caller's conditions.
+    unsafe { compute_rows::<E, MODE, VECTORS, GRADS>(&pass, lanes, &rows, rank, workspace) };
 }
 
-/// Row `first + index`, in 32-bit arithmetic unless there may be `MANY` rows.
+/// Row `first + index`, in 32-bit arithmetic: there are fewer than 2³² rows.
 #[inline(always)]
-fn row_of<const MANY: bool>(first: u64, index: u32) -> u64 {
-    if MANY { first + u64::from(index) } else { (first as u32 + index).into() }
+fn row_of(first: u64, index: u32) -> u64 {
+    (first as u32 + index).into()
 }
 
 /// The row to load in place of `row`: the last row, if `row` is beyond it or is not to be `read`.
 #[inline(always)]
-fn row_to_read<E: Element, const MODE: u32, const MANY: bool>(
-    pass: &Pass<'_, E, MODE>,
-    row: u64,
-    read: bool,
-) -> u64 {
-    let last = pass.args.rows.wrapping_sub(1);
-    let (row, last) = if MANY { (row, last) } else { ((row as u32).into(), (last as u32).into()) };
+fn row_to_read(args: &CrossEntropyArgs, row: u64, read: bool) -> u64 {
+    let last = args.rows.wrapping_sub(1);
+    let (row, last): (u64, u64) = ((row as u32).into(), (last as u32).into());
     if read { row.min(last) } else { last }
 }
 
-/// One turn of the block: one row for each row group, from row `first` of the block's `rows` on.
+/// Computes and finishes the block's `rows`, one for each row group. `lanes` is this row group's
+/// row, or none if its address is still to be computed.
 ///
 /// # Safety
-/// As [`short`]; a barrier stands between two turns.
+/// As [`short`]; a block calls this once.
 #[inline(always)]
-unsafe fn turn<
-    E: Element,
-    const MODE: u32,
-    const VECTORS: usize,
-    const ALIGNMENT: u32,
-    const GRADS: bool,
-    const MANY: bool,
->(
+unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const GRADS: bool>(
     pass: &Pass<'_, E, MODE>,
-    first: u64,
-    lanes: Option<Lanes<E, ALIGNMENT>>,
+    lanes: Option<Lanes<E, { alignment::WARP_ROW }>>,
     rows: &Rows,
     rank: BlockRank,
     workspace: Workspace,
@@ -142,29 +102,28 @@ unsafe fn turn<
     // SAFETY: the kernels' condition 2.
     let normaliser = unsafe { normaliser(args) };
     let group = RowGroup::of_threads(args);
-    let row = row_of::<MANY>(first, group.in_block);
-    let is_row = |row| if MANY { row < args.rows } else { (row as u32) < args.rows as u32 };
+    let first = rows.first;
+    let row = row_of(first, group.in_block);
+    let is_row = |row: u64| (row as u32) < args.rows as u32;
     // The row, counted within the block, whose class this thread loads and stages. With gradients
     // all threads of a row group load the class of their row, since they all need it.
     let index = if GRADS { group.in_block } else { thread_idx_x() };
-    let has_class = MODE != mode::PROBABILITIES
-        && index < group.of_block
-        && is_row(row_of::<MANY>(first, index));
-    // SAFETY: the caller's conditions. In place of a row beyond the last, or with `WARP_ROW` of an
-    // ignored one, the last row is read, and nothing is done with it; its gradients may be written
-    // in place by then. That is cheaper than a check for each vector.
+    let has_class =
+        MODE != mode::PROBABILITIES && index < group.of_block && is_row(row_of(first, index));
+    // SAFETY: the caller's conditions. In place of a row beyond the last, or of an ignored one, the
+    // last row is read, and nothing is done with it; its gradients may be written in place by then.
+    // That is cheaper than a check for each vector.
     unsafe {
         let mut class = 0;
         if GRADS && has_class {
-            class = load_class(args, row_of::<MANY>(first, index));
+            class = load_class(args, row_of(first, index));
         }
         // With gradients, wait for the class and skip ignored rows: beside writes, memory is faster
         // with fewer reads in flight.
         let read = !GRADS || MODE == mode::PROBABILITIES || class != args.ignore_index;
-        let at = row_to_read::<E, MODE, MANY>(pass, row, read || ALIGNMENT != alignment::WARP_ROW);
+        let at = row_to_read(args, row, read);
         let lanes = lanes.unwrap_or_else(|| Lanes::new(pass, at));
-        let mut tile =
-            lanes.tile::<VECTORS>(group.lane, read || ALIGNMENT == alignment::WARP_ROW, group);
+        let mut tile = lanes.tile::<VECTORS>(group.lane, group);
         let mut loaded_normaliser = None;
         if GRADS && is_row(row) {
             loaded_normaliser = Some(LoadedNormaliser::new(args, normaliser));
@@ -174,7 +133,7 @@ unsafe fn turn<
         sync_warp();
         if !GRADS {
             if has_class {
-                class = load_class(args, row_of::<MANY>(first, index));
+                class = load_class(args, row_of(first, index));
             }
             sync_warp();
         }
@@ -183,7 +142,7 @@ unsafe fn turn<
             pass.prefetch(row, group);
             // Read the class's logit before gradients overwrite it: the row group's reduction
             // stands between this and its stores.
-            logit = lanes.logit_of_class(pass, class, &tile, group);
+            logit = lanes.logit_of_class::<MODE, VECTORS>(class, &tile, group);
             if let Some(logit) = logit {
                 RowsOfBlock::stage_logit(index, logit);
             }
@@ -194,8 +153,7 @@ unsafe fn turn<
         if GRADS && !label.counts {
             tile.forget::<E>();
         }
-        let read = !GRADS || label.counts;
-        let (stats, exps) = lanes.stats_of_tile::<MODE, VECTORS, GRADS>(pass, &tile, read, group);
+        let (stats, exps) = lanes.stats_of_tile::<MODE, VECTORS, GRADS>(pass, &tile, group);
         let stats = stats.of_row();
         if group.lane == 0 {
             RowsOfBlock::stage(group.in_block, stats, Pass::<E, MODE>::DENSE);
@@ -220,36 +178,21 @@ unsafe fn turn<
                 let tile = tile.at(group.rematerialize().lane, group.threads);
                 lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &tile);
             }
-            let of_class = |logit| pass.store_at_class(&label, &factors, logit, to[0]);
-            lanes.gradients_of_peeled(pass, &label, &factors, to, of_class, group);
         }
         if has_class && (!GRADS || group.lane == 0) {
             RowsOfBlock::stage_class(index, class);
-            if !GRADS {
-                let lanes = Lanes::<E, ALIGNMENT>::new(pass, first + u64::from(index));
-                if let Some(logit) = lanes.logit_of_peeled(class, args.cols) {
-                    RowsOfBlock::stage_logit(index, logit);
-                }
-            }
         }
         sync_threads();
         if warp_id() > 0 {
             return;
         }
-        let mut terms = if MANY && first > rows.next { LaneTerms::get() } else { [0.0; TERMS] };
         let count = (rows.end - first).min(group.of_block.into()) as u32;
-        terms = if !GRADS && pass.is_plain() {
-            finish_rows::<E, MODE, ALIGNMENT, GRADS, true>(
-                pass, terms, first, count, group, workspace,
-            )
+        let terms = if !GRADS && pass.is_plain() {
+            finish_rows::<E, MODE, GRADS, true>(pass, first, count, group, workspace)
         } else {
-            finish_rows::<E, MODE, ALIGNMENT, GRADS, false>(
-                pass, terms, first, count, group, workspace,
-            )
+            finish_rows::<E, MODE, GRADS, false>(pass, first, count, group, workspace)
         };
-        if MANY && first + u64::from(group.of_block) < rows.end {
-            LaneTerms::set(terms);
-        } else if GRADS || has_sums(args) {
+        if GRADS || has_sums(args) {
             let (terms, pairs) = if GRADS || pass.has_two_sums() {
                 let second = if GRADS { terms[2] } else { terms[1] };
                 let [loss, second] = sums_in_lane([terms[0], second]);
@@ -265,28 +208,22 @@ unsafe fn turn<
 }
 
 /// Finishes the `rows` rows from `first` that the block's row groups have staged, one per lane of
-/// the warp at a time. Returns `terms` plus what the rows of this lane add to the sums. `PLAIN`
-/// says that the pass [is plain](Pass::is_plain).
+/// the warp at a time. Returns what the rows of this lane add to the sums. `PLAIN` says that the
+/// pass [is plain](Pass::is_plain).
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The first warp of the block calls this, once for each row.
 /// 3. A barrier stands between the staging and this.
 #[inline(always)]
-unsafe fn finish_rows<
-    E: Element,
-    const MODE: u32,
-    const ALIGNMENT: u32,
-    const GRADS: bool,
-    const PLAIN: bool,
->(
+unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAIN: bool>(
     pass: &Pass<'_, E, MODE>,
-    mut terms: [f64; TERMS],
     first: u64,
     rows: u32,
     group: RowGroup,
     workspace: Workspace,
 ) -> [f64; TERMS] {
+    let mut terms = [0.0; TERMS];
     let mut index = lane_id();
     while index < rows {
         // SAFETY: the caller's conditions.
@@ -302,17 +239,14 @@ unsafe fn finish_rows<
             let row = opaque(first + u64::from(index));
             let mut logit = E::Real::ZERO;
             if label.has_class(pass.args.cols) {
-                let mut staged = None;
-                if !GRADS {
-                    staged = Lanes::<E, ALIGNMENT>::new(pass, row).staged_logit(
+                logit = if GRADS {
+                    RowsOfBlock::staged_logit(index)
+                } else {
+                    Lanes::<E, { alignment::WARP_ROW }>::new(pass, row).staged_logit(
                         index,
                         label.class,
                         group,
-                    );
-                }
-                logit = match staged {
-                    Some(staged) => staged,
-                    None => RowsOfBlock::staged_logit(index),
+                    )
                 };
             }
             let row_terms = if PLAIN {

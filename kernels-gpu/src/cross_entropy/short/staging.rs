@@ -1,12 +1,9 @@
-//! What the row groups of a block hand to its first warp in shared memory, and what that warp keeps
-//! there between turns.
+//! What the row groups of a block hand to its first warp in shared memory.
 
-use super::super::pass::TERMS;
 use super::super::stats::Stats;
 use crate::element::{Real, unrolled};
-use cuda_std::warp::{WARP_SIZE, lane_id};
 
-/// The most rows that a block takes at once: one for each row group, of at least 2 threads.
+/// The most rows of a block: one for each row group, of at least 2 threads.
 const MAX_ROWS: usize = 128;
 
 cuda_std::shared_array! {
@@ -31,9 +28,8 @@ impl RowsOfBlock {
     /// counts.
     ///
     /// # Safety
-    /// 1. One thread stages each row.
+    /// 1. One thread stages each row, once.
     /// 2. A barrier stands between this and every read.
-    /// 3. A barrier stands between these reads and the next call.
     #[inline(always)]
     pub(super) unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, dense: bool) {
         let parts = stats.parts();
@@ -99,39 +95,5 @@ impl RowsOfBlock {
     pub(super) unsafe fn staged_logit<R: Real>(row: u32) -> R {
         // SAFETY: the caller's condition.
         R::from_bits64(unsafe { rows_of_block().get(Self::index_of(Self::LOGIT, row)) })
-    }
-}
-
-cuda_std::shared_array! {
-    /// [`TERMS`] sums for each lane of a warp.
-    fn lane_terms() -> [f64; 128];
-}
-
-/// The sums over the rows that each lane of a block's first warp has finished. They are in shared
-/// memory while the block computes its next rows, so that they take no registers.
-pub(super) struct LaneTerms;
-
-impl LaneTerms {
-    #[inline(always)]
-    fn index_of(term: usize) -> u32 {
-        term as u32 * WARP_SIZE + lane_id()
-    }
-
-    #[inline(always)]
-    pub(super) fn set(terms: [f64; TERMS]) {
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: only one warp calls this, and each lane writes its own words.
-            unsafe { lane_terms().set(Self::index_of(term), terms[term]) };
-        });
-    }
-
-    #[inline(always)]
-    pub(super) fn get() -> [f64; TERMS] {
-        let mut terms = [0.0; TERMS];
-        unrolled!(for term in 0..TERMS; {
-            // SAFETY: the same lane has written it.
-            terms[term] = unsafe { lane_terms().get(Self::index_of(term)) };
-        });
-        terms
     }
 }

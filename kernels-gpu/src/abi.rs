@@ -92,10 +92,10 @@ pub const STATS_PARTS: u32 = 4;
 pub const GROUP: u32 = 64;
 
 /// How many groups behind a group the block is that adds up its partial sums. About so many groups
-/// run at the same time, so that this block hardly waits for them. The partial sums of the last `2
-/// * LAG` groups, and of the blocks behind them, are added up by the last block of the grid. The
-/// blocks that could add them up before are at the end of the grid themselves, and to wait for
-/// their sums would make the end take twice as long.
+/// run at the same time, so that this block hardly waits for them. The last block of the grid adds
+/// up the partial sums of the last two times `LAG` groups and of the blocks behind them: blocks
+/// that could add them up before are at the end of the grid themselves, and to wait for their sums
+/// would make the end take twice as long.
 pub const LAG: u32 = 8;
 
 /// In a grid of workers, which are blocks that take rows, every `ADDER_PERIOD`-th block is an

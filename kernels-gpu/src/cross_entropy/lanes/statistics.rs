@@ -114,9 +114,12 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         group: RowGroup,
     ) -> Stats<E::Real> {
         let step = group.warps() * WARP_FLIGHT * if SPLIT { pass.args.splits.get() } else { 1 };
-        // SAFETY: the caller's conditions.
-        let peeled =
-            if read && split == 0 { unsafe { self.peeled_of_thread(group) } } else { None };
+        let peeled = if read && split == 0 {
+            // SAFETY: the caller's conditions.
+            unsafe { self.peeled_of_thread(group) }
+        } else {
+            None
+        };
         // SAFETY: as above.
         let mut stats = unsafe { Self::stats_of_peeled(pass, peeled) };
         let mut first = (split * group.warps() + group.warp()) * WARP_FLIGHT;

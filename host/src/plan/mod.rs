@@ -9,7 +9,9 @@ mod samples;
 mod stream;
 
 pub(crate) use elementwise::{Dense, chunks, elementwise, rows};
-pub(crate) use prefetch::{Ahead, Cache, ahead, early, early_bytes, wants_shared_of_one_more};
+#[cfg(feature = "bench")]
+pub(crate) use prefetch::early_bytes;
+pub(crate) use prefetch::{Ahead, Cache, ahead, early, wants_shared_of_one_more};
 pub(crate) use samples::{
     Regime, SamplesKernels, SamplesLaunch, normaliser_blocks, samples, staged_vectors,
 };

@@ -1,6 +1,6 @@
 //! Losses and gradients on the backend `Cuda`, with and without fusion, beside burn's own on the
-//! CPU. Without a GPU, or without the headers of the CUDA toolkit, which burn's own kernels include,
-//! there is nothing to test here, and `FUSED_LOSS_REQUIRE_GPU=1` makes that an error.
+//! CPU. Without a GPU, or without the headers of the CUDA toolkit, which burn's own kernels
+//! include, there is nothing to test here, and `FUSED_LOSS_REQUIRE_GPU=1` makes that an error.
 #![cfg(all(feature = "cuda", feature = "ndarray"))]
 
 mod common;
@@ -160,7 +160,7 @@ fn views<B: AutodiffBackend + FusedLossBackend>(
     losses
         .into_iter()
         .flat_map(|loss| {
-            // A leaf of its own: burn takes what it has walked out of the tape.
+            // A leaf of its own: `backward` removes the nodes that it visits from the tape.
             let x = tensor::<B, 2>(wide, [7, 101], dtype, device).require_grad();
             let loss = loss(x.clone());
             let gradients = (loss.clone() * 0.3).backward();

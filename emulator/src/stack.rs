@@ -100,8 +100,8 @@ pub(crate) fn region(stacks: u32) -> impl Iterator<Item = ThreadStack> {
         )
     };
     assert_ne!(start, libc::MAP_FAILED, "no memory for the stacks of a block");
-    // SAFETY: the mapping just made. A stack uses a few KiB, which would cost a huge page; a
-    // failure costs memory alone.
+    // SAFETY: the mapping just made. Each stack uses a few KiB, and with huge pages would
+    // take a whole one; a failure costs memory alone.
     unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
     let region = Rc::new(Region { start: start as usize, bytes });
     (0..stacks as usize).map(move |index| {

@@ -7,7 +7,7 @@ use crate::reduction::{ElementwiseReduction, Mean};
 static KERNELS: Kernels = pairwise::kernels!(huber, 512 threads);
 
 /// Huber's loss of the differences d = x − t of an input and a target of one shape: d²/2 where |d|
-/// ≤ δ and δ (|d| − δ/2) beyond, reduced. The gradient of x is d in registers between −δ and δ, times what
+/// ≤ δ and δ (|d| − δ/2) beyond, reduced. The gradient of x is d, clamped to [−δ, δ], times what
 /// arrives from upstream, divided as the loss is; the target's is its negative. As PyTorch's
 /// `torch.nn.HuberLoss`.
 ///

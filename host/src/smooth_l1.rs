@@ -7,8 +7,8 @@ use crate::reduction::{ElementwiseReduction, Mean};
 static KERNELS: Kernels = pairwise::kernels!(smooth_l1, 512 threads);
 
 /// Smooth L1 of the differences d = x − t of an input and a target of one shape: d²/(2β) where
-/// |d| < β and |d| − β/2 beyond, reduced; |d| for β = 0. The gradient of x is d/β in registers between −1
-/// and 1 (for β = 0 the sign of d, 0 at 0), times what arrives from upstream, divided as the loss
+/// |d| < β and |d| − β/2 beyond, reduced; |d| for β = 0. The gradient of x is d/β, clamped to
+/// [−1, 1] (for β = 0 the sign of d, 0 at 0), times what arrives from upstream, divided as the loss
 /// is; the target's is its negative. As PyTorch's `torch.nn.SmoothL1Loss`, but that a NaN has a
 /// gradient of NaN for β = 0 too.
 ///

@@ -32,8 +32,8 @@ pub(super) struct PassKernels {
 }
 
 impl PassKernels {
-    pub(super) fn of(&self, form: Regime) -> CrossEntropyFamily {
-        match form {
+    pub(super) fn of(&self, regime: Regime) -> CrossEntropyFamily {
+        match regime {
             Regime::Packed => self.packed,
             Regime::LaneRows => self.lane_rows,
             Regime::ShortWhole => self.short_whole,

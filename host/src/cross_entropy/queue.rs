@@ -135,9 +135,9 @@ impl<'a> Launches<'a> {
             Pass::ForwardBackward => &self.kernels.forward_backward,
             Pass::Backward => &self.kernels.backward,
         };
-        let entry = |form| kernels.of(form).entry(self.dtype);
-        let most_threads = |form| entry(form).map_or(32, |entry| entry.block);
-        let room = |form| entry(form).map(|entry| gpu.room_for(entry.resident));
+        let entry = |regime| kernels.of(regime).entry(self.dtype);
+        let most_threads = |regime| entry(regime).map_or(32, |entry| entry.block);
+        let room = |regime| entry(regime).map(|entry| gpu.room_for(entry.resident));
         let packed = packed::packed(pass, self.layout);
         let can = SamplesKernels {
             per_thread: self.kernels.per_thread,
@@ -150,13 +150,13 @@ impl<'a> Launches<'a> {
                 .map(|device| (self.layout, device)),
             whole: self.whole,
             short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
-            held_block: most_threads(Regime::Registers),
+            max_registers_block: most_threads(Regime::Registers),
             few_block: most_threads(Regime::Few),
             long_block: most_threads(Regime::Long),
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };
         let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
-        Planned { plan, family: kernels.of(plan.form) }
+        Planned { plan, family: kernels.of(plan.regime) }
     }
 
     /// Queues the one launch that computes `pass`.
@@ -165,7 +165,7 @@ impl<'a> Launches<'a> {
         let mut shape = plan.rows.launch;
         let mut args = self.planned_args(pass, &plan, args);
         if let Some(entry) = family.entry(self.dtype) {
-            self.ask_for_shared_memory(pass, plan.form, entry, &mut shape, &mut args)?;
+            self.ask_for_shared_memory(pass, plan.regime, entry, &mut shape, &mut args)?;
         }
         if pass == Pass::ForwardBackward && args.divisor == 0.0 {
             let blocks = plan::normaliser_blocks(self.rows, shape.threads);
@@ -174,9 +174,10 @@ impl<'a> Launches<'a> {
         }
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the
-        // gradient of; the plan has no more partial sums than the workspace has room for, a row group
-        // holds what it is to hold, and a block has shared memory for what it is to keep; that the
-        // memory is there until the work is done is the views' condition, or the tensors' doing.
+        // gradient of; the plan has no more partial sums than the workspace has room for, a row
+        // group has registers for its vectors, and a block shared memory for what it stages; that
+        // the memory is there until the work is done is the views' condition, or the tensors'
+        // doing.
         unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
     }
 
@@ -203,30 +204,31 @@ impl<'a> Launches<'a> {
             (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
         }
         let asks_early = self.stream.gpu().overlaps() && pass == Pass::Forward;
-        if asks_early && !matches!(plan.form, Regime::Packed | Regime::LaneRows | Regime::Stream) {
+        if asks_early && !matches!(plan.regime, Regime::Packed | Regime::LaneRows | Regime::Stream)
+        {
             let early = plan::early(plan, row_bytes, cache);
             (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
         }
         args
     }
 
-    /// Has the device give blocks the shared memory that kernels of this form want.
+    /// Has the device give blocks the shared memory that kernels of this regime want.
     fn ask_for_shared_memory(
         &self,
         pass: Pass,
-        form: Regime,
+        regime: Regime,
         entry: &'static Entry,
         shape: &mut Launch,
         args: &mut CrossEntropyArgs,
     ) -> Result<()> {
         let gpu = self.stream.gpu();
-        match (pass, form) {
+        match (pass, regime) {
             (Pass::ForwardBackward, Regime::Long) => {
-                let per_thread =
+                let in_registers =
                     (self.kernels.vectors_beside)(self.element_bytes) as u32 * shape.threads;
                 let room = gpu.dynamic_shared(entry)?;
                 args.staged_vectors =
-                    plan::staged_vectors(self.cols, self.element_bytes, per_thread, room);
+                    plan::staged_vectors(self.cols, self.element_bytes, in_registers, room);
                 shape.shared_bytes = args.staged_vectors * 16;
                 Ok(())
             }

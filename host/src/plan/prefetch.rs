@@ -29,7 +29,7 @@ pub(crate) fn ahead(
     element_bytes: usize,
     cache: Cache,
 ) -> Ahead {
-    let SamplesLaunch { rows: RowsLaunch { launch, .. }, form, .. } = *plan;
+    let SamplesLaunch { rows: RowsLaunch { launch, .. }, regime, .. } = *plan;
     let none = Ahead { rows: 0, bytes: 0 };
     if row_bytes < CACHE_LINE as usize || pass == Pass::Forward {
         return none;
@@ -41,7 +41,7 @@ pub(crate) fn ahead(
     };
     // On an H200, 5 to 13 MB do as well.
     let whole_rows = share(6);
-    match (pass, form) {
+    match (pass, regime) {
         (Pass::ForwardBackward, Regime::Registers) => whole_rows,
         (_, Regime::Packed | Regime::LaneRows) => none,
         // A block with several rows prefetches as many at once; on an H200, 4 MB are best.

@@ -14,7 +14,7 @@ use std::num::NonZeroU32;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesLaunch {
     pub(crate) rows: RowsLaunch,
-    pub(crate) form: Regime,
+    pub(crate) regime: Regime,
     /// Rows per worker block, in passes that sum (whose grids are `abi::grid_of_workers`).
     pub(crate) rows_of_block: NonZeroU32,
     /// The last rows, which several blocks share, where the other rows have a block each.
@@ -58,9 +58,7 @@ impl Tail {
         let parts = NonZeroU32::new(parts as u32).expect("two at least");
         Tail { rows: TAIL_ROWS as u32, parts, at }
     }
-}
 
-impl Tail {
     /// Splits all of a few rows into parts that are long enough for a block, or none if the rows
     /// are too short for two parts.
     fn of_all(rows: usize, vectors: usize, words: u32, sums: u32) -> Self {
@@ -132,7 +130,7 @@ pub(crate) struct SamplesKernels {
     /// The most threads of a block of [`Regime::ShortWhole`].
     pub(crate) short_block: u32,
     /// The most threads of a block of [`Regime::Registers`].
-    pub(crate) held_block: u32,
+    pub(crate) max_registers_block: u32,
     /// The most threads of a block of [`Regime::Few`].
     pub(crate) few_block: u32,
     /// The most threads of a block of [`Regime::Long`].
@@ -188,14 +186,14 @@ pub(crate) fn samples(
         && kernels.whole
         && one_vector_block <= kernels.few_block as usize
         && (1..=few_rows.min(resident_threads / one_vector_block)).contains(&rows);
-    // At least two threads: one for each end of the row.
+    // At least two threads: the kernels have shared memory for the rows of 128 row groups a block.
     let warp_threads = threads_for_row.next_power_of_two().max(2);
     let groups = kernels.short_block as usize / warp_threads;
     let is_short_whole = threads_for_row <= 32
         && vectors * 16 >= SHORT_WHOLE_MIN_BYTES
         && fills(kernels.per_thread, warp_threads)
         && (backward || rows.div_ceil(groups) <= max_blocks);
-    let form = if is_short_whole {
+    let regime = if is_short_whole {
         Regime::ShortWhole
     } else if let Some(packed) = kernels.packed
         && (threads_for_row <= 32 || !takes_few)
@@ -206,7 +204,7 @@ pub(crate) fn samples(
         };
     } else if takes_few {
         Regime::Few
-    } else if registers_block <= kernels.held_block as usize
+    } else if registers_block <= kernels.max_registers_block as usize
         && fills(per_thread, registers_block)
         && (backward || block_per_row.contains(&rows))
     {
@@ -214,7 +212,7 @@ pub(crate) fn samples(
     } else {
         Regime::Long
     };
-    let is_streamed = match form {
+    let is_streamed = match regime {
         Regime::Registers => rows >= STREAM_MIN_ROWS,
         Regime::Long => true,
         _ => false,
@@ -227,23 +225,23 @@ pub(crate) fn samples(
         let one = NonZeroU32::MIN;
         return SamplesLaunch {
             rows: RowsLaunch { launch, group_threads: one, splits: one },
-            form: Regime::Stream,
+            regime: Regime::Stream,
             rows_of_block: one,
             tail: Tail::NONE,
             tile: TileArgs::default(),
             stream,
         };
     }
-    let max_threads = match form {
+    let max_threads = match regime {
         Regime::Packed | Regime::LaneRows => unreachable!("planned above"),
         Regime::ShortWhole => kernels.short_block,
-        Regime::Registers => kernels.held_block,
+        Regime::Registers => kernels.max_registers_block,
         Regime::Few => kernels.few_block,
         Regime::Long => kernels.long_block,
         Regime::Stream => unreachable!("planned above"),
     } as usize;
     let mut splits = 1;
-    let (threads, group_threads) = match form {
+    let (threads, group_threads) = match regime {
         Regime::Packed | Regime::LaneRows => unreachable!("planned above"),
         Regime::ShortWhole => (max_threads, warp_threads),
         Regime::Few => (one_vector_block, one_vector_block),
@@ -270,7 +268,7 @@ pub(crate) fn samples(
         Regime::Stream => unreachable!("planned above"),
     };
     let groups = threads / group_threads;
-    let (blocks, rows_of_block) = match form {
+    let (blocks, rows_of_block) = match regime {
         _ if backward || splits > 1 => ((rows * splits).div_ceil(groups).max(1), 1),
         Regime::Registers | Regime::Few => (grid_of_workers(rows as u32) as usize, 1),
         // A block takes consecutive rows: one per row group, or more if there would be too many
@@ -281,7 +279,7 @@ pub(crate) fn samples(
         }
     };
     let (mut tail, mut blocks) = (Tail::NONE, blocks);
-    let is_row_per_block = form == Regime::Long && pass == Pass::Forward && rows_of_block == 1;
+    let is_row_per_block = regime == Regime::Long && pass == Pass::Forward && rows_of_block == 1;
     if is_row_per_block && group_threads == max_threads {
         let words = words_of_worker(sums, element_bytes);
         tail = if rows < MANY_BLOCKS {
@@ -294,7 +292,7 @@ pub(crate) fn samples(
     let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
     // For the logit of the target's class: a block stages the vector that contains it. In the
     // forward pass of `ShortWhole`, each thread stages all of its vectors.
-    let shared_bytes = match form {
+    let shared_bytes = match regime {
         Regime::Registers => 16,
         Regime::ShortWhole if pass == Pass::Forward => {
             16 * kernels.per_thread * ROWS_BLOCK as usize
@@ -305,7 +303,7 @@ pub(crate) fn samples(
         Launch { blocks: blocks as u32, threads: threads as u32, shared_bytes, cooperative: false };
     let rows = RowsLaunch { launch, group_threads: number(group_threads), splits: number(splits) };
     let (tile, stream) = (TileArgs::default(), StreamArgs::default());
-    SamplesLaunch { rows, form, rows_of_block: number(rows_of_block), tail, tile, stream }
+    SamplesLaunch { rows, regime, rows_of_block: number(rows_of_block), tail, tile, stream }
 }
 
 /// The fewest rows that are streamed although they would fit into a block's registers. Fewer rows
@@ -321,7 +319,7 @@ const SHORT_WHOLE_MIN_BYTES: usize = 512;
 /// The launch of a pass over packed rows.
 fn packed_samples(
     pass: Pass,
-    form: Regime,
+    regime: Regime,
     rows: usize,
     (packed, device): (Packed, Device),
 ) -> SamplesLaunch {
@@ -333,7 +331,7 @@ fn packed_samples(
     let one = NonZeroU32::MIN;
     SamplesLaunch {
         rows: RowsLaunch { launch: packed.launch(blocks), group_threads: one, splits: one },
-        form,
+        regime,
         rows_of_block: one,
         tail: Tail::NONE,
         tile: packed.args_of(rows),
@@ -347,18 +345,19 @@ fn packed_samples(
 const STAGED_PER_THREAD: usize = 12;
 
 /// How many vectors of a row a block stages in `shared_bytes` of dynamic shared memory, behind the
-/// first `per_thread`, which it has in registers. How much shared memory a device has does not
-/// change the order of the sum: a vector is read in the same turn whether it is staged or not.
+/// first `in_registers`, which its threads have in registers. How much shared memory a device has
+/// does not change the order of the sum: a vector is read in the same turn whether it is staged or
+/// not.
 pub(crate) fn staged_vectors(
     cols: usize,
     element_bytes: usize,
-    per_thread: u32,
+    in_registers: u32,
     shared_bytes: u32,
 ) -> u32 {
     // The most vectors that a row can have, for any alignment. They are numbered from the cache
     // line that the row begins in.
     let vectors = cols / (16 / element_bytes) + LINE_VECTORS as usize - 1;
-    let vectors = vectors.saturating_sub(per_thread as usize);
+    let vectors = vectors.saturating_sub(in_registers as usize);
     vectors.min(shared_bytes as usize / 16) as u32
 }
 

@@ -82,7 +82,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     stream: None,
     whole: true,
     short_block: 256,
-    held_block: 512,
+    max_registers_block: 512,
     few_block: 512,
     long_block: 256,
     sums: 2,
@@ -90,7 +90,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
 
 fn shape(plan: SamplesLaunch) -> (Regime, u32, u32, u32, u32) {
     let RowsLaunch { launch, group_threads, splits } = plan.rows;
-    (plan.form, launch.blocks, launch.threads, group_threads.get(), splits.get())
+    (plan.regime, launch.blocks, launch.threads, group_threads.get(), splits.get())
 }
 
 #[test]
@@ -132,16 +132,16 @@ fn kernels(cols: usize) -> SamplesKernels {
 
 #[test]
 fn short_rows_are_packed_or_register_resident() {
-    let form = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).form;
+    let regime = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).regime;
     for cols in [1, 2, 10, 32, 96, 127, 129, 500 + 1, 1000, 1023] {
-        assert_eq!(form(262_144, cols), Regime::Packed, "{cols} columns");
+        assert_eq!(regime(262_144, cols), Regime::Packed, "{cols} columns");
     }
-    assert_eq!([128, 256, 512].map(|cols| form(65536, cols)), [Regime::ShortWhole; 3]);
-    assert_eq!(form(65536, 1025), Regime::Long);
+    assert_eq!([128, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 3]);
+    assert_eq!(regime(65536, 1025), Regime::Long);
     // One row more, and the workspace has no room for the partial sums of the blocks.
     let most = 32 * max_workers(1) as usize;
-    assert_eq!((form(most, 128), form(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
-    assert_eq!(form(0, 5), Regime::Packed);
+    assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
+    assert_eq!(regime(0, 5), Regime::Packed);
 }
 
 #[test]
@@ -212,13 +212,14 @@ fn forward_backward_regimes_by_shape() {
 
 #[test]
 fn rows_fill_the_registers_of_their_block() {
-    let form = |rows, vectors| samples(Pass::ForwardBackward, rows, vectors * 4, 4, KERNELS).form;
+    let regime =
+        |rows, vectors| samples(Pass::ForwardBackward, rows, vectors * 4, 4, KERNELS).regime;
     // With 64 threads, 192 vectors are the first three of each thread; the fourth may be beyond the
     // row.
-    assert_eq!((form(100, 191), form(100, 192)), (Regime::Long, Regime::Registers));
+    assert_eq!((regime(100, 191), regime(100, 192)), (Regime::Long, Regime::Registers));
     for vectors in 129..2048_usize {
         let threads = vectors.div_ceil(4).next_multiple_of(32);
-        let in_registers = form(100, vectors) == Regime::Registers;
+        let in_registers = regime(100, vectors) == Regime::Registers;
         assert_eq!(in_registers, 3 * threads <= vectors, "{vectors} vectors");
     }
     // In the forward-backward pass over 16-bit elements, a thread has eight vectors, and the first
@@ -227,7 +228,7 @@ fn rows_fill_the_registers_of_their_block() {
     for vectors in 129..4096 {
         let plan = samples(Pass::ForwardBackward, 100, vectors * 8, 2, kernels);
         let threads = vectors.div_ceil(8).next_multiple_of(32);
-        assert_eq!((plan.form, plan.rows.launch.threads as usize), (Regime::Registers, threads));
+        assert_eq!((plan.regime, plan.rows.launch.threads as usize), (Regime::Registers, threads));
         assert!(4 * threads <= vectors, "{vectors} vectors");
         // The forward pass does not depend on `vectors_with_gradients`.
         let forward = samples(Pass::Forward, 2000, vectors * 8, 2, kernels);
@@ -255,7 +256,7 @@ fn partial_sums_of_workers_have_room() {
     for (element_bytes, at_least) in [(2, 100_000), (4, 100_000), (8, 50_000)] {
         let plan = |pass, rows| samples(pass, rows, 16384 / element_bytes, element_bytes, KERNELS);
         for pass in [Pass::Forward, Pass::ForwardBackward] {
-            let in_registers = |&rows: &usize| plan(pass, rows).form == Regime::Registers;
+            let in_registers = |&rows: &usize| plan(pass, rows).regime == Regime::Registers;
             let most = (1..1 << 20).rfind(in_registers).expect("there is one");
             assert!(most >= at_least);
             let blocks = plan(pass, most).rows.launch.blocks;
@@ -263,7 +264,7 @@ fn partial_sums_of_workers_have_room() {
             let words = words_of_worker(2, element_bytes) as usize;
             let adders = most.div_ceil(ADDER_PERIOD as usize - 1);
             assert!(words * most + 2 * adders <= MAX_PARTIALS as usize);
-            assert_eq!(plan(pass, most + 1).form, Regime::Long);
+            assert_eq!(plan(pass, most + 1).regime, Regime::Long);
         }
     }
 }
@@ -298,7 +299,7 @@ fn first_rows_are_prefetched_early() {
         let plan = samples(Pass::Forward, rows, cols, 4, KERNELS);
         let Early { blocks, bytes } =
             early(&plan, cols * 4, Cache { bytes: 60 << 20, multiprocessors: 132 });
-        (plan.form, blocks, bytes)
+        (plan.regime, blocks, bytes)
     };
     assert_eq!(early(32768, 4096), (Regime::Registers, 960, 16384));
     assert_eq!(early(262_144, 128), (Regime::ShortWhole, 960, 512));
@@ -323,15 +324,15 @@ fn backward_parts_are_register_resident() {
     };
     assert_eq!(shape(8192, 128_256, 2), (131_072, 256, 16));
     for cols in (0..20).flat_map(|power| [(1 << power) + 1, (3 << power) - 1]) {
-        let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, form, .. } =
+        let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, regime, .. } =
             samples(Pass::Backward, 100, cols, 4, SamplesKernels { whole: false, ..kernels(cols) });
         let [vectors, missing] = [cols.div_ceil(4), LINE_VECTORS as usize - 1];
         let part_vectors = launch.threads as usize * KERNELS.per_thread;
-        if form == Regime::Long {
+        if regime == Regime::Long {
             assert!(splits.get() as usize * part_vectors >= vectors + missing, "{cols}");
             assert!((splits.get() - 1) as usize * part_vectors < vectors + missing, "{cols}");
         } else {
-            assert_eq!((form, splits.get()), (Regime::Packed, 1), "{cols}");
+            assert_eq!((regime, splits.get()), (Regime::Packed, 1), "{cols}");
         }
     }
 }
@@ -355,13 +356,13 @@ fn sums_of_any_shape_fit_into_the_workspace() {
                     }
                     Pass::Forward => {
                         assert_eq!(
-                            (plan.form, group_threads.get()),
+                            (plan.regime, group_threads.get()),
                             (Regime::Long, launch.threads)
                         );
                         let warps = launch.threads as usize / 32;
                         assert!(workers * warps * STATS_PARTS as usize <= MAX_PARTIALS as usize);
                     }
-                    Pass::Backward => assert_eq!(plan.form, Regime::Long),
+                    Pass::Backward => assert_eq!(plan.regime, Regime::Long),
                     Pass::ForwardBackward => panic!("split"),
                 }
             }

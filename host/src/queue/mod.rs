@@ -94,7 +94,7 @@ impl Queue {
         &self.gpu
     }
 
-    /// While it is in registers, the driver's stream stays.
+    /// While it is held, the driver's stream stays.
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -29,7 +29,7 @@ struct StreamInner {
     handle: sys::CUstream,
     /// Scratch for the calls that are given none: work on one stream never runs at the same time.
     workspace: Workspace,
-    /// Registers while a call queues its launches: what one leaves in the workspace for the next is not
+    /// Held while a call queues its launches: what one leaves in the workspace for the next is not
     /// to be another call's.
     calls: Mutex<()>,
 }

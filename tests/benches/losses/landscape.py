@@ -254,8 +254,9 @@ def landscape():
     # A backward pass is repeated: what the forward pass has kept must not become its result's
     # memory.
     with contextlib.suppress(ImportError, AttributeError):
-        import torch._functorch.config
-        torch._functorch.config.donated_buffer = False
+        # By another name: an import of `torch` here would make it a local of this function.
+        import torch._functorch.config as functorch
+        functorch.donated_buffer = False
     found = libraries()
     for index, case in enumerate(PLAN["landscape"]):
         if ON_CPU:

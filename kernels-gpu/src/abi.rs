@@ -75,6 +75,9 @@ pub const CACHE_LINE: u32 = 128;
 /// Vectors in a line of the L2 cache.
 pub const LINE_VECTORS: u32 = CACHE_LINE / 16;
 
+/// Vectors that a warp moves at once where the blocks of a group share a row.
+pub const SPLIT_TILE_VECTORS: u32 = 128;
+
 /// How many of the `per_thread` vectors of a row that each thread has in registers are within the
 /// row for certain; the others may be behind its end. The kernels for rows of whole vectors omit
 /// the bounds check of the former, and the host launches them for rows of that length only.
@@ -490,6 +493,11 @@ pub struct CrossEntropyArgs {
     /// Whether classes of 4 bytes are `u32`, which decides how [`TargetFault::target`] is reported;
     /// 1 or 0.
     pub unsigned_classes: u32,
+    /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
+    /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`]. The parts of all blocks have
+    /// room for a row and [`LINE_VECTORS`] − 1 vectors more: vectors are numbered from the cache
+    /// line that a row begins in.
+    pub part_vectors: u32,
 }
 
 impl CrossEntropyArgs {

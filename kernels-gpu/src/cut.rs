@@ -68,6 +68,12 @@ impl<E: Element> Cut<E> {
         Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
+    /// The same row without the vectors from index `end` on, and so without a tail.
+    #[inline(always)]
+    pub(crate) fn until(self, end: u32) -> Self {
+        Cut { end: self.end.min(end), ..self }
+    }
+
     /// The number of the row's peeled elements, those of its head and its tail: fewer than two
     /// vectors have.
     #[inline(always)]

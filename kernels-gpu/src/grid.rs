@@ -11,7 +11,7 @@ cuda_std::shared_array! {
 }
 
 /// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the
-/// last block to arrive. The order of the additions does not depend on which block that is.
+/// last block to arrive. Returns whether this block is that one. The order of the additions does not depend on which block that is.
 ///
 /// Partial sum `k` of a block is word `k * entries + block` of the workspace. `entries` may be more
 /// than the blocks of the grid: the caller then sets the words of the other entries.
@@ -26,7 +26,7 @@ pub(crate) unsafe fn sum_in_last_block(
     values: [f64; 4],
     entries: u32,
     finish: impl FnOnce([f64; 4]),
-) {
+) -> bool {
     let of_block = block_sums::<f64, false, 4>(values);
     if thread_idx_x() == 0 {
         unrolled!(for sum in 0..4; {
@@ -49,7 +49,7 @@ pub(crate) unsafe fn sum_in_last_block(
     sync_threads();
     // SAFETY: written before the barrier.
     if unsafe { arrived_last().get(0) } == 0 {
-        return;
+        return false;
     }
     let mut sums = [0.0; 4];
     let mut entry = thread_idx_x();
@@ -65,4 +65,5 @@ pub(crate) unsafe fn sum_in_last_block(
     if thread_idx_x() == 0 {
         finish(of_grid);
     }
+    true
 }

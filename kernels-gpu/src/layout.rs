@@ -121,6 +121,7 @@ const STRUCTURES: &[Structure] = &[
         tile,
         stream,
         unsigned_classes,
+        part_vectors,
     }),
     structure!(TargetFault { row, target, classes }),
 ];

@@ -56,11 +56,11 @@ table::losses! {
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2, rows by 2 2 2);
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
-    // forward pass a multiprocessor has registers for; and the dtypes with streaming kernels and
-    // with lane-per-row kernels.
-    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], lane rows [f32, f64, f16, bf16]);
-    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], lane rows []);
-    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], lane rows []);
+    // forward pass a multiprocessor has registers for; and the dtypes with streaming kernels, with
+    // lane-per-row kernels, and with kernels whose blocks share a row.
+    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], lane rows [f32, f64, f16, bf16], split [f32]);
+    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], lane rows [], split [f32]);
+    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], lane rows [], split []);
     // Kernels that only read and write, against which benchmarks measure.
     ceiling: ceiling();
 }

@@ -152,6 +152,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             tail_rows: 0,
             tail_at: 0,
             group_shift: 0,
+            part_vectors: 0,
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
             unsigned_classes: target.lose_sign().into(),

@@ -16,6 +16,8 @@ pub(super) struct Kernels {
     pub(super) forward: PassKernels,
     pub(super) forward_backward: PassKernels,
     pub(super) backward: PassKernels,
+    /// Loss and gradients of rows that several blocks share.
+    pub(super) split: CrossEntropyFamily,
 }
 
 type CrossEntropyFamily = &'static Family<CrossEntropyArgs>;
@@ -80,6 +82,7 @@ macro_rules! kernels {
                 long: &BACKWARD_LONG,
                 stream: &BACKWARD_LONG,
             },
+            split: &FORWARD_BACKWARD_SPLIT,
         }
     }};
 }

@@ -107,6 +107,9 @@ impl<'a> Launches<'a> {
         if pass != Pass::ForwardBackward {
             return self.queue_one(pass, args);
         }
+        if let Some(entry) = self.split_entry() {
+            return self.queue_split(entry, args);
+        }
         let alone = self.plan(Pass::Forward, args).plan;
         let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == self.rows;
         if is_shared && (1..=layout::SAVED_ROWS).contains(&self.rows) {
@@ -125,6 +128,36 @@ impl<'a> Launches<'a> {
             return self.queue_one(Pass::Backward, &forward);
         }
         self.queue_one(Pass::ForwardBackward, args)
+    }
+
+    /// The kernel that computes loss and gradients with several blocks per row, if it is the fastest
+    /// for these rows.
+    fn split_entry(&self) -> Option<&'static Entry> {
+        let entry = self.kernels.split.entry(self.dtype)?;
+        plan::is_split(self.rows, self.row_bytes(), self.stream.gpu().cache().multiprocessors).then_some(entry)
+    }
+
+    /// Queues the launch that computes loss and gradients with several blocks per row.
+    fn queue_split(&self, entry: &'static Entry, args: &CrossEntropyArgs) -> Result<()> {
+        let gpu = self.stream.gpu();
+        let dynamic_bytes = gpu.dynamic_shared(entry)?;
+        let plan::Split { launch: shape, splits, part_vectors, staged_vectors } = plan::split(
+            self.rows,
+            self.cols,
+            self.element_bytes,
+            (entry.block, dynamic_bytes),
+            gpu.room_for(entry.resident),
+        );
+        let mut args = CrossEntropyArgs { splits, part_vectors, staged_vectors, ..*args };
+        args.plain = args.is_plain().into();
+        if args.divisor == 0.0 {
+            let blocks = plan::normaliser_blocks(self.rows, shape.threads);
+            args.normaliser_blocks = blocks.min(shape.blocks);
+        }
+        let (family, dtype) = (self.kernels.split, self.dtype);
+        // SAFETY: as in `queue_one`. The plan's blocks are resident at the same time: the driver
+        // refuses a cooperative launch whose blocks are not.
+        unsafe { launch(self.stream, family, dtype, shape, &args, self.reads, self.writes) }
     }
 
     /// How a launch is made that computes `pass`.

@@ -6,6 +6,7 @@ mod elementwise;
 pub(crate) mod packed;
 mod prefetch;
 mod samples;
+mod split;
 mod stream;
 
 pub(crate) use elementwise::{Dense, chunks, elementwise, rows};
@@ -15,6 +16,8 @@ pub(crate) use prefetch::{Ahead, Cache, ahead, early, wants_shared_of_one_more};
 pub(crate) use samples::{
     Regime, SamplesKernels, SamplesLaunch, normaliser_blocks, samples, staged_vectors,
 };
+
+pub(crate) use split::{Split, is_split, split};
 
 use std::num::NonZeroU32;
 

@@ -32,6 +32,7 @@ mod pass;
 mod registers;
 mod row_group;
 mod short;
+mod split;
 mod staged;
 mod stats;
 mod stream;
@@ -43,6 +44,7 @@ pub(crate) use long::forward_backward_long;
 pub(crate) use packed::{computes, packed};
 pub(crate) use registers::{forward_backward_registers, forward_registers};
 pub(crate) use short::short;
+pub(crate) use split::forward_backward_split;
 pub(crate) use stream::forward_stream;
 
 /// Kinds of targets: one class per row, one class per row with label smoothing, or probabilities of
@@ -66,6 +68,8 @@ pub(crate) mod mode {
 /// * `forward_long`: one block per row, which holds one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
 ///   what fits of the rest in shared memory.
+/// * `forward_backward_split`: a group of blocks per row, each of which stages a part of the row in
+///   shared memory.
 /// * `forward_stream`: rows are streamed through rings in shared memory.
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
@@ -76,13 +80,13 @@ pub(crate) mod mode {
 /// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
 /// allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt) => {
+    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt, split $split:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
-            few_block, alignment, mode, resident, resident_any_alignment, resident_long,
+            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            few_block, alignment, mode, resident, resident_any_alignment, resident_long, resident_split, split_block,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -119,6 +123,7 @@ macro_rules! kernels {
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
+            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E, MODE>, (CrossEntropyArgs), (split_block(MODE)) by resident_split(MODE), 11 barriers of $split;
             BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
@@ -158,6 +163,20 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
         (mode::SMOOTHED, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
         _ => 2,
     }
+}
+
+/// Threads of a block of `forward_backward_split`. A block of 1024 threads is as fast as two of 512
+/// or faster, since fewer blocks wait for each other (4096×128256 f32, H200, 2026-11-26: 1229 and
+/// 1256 µs; 1024×262144: 646 and 680 µs). With a share for every class, threads have too few
+/// registers for that (2000×128256 f32 with smoothing: 1113 µs with two blocks of 256, 1235 µs with
+/// one of 512).
+pub(crate) const fn split_block(mode: u32) -> u32 {
+    if mode == mode::CLASS { 1024 } else { 256 }
+}
+
+/// Resident blocks of `forward_backward_split`.
+pub(crate) const fn resident_split(mode: u32) -> u32 {
+    if mode == mode::CLASS { 1 } else { 2 }
 }
 
 /// Whether registers allow one block more than [`resident`] of a kernel with one row group per row:

@@ -91,24 +91,39 @@ impl StagedPeeled {
 pub(crate) struct StagedLogits {
     first: u32,
     vectors: u32,
+    /// The index in shared memory of the first.
+    at: u32,
 }
 
 impl StagedLogits {
     /// No vectors.
-    pub(crate) const NONE: Self = StagedLogits { first: 0, vectors: 0 };
+    pub(crate) const NONE: Self = StagedLogits { first: 0, vectors: 0, at: 0 };
 
     /// The vectors from `first` on, as many as shared memory has room for. `first` is a multiple
     /// of the vectors of a cache line, so that in a row that is cut at cache lines, each line is
     /// copied to one line of shared memory.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
-        StagedLogits { first, vectors: args.staged_vectors }
+        StagedLogits { first, vectors: args.staged_vectors, at: 0 }
+    }
+
+    /// [`new`](Self::new) in stage number `stage` of several, each of which has room for
+    /// `staged_vectors` vectors.
+    #[inline(always)]
+    pub(crate) fn in_stage(args: &CrossEntropyArgs, stage: u32, first: u32) -> Self {
+        StagedLogits { at: stage * args.staged_vectors, ..Self::new(args, first) }
     }
 
     /// Only this vector.
     #[inline(always)]
     pub(crate) fn single(vector: u32) -> Self {
-        StagedLogits { first: vector, vectors: 1 }
+        StagedLogits { first: vector, vectors: 1, at: 0 }
+    }
+
+    /// The index of the first vector.
+    #[inline(always)]
+    pub(crate) fn first(self) -> u32 {
+        self.first
     }
 
     /// Whether any vector is staged.
@@ -129,6 +144,12 @@ impl StagedLogits {
         self.first + self.vectors
     }
 
+    /// The index in shared memory of a staged vector.
+    #[inline(always)]
+    fn index(self, vector: u32) -> u32 {
+        self.at + (vector - self.first)
+    }
+
     /// Issues the asynchronous copy of vector `vector + offset`; `from` is the address of vector
     /// `vector` in global memory.
     ///
@@ -141,7 +162,7 @@ impl StagedLogits {
     pub(crate) unsafe fn stage(self, vector: u32, from: *const Vec16, offset: u32) {
         // SAFETY: the caller's conditions.
         unsafe {
-            let staged = staged_logits().from(vector - self.first);
+            let staged = staged_logits().from(self.index(vector));
             staged.copy(offset, from.wrapping_add(offset as usize));
         }
     }
@@ -154,7 +175,7 @@ impl StagedLogits {
     #[inline(always)]
     pub(crate) unsafe fn get(self, vector: u32, offset: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
-        unsafe { staged_logits().from(vector - self.first).get(offset) }
+        unsafe { staged_logits().from(self.index(vector)).get(offset) }
     }
 
     /// Element `index` of vector `vector`.
@@ -164,6 +185,6 @@ impl StagedLogits {
     #[inline(always)]
     pub(crate) unsafe fn element<E: Word>(self, vector: u32, index: u32) -> E {
         // SAFETY: the caller's conditions.
-        unsafe { staged_logits().from(vector - self.first).words::<E>().get(index) }
+        unsafe { staged_logits().from(self.index(vector)).words::<E>().get(index) }
     }
 }

@@ -9,7 +9,7 @@ use super::mode;
 use crate::abi::STATS_PARTS;
 use crate::element::{Base, Real, unrolled};
 use crate::math::ln_1p;
-use crate::reduce::{Workspace, warp_max, warp_sums};
+use crate::reduce::{Exchange, Workspace, warp_max, warp_sums};
 use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, sync_threads};
 use cuda_std::warp::{WARP_SIZE, ballot, lane_id, warp_id};
@@ -221,14 +221,35 @@ impl<R: Real> Stats<R> {
     /// As [`Workspace::take`]; a single warp takes them.
     #[inline(always)]
     pub(crate) unsafe fn take_merged(workspace: Workspace, first: u32, count: u32) -> Self {
+        Self::merge_published(count, |index| {
+            let word = (first + index) * PARTS as u32;
+            // SAFETY: the caller's condition.
+            unsafe { workspace.take(index >= count, word, |part| part as u32 * 8) }
+        })
+    }
+
+    /// Merges the parts of a row that `count` blocks exchange in a round. All lanes of the warp
+    /// have the result.
+    ///
+    /// # Safety
+    /// As [`Exchange::wait`].
+    #[inline(always)]
+    pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32, count: u32) -> Self {
+        // SAFETY: the caller's condition.
+        Self::merge_published(count, |index| unsafe {
+            exchange.wait(round, index, index >= count)
+        })
+    }
+
+    /// Merges `count` parts, each of which a lane loads as it was published, and returns the result
+    /// in all lanes of the warp.
+    #[inline(always)]
+    fn merge_published(count: u32, mut load: impl FnMut(u32) -> [u64; PARTS]) -> Self {
         let mut sum = Self::NONE;
         let mut begin = 0;
         while begin < count {
             let index = begin + lane_id();
-            let word = (first + index) * PARTS as u32;
-            // SAFETY: the caller's condition.
-            let parts: [u64; PARTS] =
-                unsafe { workspace.take(index >= count, word, |part| part as u32 * 8) };
+            let parts = load(index);
             let mut published = [R::ZERO; PARTS];
             unrolled!(for part in 0..PARTS; {
                 published[part] = R::from_f64(f64::from_bits(parts[part]));

@@ -8,6 +8,7 @@
 
 mod block;
 mod block_rank;
+mod exchange;
 mod grid_sums;
 mod normaliser;
 mod warp;
@@ -15,6 +16,7 @@ mod workspace;
 
 pub(crate) use block::{block_sums, group_sums};
 pub(crate) use block_rank::BlockRank;
+pub(crate) use exchange::Exchange;
 pub(crate) use grid_sums::{grid_sums, is_last_block};
 pub(crate) use normaliser::Normaliser;
 pub(crate) use warp::{group_max, sums_in_lane, warp_max, warp_sums};

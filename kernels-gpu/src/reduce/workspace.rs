@@ -83,20 +83,38 @@ impl Workspace {
         unsafe { store_shared_by_grid(self.partial(index), bits) };
     }
 
-    /// Waits until N words have been published, takes them, and makes them zero again. Word `k` is
-    /// `behind(k)` bytes behind word number `first`; two of the N may be the same word. A thread
-    /// with `none` gets zeros.
+    /// Waits until N words have been published, takes them, and makes them zero again. The words
+    /// are as [`wait`](Self::wait) says.
+    ///
+    /// # Safety
+    /// 1. As [`wait`](Self::wait).
+    /// 2. One thread takes each word.
+    #[inline(always)]
+    pub(crate) unsafe fn take<const N: usize>(
+        self,
+        none: bool,
+        first: u32,
+        behind: impl Fn(usize) -> u32,
+    ) -> [u64; N] {
+        // SAFETY: the caller's conditions.
+        unsafe { self.wait::<N, true>(none, first, behind) }
+    }
+
+    /// Waits until N words have been published, and returns them. With `CLEARS`, makes them zero
+    /// again. Word `k` is `behind(k)` bytes behind word number `first`; two of the N may be the
+    /// same word. A thread with `none` gets zeros.
     ///
     /// All lanes of a warp wait until each has its words. If a lane went on as soon as it has its
     /// own, the lanes would stay diverged, and a sum over them would take seven times as long.
     ///
     /// # Safety
-    /// 1. All lanes of a warp call this. One thread takes each word.
+    /// 1. All lanes of a warp call this.
     /// 2. The words are published by blocks of a lower index, or by this block: before a barrier,
     ///    or by its first warp. One block of a grid may wait for blocks of a higher index
-    ///    ([`BlockRank`](super::BlockRank)).
+    ///    ([`BlockRank`](super::BlockRank)), and any block if all are resident at the same time.
+    /// 3. With `CLEARS`, one thread calls this for each word.
     #[inline(always)]
-    pub(crate) unsafe fn take<const N: usize>(
+    pub(crate) unsafe fn wait<const N: usize, const CLEARS: bool>(
         self,
         none: bool,
         first: u32,
@@ -122,7 +140,7 @@ impl Workspace {
             }
             spin();
         }
-        if !none {
+        if CLEARS && !none {
             unrolled!(for word in 0..N; {
                 // SAFETY: within the workspace; the word has been published, and nothing else
                 // accesses it any more.

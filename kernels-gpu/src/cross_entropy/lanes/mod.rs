@@ -6,6 +6,7 @@
 
 mod class_logit;
 mod gradients;
+mod part;
 mod peeled;
 mod staging;
 mod statistics;
@@ -40,6 +41,7 @@ pub(crate) mod alignment {
 
 /// A row as the threads of a row group see it: its address, where it is cut into vectors, and
 /// which of its vectors are staged in shared memory between the reduction and the gradients.
+#[derive(Clone, Copy)]
 pub(crate) struct Lanes<E, const ALIGNMENT: u32> {
     cut: Cut<E>,
     input: Row<E>,

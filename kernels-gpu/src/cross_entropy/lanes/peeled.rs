@@ -62,7 +62,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
 
     /// Whether the thread has a peeled element.
     #[inline(always)]
-    pub(super) fn has_peeled(&self, group: RowGroup) -> bool {
+    pub(crate) fn has_peeled(&self, group: RowGroup) -> bool {
         group.lane < self.cut.peeled_count()
     }
 
@@ -71,7 +71,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// This thread has a peeled element, and has staged the one of this row.
     #[inline(always)]
-    pub(super) unsafe fn staged_peeled(&self, group: RowGroup) -> Peeled<E> {
+    pub(crate) unsafe fn staged_peeled(&self, group: RowGroup) -> Peeled<E> {
         // SAFETY: the caller's condition.
         let [x, t] = unsafe { StagedPeeled::get(group.lane) };
         let narrow = |bits| E::narrow(E::Real::from_bits64(bits));

@@ -204,7 +204,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
-    unsafe fn absorb_tile<const MODE: u32, const N: usize>(
+    pub(super) unsafe fn absorb_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
         stats: &mut Stats<E::Real>,

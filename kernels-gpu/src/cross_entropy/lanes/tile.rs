@@ -32,7 +32,7 @@ pub(crate) struct Tile<const N: usize> {
 impl<const N: usize> Tile<N> {
     /// A tile of zeros, to be loaded.
     #[inline(always)]
-    fn unread(first: u32, stride: u32) -> Self {
+    pub(super) fn unread(first: u32, stride: u32) -> Self {
         Tile { first, stride, x: [Vec16::default(); N], t: [Vec16::default(); N] }
     }
 
@@ -208,7 +208,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// As [`tile_of_lanes`](Self::tile_of_lanes).
     #[inline(always)]
-    unsafe fn checked_tile<const N: usize>(
+    pub(super) unsafe fn checked_tile<const N: usize>(
         &self,
         mut tile: Tile<N>,
         staged: StagedLogits,

@@ -1,0 +1,114 @@
+//! What blocks that share a row tell each other of their parts of it.
+
+use super::Workspace;
+use crate::abi::STATS_PARTS;
+use crate::element::unrolled;
+use cuda_std::atomic::fence;
+use cuda_std::thread::{block_dim_x, thread_idx_x};
+
+/// The numbers that each block of a group of blocks tells the others once a round, in the
+/// workspace. All blocks of the grid are resident at the same time (a cooperative launch), so that
+/// each may wait for any other.
+///
+/// A word is its own flag: zero until its number is published. As all blocks of the group read it,
+/// none of them can make it zero again when it has read it. So the words of three rounds are apart,
+/// and a block clears its own of a round when it has seen what all others have published in the
+/// next: they had read all of the round before they published.
+#[derive(Clone, Copy)]
+pub(crate) struct Exchange {
+    workspace: Workspace,
+    /// The first word of the group of blocks.
+    first: u32,
+    /// Blocks of the group.
+    blocks: u32,
+}
+
+impl Exchange {
+    /// Rounds whose words are apart.
+    const ROUNDS: u32 = 3;
+    /// Words of a block in a round.
+    const WORDS: u32 = STATS_PARTS;
+
+    /// The words of group number `group` of groups of `blocks` blocks, behind the first `behind`
+    /// words of the workspace.
+    #[inline(always)]
+    pub(crate) fn new(workspace: Workspace, behind: u32, group: u32, blocks: u32) -> Self {
+        let first = behind + group * Self::words(blocks);
+        Exchange { workspace, first, blocks }
+    }
+
+    /// Words of so many blocks.
+    #[inline(always)]
+    const fn words(blocks: u32) -> u32 {
+        Self::ROUNDS * Self::WORDS * blocks
+    }
+
+    /// The first word of a block in a round.
+    #[inline(always)]
+    fn word(self, round: u32, block: u32) -> u32 {
+        self.first + (round % Self::ROUNDS * self.blocks + block) * Self::WORDS
+    }
+
+    /// Publishes the numbers of block `block` of the group in a round.
+    ///
+    /// # Safety
+    /// 1. The workspace has room for the words of all groups.
+    /// 2. One thread publishes for each block, once a round. If the round is not one of the first
+    ///    three, the block has [cleared](Self::clear) the words of the third round before it,
+    ///    ordered before this by a barrier.
+    #[inline(always)]
+    pub(crate) unsafe fn publish(self, round: u32, block: u32, numbers: [f64; 4]) {
+        let first = self.word(round, block);
+        unrolled!(for word in 0..4; {
+            // SAFETY: the caller's conditions.
+            unsafe { self.workspace.publish(first + word as u32, numbers[word]) };
+        });
+    }
+
+    /// Waits for the numbers that a block of the group publishes in a round. A lane with `none`
+    /// gets zeros.
+    ///
+    /// # Safety
+    /// 1. As [`publish`](Self::publish)'s first condition.
+    /// 2. All lanes of a warp call this, and all blocks of the grid are resident.
+    #[inline(always)]
+    pub(crate) unsafe fn wait(self, round: u32, block: u32, none: bool) -> [u64; 4] {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let first = self.word(round, block);
+            self.workspace.wait::<4, false>(none, first, |word| word as u32 * 8)
+        }
+    }
+
+    /// Clears what block `block` has published in the round before `round`.
+    ///
+    /// # Safety
+    /// 1. As [`publish`](Self::publish)'s first condition.
+    /// 2. One thread of the block calls this, when another of its threads has
+    ///    [waited](Self::wait) for all blocks in `round`, and a barrier has passed since.
+    #[inline(always)]
+    pub(crate) unsafe fn clear_before(self, round: u32, block: u32) {
+        let first = self.word(round + (Self::ROUNDS - 1), block);
+        unrolled!(for word in 0..4; {
+            // SAFETY: the caller's conditions: all blocks have read the words.
+            unsafe { self.workspace.set_word(first + word as u32, 0) };
+        });
+        // What this block publishes behind the next barrier is seen after the zeros.
+        fence();
+    }
+
+    /// Clears the words of all `groups` groups, whose first is this one, at the end of the grid.
+    ///
+    /// # Safety
+    /// 1. As [`publish`](Self::publish)'s first condition.
+    /// 2. All threads of one block call this, when no other block accesses the words any more.
+    #[inline(always)]
+    pub(crate) unsafe fn clear_all(self, groups: u32) {
+        let mut word = thread_idx_x();
+        while word < groups * Self::words(self.blocks) {
+            // SAFETY: the caller's conditions.
+            unsafe { self.workspace.set_word(self.first + word, 0) };
+            word += block_dim_x();
+        }
+    }
+}

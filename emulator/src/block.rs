@@ -4,6 +4,7 @@
 use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::kernel::Launch;
 use crate::memory::{self, Nearest, Range};
+use crate::order::Order;
 use crate::race::{Clock, Conflict, History, Touch};
 use crate::stack::ThreadStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -13,6 +14,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a thread does not run.
@@ -24,7 +26,8 @@ enum Waiting {
     Barrier(Place),
     /// For its warp.
     Shuffle { value: u32, by: Shuffle, place: Place },
-    /// For another block, of a cooperative launch: it may go on when that has had its turn.
+    /// For another block, in a launch whose blocks take turns: it may go on when that has had its
+    /// turn.
     Spin(Place),
     /// It has returned.
     Done,
@@ -95,43 +98,18 @@ impl fmt::Display for Waiting {
 }
 
 /// What the threads of a block share.
-pub(crate) struct Block<'a> {
+struct Block<'a> {
     launch: &'a Launch,
     index: u32,
+    /// Whether the blocks of the launch take turns: a thread that waits for another block lets
+    /// others go on.
+    takes_turns: bool,
     /// Whether a block of the launch has ended in a fault.
     failed: &'a AtomicBool,
     shared: RefCell<Vec<Shared>>,
     clock: Clock,
     /// Whether a thread has stored to memory since this was last reset.
     has_stored: Cell<bool>,
-}
-
-impl<'a> Block<'a> {
-    pub(crate) fn new(launch: &'a Launch, index: u32, failed: &'a AtomicBool) -> Self {
-        Block {
-            launch,
-            index,
-            failed,
-            shared: RefCell::default(),
-            clock: Clock::new(launch.block),
-            has_stored: Cell::new(false),
-        }
-    }
-
-    pub(crate) fn threads(&self) -> Vec<Thread<'_>> {
-        (0..self.launch.block)
-            .map(|index| Thread {
-                block: self,
-                index,
-                yielder: Cell::new(std::ptr::null()),
-                waiting: Cell::new(Waiting::No),
-                received: Cell::new(0),
-                copies: RefCell::new(vec![Vec::new()]),
-                recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
-                oldest: Cell::new(0),
-            })
-            .collect()
-    }
 }
 
 /// A shared array: what stands for it in the source, its memory (which does not move when another
@@ -155,8 +133,8 @@ impl Shared {
 }
 
 /// One GPU thread, as the kernel's functions see it.
-pub(crate) struct Thread<'a> {
-    block: &'a Block<'a>,
+struct Thread<'a> {
+    block: Rc<Block<'a>>,
     index: u32,
     yielder: Cell<*const Yielder<(), ()>>,
     waiting: Cell<Waiting>,
@@ -173,7 +151,20 @@ pub(crate) struct Thread<'a> {
 /// What the threads of one block run on: coroutines that borrow nothing that outlives the block.
 type Runner = Coroutine<(), (), (), ThreadStack>;
 
-impl Thread<'_> {
+impl<'a> Thread<'a> {
+    fn new(block: &Rc<Block<'a>>, index: u32) -> Self {
+        Thread {
+            block: Rc::clone(block),
+            index,
+            yielder: Cell::new(std::ptr::null()),
+            waiting: Cell::new(Waiting::No),
+            received: Cell::new(0),
+            copies: RefCell::new(vec![Vec::new()]),
+            recent: std::array::from_fn(|_| Cell::new(Range { start: 0, len: 0 })),
+            oldest: Cell::new(0),
+        }
+    }
+
     fn wait(&self, waiting: Waiting) {
         self.waiting.set(waiting);
         // SAFETY: set when the coroutine started; a machine is called on its own coroutine alone.
@@ -232,7 +223,7 @@ impl Machine for Thread<'_> {
             let what = "waits for a block that has ended in a fault".to_owned();
             self.fault(LAUNCH_FAILED, what, place);
         }
-        if self.block.launch.cooperative {
+        if self.block.takes_turns {
             self.wait(Waiting::Spin(place));
         } else {
             std::thread::yield_now();
@@ -390,13 +381,13 @@ fn verb(access: Access) -> &'static str {
     }
 }
 
-/// Runs block `index` of a launch that is not cooperative to its end, or to its first fault.
+/// Runs block `index` to its end, or to its first fault. Its threads keep the CPU thread while they
+/// wait for other blocks.
 pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<(), Fault> {
-    let block = Block::new(launch, index, failed);
-    let threads = block.threads();
-    match Running::new(&threads, std::iter::repeat_with(ThreadStack::kept)).step()? {
+    let stacks = std::iter::repeat_with(ThreadStack::kept);
+    match Running::new(launch, index, failed, false, stacks, Order::by_index()).step()? {
         Step::Done => Ok(()),
-        Step::Spins => unreachable!("only threads of cooperative launches are left spinning"),
+        Step::Spins | Step::Pauses => unreachable!("a block that takes no turns runs to its end"),
     }
 }
 
@@ -404,41 +395,65 @@ pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<()
 pub(crate) enum Step {
     /// All threads have returned.
     Done,
-    /// At least one thread waits for another block.
+    /// At least one thread waits for another block, and none can go on but those.
     Spins,
+    /// It may go on, and lets others do so first.
+    Pauses,
 }
 
-/// A block that has begun. It borrows its threads, so that its coroutines, which unwind when they
-/// are dropped, do so while what they borrow is still there.
+/// In one of how many warps' turns a block whose order is drawn pauses, and at one of how many
+/// barriers.
+const TURNS_TO_PAUSE: u64 = 16;
+const BARRIERS_TO_PAUSE: u64 = 4;
+
+/// A block that has begun.
 pub(crate) struct Running<'a> {
-    threads: &'a [Thread<'a>],
+    /// Coroutines, which refer to the threads, and unwind when they are dropped: before the threads
+    /// are, as fields are dropped in this order.
     runners: Vec<Option<Runner>>,
+    /// Nothing is added, so that they stay where they are.
+    threads: Vec<Thread<'a>>,
     /// Where each thread waited after the last step that [`has_gone_on`](Self::has_gone_on) saw.
     places: Vec<Option<Place>>,
+    /// In which its warps and their lanes run.
+    order: Order,
 }
 
 impl<'a> Running<'a> {
-    /// `stacks` has one for each thread.
+    /// Begins block `index`. `stacks` has one for each thread.
     pub(crate) fn new(
-        threads: &'a [Thread<'a>],
+        launch: &'a Launch,
+        index: u32,
+        failed: &'a AtomicBool,
+        takes_turns: bool,
         stacks: impl Iterator<Item = ThreadStack>,
+        order: Order,
     ) -> Self {
+        let block = Rc::new(Block {
+            launch,
+            index,
+            takes_turns,
+            failed,
+            shared: RefCell::default(),
+            clock: Clock::new(launch.block),
+            has_stored: Cell::new(false),
+        });
+        let threads: Vec<_> = (0..launch.block).map(|index| Thread::new(&block, index)).collect();
         let runners: Vec<_> =
             threads.iter().zip(stacks).map(|(thread, stack)| Some(runner(thread, stack))).collect();
         assert_eq!(runners.len(), threads.len(), "a stack for each thread");
-        Running { threads, runners, places: Vec::new() }
+        Running { runners, threads, places: Vec::new(), order }
     }
 
     /// Runs the block until all threads have returned, or until none can go on but those that spin,
-    /// each of which has looked once.
+    /// each of which has looked once; or, if its order is drawn, not that far.
     pub(crate) fn step(&mut self) -> Result<Step, Fault> {
         loop {
-            for (warp, runners) in self.runners.chunks_mut(WARP_SIZE as usize).enumerate() {
-                let first = warp * WARP_SIZE as usize;
-                run_warp(&self.threads[first..first + runners.len()], runners)?;
+            if self.run_warps()? {
+                return Ok(Step::Pauses);
             }
             let mut done = true;
-            for thread in self.threads {
+            for thread in &self.threads {
                 match thread.waiting.get() {
                     // It may reach the barrier yet that others wait at.
                     Waiting::Spin(_) => return Ok(Step::Spins),
@@ -449,8 +464,31 @@ impl<'a> Running<'a> {
             if done {
                 return Ok(Step::Done);
             }
-            release_barrier(self.threads)?;
+            release_barrier(&self.threads)?;
+            if self.order.happens(BARRIERS_TO_PAUSE) {
+                return Ok(Step::Pauses);
+            }
         }
+    }
+
+    /// Runs each warp until none of its threads can go on but those that spin, one warp after the
+    /// other or, if the order is drawn, any of them from one shuffle to the next. Whether it pauses
+    /// before.
+    fn run_warps(&mut self) -> Result<bool, Fault> {
+        let count = self.threads.len();
+        let mut left: Vec<_> = (0..count).step_by(WARP_SIZE as usize).collect();
+        while !left.is_empty() {
+            let next = self.order.below(left.len());
+            let warp = left[next]..count.min(left[next] + WARP_SIZE as usize);
+            let (threads, runners) = (&self.threads[warp.clone()], &mut self.runners[warp]);
+            if !run_warp(threads, runners, &self.order)? {
+                left.remove(next);
+            }
+            if self.order.happens(TURNS_TO_PAUSE) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the steps since the last call have stored anything, or left a thread at another
@@ -474,7 +512,7 @@ impl<'a> Running<'a> {
     /// The first thread at each place where threads wait.
     pub(crate) fn waits(&self) -> Vec<Wait> {
         let mut waits: Vec<Wait> = Vec::new();
-        for thread in self.threads {
+        for thread in &self.threads {
             let waiting = thread.waiting.get();
             let Some(place) = waiting.place() else { continue };
             if waits.iter().all(|wait| wait.place != place) {
@@ -499,7 +537,7 @@ pub(crate) struct Wait {
 fn runner(thread: &Thread<'_>, stack: ThreadStack) -> Runner {
     let thread = std::ptr::from_ref(thread).cast::<Thread<'static>>();
     Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
-        // SAFETY: `Running` has the coroutine, and borrows the threads.
+        // SAFETY: `Running` has the coroutine, and drops it before the threads, which do not move.
         let thread = unsafe { &*thread };
         thread.yielder.set(yielder);
         let launch = thread.block.launch;
@@ -509,23 +547,29 @@ fn runner(thread: &Thread<'_>, stack: ThreadStack) -> Runner {
     })
 }
 
-/// Runs a warp until each of its threads waits for the block, spins or has returned. Those that
-/// spin may yet reach the shuffle that others of the warp wait at.
-fn run_warp(threads: &[Thread<'_>], runners: &mut [Option<Runner>]) -> Result<(), Fault> {
-    loop {
-        for (thread, runner) in threads.iter().zip(&mut *runners) {
-            if thread.waiting.get().is_runnable() {
-                resume(thread, runner)?;
-            }
+/// Runs each thread of a warp that can go on until it waits or returns. Whether they have met at a
+/// shuffle, and go on: those that spin may yet reach the shuffle that others of the warp wait at.
+fn run_warp(
+    threads: &[Thread<'_>],
+    runners: &mut [Option<Runner>],
+    order: &Order,
+) -> Result<bool, Fault> {
+    let mut lanes: [usize; WARP_SIZE as usize] = std::array::from_fn(|lane| lane);
+    let lanes = &mut lanes[..threads.len()];
+    order.shuffle(lanes);
+    for &lane in &*lanes {
+        if threads[lane].waiting.get().is_runnable() {
+            resume(&threads[lane], &mut runners[lane])?;
         }
-        let any = |of: fn(Waiting) -> bool| threads.iter().any(|thread| of(thread.waiting.get()));
-        if !any(|waiting| matches!(waiting, Waiting::Shuffle { .. }))
-            || any(|waiting| matches!(waiting, Waiting::Spin(_)))
-        {
-            return Ok(());
-        }
-        shuffle(threads)?;
     }
+    let any = |of: fn(Waiting) -> bool| threads.iter().any(|thread| of(thread.waiting.get()));
+    if !any(|waiting| matches!(waiting, Waiting::Shuffle { .. }))
+        || any(|waiting| matches!(waiting, Waiting::Spin(_)))
+    {
+        return Ok(false);
+    }
+    shuffle(threads)?;
+    Ok(true)
 }
 
 /// Runs one thread until it waits or returns.

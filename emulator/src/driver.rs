@@ -11,6 +11,7 @@ use crate::objects::{
     DEVICES, EVENTS, FUNCTIONS, Function, GRAPHS, MODULES, Module, Operation, RETAINED, Recorded,
     STREAMS, Stream,
 };
+use crate::order;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::{self, AssertUnwindSafe};
@@ -20,12 +21,13 @@ use std::time::Instant;
 
 /// Compute capability 9.0, as PTX for every supported architecture runs here.
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
-const MULTIPROCESSORS: i32 = 132;
+/// Few on the third device, where kernels are launched in other grids: as few as the library takes.
+const MULTIPROCESSORS: [i32; DEVICES as usize] = [132, 132, 2];
 const MEMORY: usize = 1 << 40;
 /// Shared memory of a block, and what a kernel may have for which more is asked; less on the second
 /// device, so that results can be held against each other.
 const SHARED: u32 = 48 << 10;
-const SHARED_OPTIN: [u32; DEVICES as usize] = [227 << 10, 99 << 10];
+const SHARED_OPTIN: [u32; DEVICES as usize] = [227 << 10, 99 << 10, 227 << 10];
 /// Of each block's shared memory, the driver's.
 const RESERVED_SHARED: u32 = 1 << 10;
 /// What a multiprocessor holds at a time.
@@ -271,7 +273,7 @@ pub(crate) fn resident_blocks(device: i32, threads: u32, shared_bytes: u32) -> u
     let of_multiprocessor = BLOCKS_PER_MULTIPROCESSOR
         .min(THREADS_PER_MULTIPROCESSOR / threads)
         .min(shared / (shared_bytes + RESERVED_SHARED));
-    MULTIPROCESSORS as u32 * of_multiprocessor
+    MULTIPROCESSORS[device as usize] as u32 * of_multiprocessor
 }
 
 macro_rules! driver {
@@ -306,8 +308,9 @@ mod calls {
             if flags != 0 {
                 return Err(INVALID_VALUE);
             }
-            let refused = |report| Fault { code: OUT_OF_MEMORY, report }.tell();
-            memory::reserve().map(drop).map_err(refused)
+            let refused = |code| move |report| Fault { code, report }.tell();
+            order::seed().map_err(refused(INVALID_VALUE))?;
+            memory::reserve().map(drop).map_err(refused(OUT_OF_MEMORY))
         }
 
         fn cuDriverGetVersion(version: *mut c_int) {
@@ -363,7 +366,7 @@ mod calls {
                 1 => 1024,                  // MAX_THREADS_PER_BLOCK
                 5 => i32::MAX,              // MAX_GRID_DIM_X
                 10 => 32,                   // WARP_SIZE
-                16 => MULTIPROCESSORS,
+                16 => MULTIPROCESSORS[device as usize],
                 38 => 1 << 16,              // L2_CACHE_SIZE: rows of tests are more than it holds
                 39 => THREADS_PER_MULTIPROCESSOR as i32,
                 75 => COMPUTE_CAPABILITY.0,

@@ -1,10 +1,13 @@
 //! Runs a launch: every block of a grid, in parallel. The blocks of a cooperative launch take
 //! turns, so that each can wait for any other; those of another launch are begun in the order of
-//! their indices.
+//! their indices. Where the order is drawn, the blocks of any launch take turns, on one CPU thread.
 
-use crate::block::{self, Block, Running, Step, Wait};
+mod drawn;
+
+use crate::block::{self, Running, Step, Wait};
 use crate::fault::{Fault, LAUNCH_FAILED};
 use crate::kernel::Launch;
+use crate::order::{self, Order};
 use crate::stack::{self, ThreadStack};
 use rayon::ThreadPool;
 use std::panic::{self, AssertUnwindSafe};
@@ -51,27 +54,27 @@ impl Failure {
 impl Launch {
     /// Runs to the end, or to the first fault.
     pub(crate) fn run(&self) -> Result<(), Fault> {
-        self.run_on(MAX_WORKERS)
+        let seed = order::seed().unwrap_or_else(|reason| panic!("{reason}"));
+        let Some(seed) = seed else { return self.run_on(MAX_WORKERS) };
+        self.run_drawn(order::of_next_launch(seed)).map_err(|Fault { code, report }| Fault {
+            code,
+            report: format!("{report} ({})", order::named(seed)),
+        })
     }
 
-    /// [`run`](Self::run), a cooperative launch on so many workers at most.
+    /// [`run`](Self::run) in an order that is drawn. No launch waits for the workers of another.
+    pub(crate) fn run_drawn(&self, order: Order) -> Result<(), Fault> {
+        apart(move || workers().install(move || drawn::run(self, &order)))
+    }
+
+    /// [`run`](Self::run) in the order of indices, a cooperative launch on so many workers at most.
     pub(crate) fn run_on(&self, most: usize) -> Result<(), Fault> {
-        static WORKERS: OnceLock<ThreadPool> = OnceLock::new();
         // One at a time: of two, each could have the workers that blocks of the other wait for.
         static RUNS: Mutex<()> = Mutex::new(());
         let _one = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
-        let workers = WORKERS.get_or_init(|| {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            rayon::ThreadPoolBuilder::new()
-                // Two at least: one may be kept by a block that waits for those behind it.
-                .num_threads(cores.clamp(2, MAX_WORKERS))
-                .thread_name(|index| format!("emulator {index}"))
-                .build()
-                .expect("no threads for the emulator")
-        });
         apart(|| match self.cooperative {
-            true => self.run_in_turns(workers, most),
-            false => self.run_in_order(workers),
+            true => self.run_in_turns(workers(), most),
+            false => self.run_in_order(workers()),
         })
     }
 
@@ -127,18 +130,8 @@ impl Launch {
         rounds: &Rounds,
         failure: &Failure,
     ) -> Result<(), Fault> {
-        let blocks: Vec<_> = share.map(|index| Block::new(self, index, &failure.failed)).collect();
-        let threads: Vec<_> = blocks.iter().map(Block::threads).collect();
-        let kept = (KEPT_STACKS / self.block) as usize;
-        let begin = |(at, threads)| {
-            if at < kept {
-                Running::new(threads, std::iter::repeat_with(ThreadStack::kept))
-            } else {
-                Running::new(threads, stack::region(self.block))
-            }
-        };
-        let mut running: Vec<_> =
-            threads.iter().map(Vec::as_slice).enumerate().map(begin).collect();
+        let begin = |(at, index)| self.begin(index, at, &failure.failed, Order::by_index());
+        let mut running: Vec<_> = share.enumerate().map(begin).collect();
         while !failure.has_failed() {
             let (mut at, mut is_quiet) = (0, true);
             while at < running.len() {
@@ -151,6 +144,7 @@ impl Launch {
                         is_quiet &= !running[at].has_gone_on();
                         at += 1;
                     }
+                    Step::Pauses => unreachable!("in the order of indices"),
                 }
             }
             match rounds.end(worker, is_quiet, running.is_empty()) {
@@ -166,6 +160,36 @@ impl Launch {
         }
         Ok(())
     }
+
+    /// Begins block `index`, whose blocks take turns, and of which `before` run on the same worker.
+    fn begin<'a>(
+        &'a self,
+        index: u32,
+        before: usize,
+        failed: &'a AtomicBool,
+        order: Order,
+    ) -> Running<'a> {
+        if before < (KEPT_STACKS / self.block) as usize {
+            let stacks = std::iter::repeat_with(ThreadStack::kept);
+            Running::new(self, index, failed, true, stacks, order)
+        } else {
+            Running::new(self, index, failed, true, stack::region(self.block), order)
+        }
+    }
+}
+
+/// The CPU threads that run blocks.
+fn workers() -> &'static ThreadPool {
+    static WORKERS: OnceLock<ThreadPool> = OnceLock::new();
+    WORKERS.get_or_init(|| {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        rayon::ThreadPoolBuilder::new()
+            // Two at least: one may be kept by a block that waits for those behind it.
+            .num_threads(cores.clamp(2, MAX_WORKERS))
+            .thread_name(|index| format!("emulator {index}"))
+            .build()
+            .expect("no threads for the emulator")
+    })
 }
 
 /// Runs `body` on a thread of its own where this one is a worker of somebody's thread pool. Such a
@@ -235,33 +259,33 @@ impl Rounds {
         state.waits.extend(waits);
     }
 
-    /// A fault where no block went on, with the first thread at each place.
+    /// A fault where no block went on.
     fn into_result(self, launch: &Launch) -> Result<(), Fault> {
-        let RoundsState { is_stuck, mut waits, .. } =
+        let RoundsState { is_stuck, waits, .. } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if !is_stuck {
-            return Ok(());
-        }
-        waits.sort_by_key(|wait| (wait.block, wait.thread));
-        let mut seen = Vec::new();
-        waits.retain(|wait| {
-            let is_new = !seen.contains(&wait.place);
-            if is_new {
-                seen.push(wait.place);
-            }
-            is_new
-        });
-        let waits: Vec<_> = waits
-            .iter()
-            .map(|Wait { block, thread, what, .. }| {
-                format!("block {block}, thread {thread}: {what}")
-            })
-            .collect();
-        let report = format!(
-            "kernel {}: no block goes on, as each that has not ended waits for another ({})",
-            launch.entry.name,
-            waits.join("; ")
-        );
-        Err(Fault { code: LAUNCH_FAILED, report })
+        if is_stuck { Err(stuck(launch, waits)) } else { Ok(()) }
     }
+}
+
+/// The fault of a launch in which no block goes on, with the first thread at each place.
+fn stuck(launch: &Launch, mut waits: Vec<Wait>) -> Fault {
+    waits.sort_by_key(|wait| (wait.block, wait.thread));
+    let mut seen = Vec::new();
+    waits.retain(|wait| {
+        let is_new = !seen.contains(&wait.place);
+        if is_new {
+            seen.push(wait.place);
+        }
+        is_new
+    });
+    let waits: Vec<_> = waits
+        .iter()
+        .map(|Wait { block, thread, what, .. }| format!("block {block}, thread {thread}: {what}"))
+        .collect();
+    let report = format!(
+        "kernel {}: no block goes on, as each that has not ended waits for another ({})",
+        launch.entry.name,
+        waits.join("; ")
+    );
+    Fault { code: LAUNCH_FAILED, report }
 }

@@ -14,6 +14,10 @@
 //! The blocks of a cooperative launch wait for each other in both directions, as those of a device
 //! that holds all of them at a time. Such a launch also ends where every block waits for another.
 //!
+//! With a number in `FUSED_LOSS_EMULATOR_SEED`, each launch draws from it in which order blocks,
+//! warps and lanes run, where otherwise they do by their indices. A process that makes the same
+//! launches on a thread draws the same orders on it; a report names the seed.
+//!
 //! [`Faults`] has a call of the driver fail, or work on a stream, although nothing is wrong with
 //! it. [`live`] counts what callers have created and not destroyed. With both a test sees whether a
 //! caller survives each failure, and leaks nothing.
@@ -29,6 +33,7 @@ mod kernel;
 mod launch;
 mod memory;
 mod objects;
+mod order;
 mod race;
 mod stack;
 #[cfg(test)]

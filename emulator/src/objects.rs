@@ -54,8 +54,8 @@ pub(crate) static MODULES: Registry<Module> = Registry::new();
 pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
 pub(crate) static GRAPHS: Registry<Vec<Operation>> = Registry::new();
 
-/// Two devices, so that mixing them can be tested.
-pub(crate) const DEVICES: i32 = 2;
+/// Several devices, so that mixing them can be tested.
+pub(crate) const DEVICES: i32 = 3;
 /// How often the primary context of each device is retained.
 pub(crate) static RETAINED: [AtomicUsize; DEVICES as usize] =
     [const { AtomicUsize::new(0) }; DEVICES as usize];

@@ -1,5 +1,7 @@
 //! Planted faults: each check must fire, and name kernel, block, thread and place.
 
+mod order;
+
 use crate::driver::resident_blocks;
 use crate::fault::Fault;
 use crate::kernel::Launch;
@@ -23,9 +25,9 @@ cuda_std::shared_array! {
     fn rest() -> [Vec16];
 }
 
-/// Runs a kernel of one argument, an address.
+/// Runs a kernel of one argument, an address, in the order of indices.
 fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fault> {
-    launch(kernel, grid, address).run()
+    launch(kernel, grid, address).run_on(16)
 }
 
 /// The same as a cooperative launch, on so many workers at most.
@@ -576,6 +578,9 @@ fn blocks_that_a_device_holds_at_a_time() {
     assert_eq!(resident_blocks(0, 1024, 113 * kib + 16), 132);
     assert_eq!(resident_blocks(1, 256, 49 * kib), 132 * 2);
     assert_eq!(resident_blocks(1, 256, 99 * kib), 132);
+    // The third device is as small as a device can be.
+    assert_eq!(resident_blocks(2, 1024, 0), 2 * 2);
+    assert_eq!(resident_blocks(2, 1024, 113 * kib + 16), 2);
 }
 
 /// A block that ends in a fault leaves its other threads where they wait; they must unwind.

@@ -14,22 +14,34 @@ use fused_loss::{Element, Error, Gpu, Tensor, View, ViewMut};
 use std::sync::OnceLock;
 
 /// The device of this test run: the first GPU where there is a driver, the emulator otherwise. With
-/// `FUSED_LOSS_REQUIRE_GPU` in the environment a missing driver is a failure.
+/// `FUSED_LOSS_REQUIRE_GPU` in the environment a missing driver is a failure; with a number in
+/// `FUSED_LOSS_EMULATOR_DEVICE` it is that device of the emulator, whatever the machine has.
 pub fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| {
-        let gpu = match Gpu::new(0) {
-            Err(Error::NoDriver { reason }) => {
-                let required = std::env::var_os("FUSED_LOSS_REQUIRE_GPU").is_some();
-                assert!(!required, "a GPU is required: {reason}");
-                Gpu::emulated(0)
+        let required = std::env::var_os("FUSED_LOSS_REQUIRE_GPU").is_some();
+        let gpu = if let Some(number) = emulated_device() {
+            assert!(!required, "a GPU is required, and a device of the emulator named");
+            Gpu::emulated(number)
+        } else {
+            match Gpu::new(0) {
+                Err(Error::NoDriver { reason }) => {
+                    assert!(!required, "a GPU is required: {reason}");
+                    Gpu::emulated(0)
+                }
+                other => other,
             }
-            other => other,
         };
         let gpu = gpu.expect("a device to test on");
         eprintln!("testing on {}", gpu.name());
         gpu
     })
+}
+
+/// The device of the emulator that the environment names.
+fn emulated_device() -> Option<u32> {
+    let number = std::env::var("FUSED_LOSS_EMULATOR_DEVICE").ok()?;
+    Some(number.parse().unwrap_or_else(|_| panic!("expected a device's number, got {number}")))
 }
 
 /// Rows that begin `offset` elements behind a 16-byte boundary, `stride` elements apart, between

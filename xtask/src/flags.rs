@@ -87,6 +87,14 @@ xflags::xflags! {
             /// Where to begin: the seed that a run or a finding has printed. By default a new one.
             optional --seed number: u64
         }
+        /// Runs tests on the emulator with the threads, warps and blocks of each launch in an order that is drawn
+        /// from a seed, on a device of many multiprocessors and on one of few.
+        cmd orders {
+            /// The seed that a run has printed. By default a new one.
+            optional --seed number: u64
+            /// How often; once by default, and each time from a new seed unless one is given.
+            optional --times number: u32
+        }
         /// Trains a softmax classifier: the example `03_softmax_classifier`, on the GPU or the emulator.
         cmd demo {
             /// Arguments of the example; after a `--` those that begin with a dash.

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that must pass before a commit.
 
-use crate::{build_ptx, deny, flags, package};
+use crate::{build_ptx, deny, flags, orders, package};
 use anyhow::{Context, Result, bail};
 use std::time::Instant;
 use xshell::{Shell, cmd};
@@ -57,6 +57,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
         Ok(test.run()?)
     })?;
 
+    step("orders", || orders::run_quick(sh))?;
     step("candle", || candle(sh, flags.full))?;
     step("candle, as published", || package::check_candle(sh, packages.path()))?;
     step("burn", || burn(sh, flags.full))?;

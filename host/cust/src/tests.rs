@@ -25,7 +25,7 @@ fn a_device_is_described() {
     let device = Device::get_device(0).unwrap();
     assert!(device.name().unwrap().contains("emulator"));
     assert_eq!(device.get_attribute(DeviceAttribute::ComputeCapabilityMajor), Ok(9));
-    assert_eq!(Device::num_devices(), Ok(2));
+    assert_eq!(Device::num_devices(), Ok(3));
     assert_eq!(Device::get_device(7), Err(CudaError::InvalidDevice));
     assert!(CudaApiVersion::get().unwrap().major() >= 12);
 }

@@ -106,8 +106,11 @@ impl Gpu {
         }
     }
 
-    /// The emulated GPU with this number, 0 or 1: the same kernels on the CPU, each access to
+    /// The emulated GPU with this number, 0 to 2: the same kernels on the CPU, each access to
     /// memory and each barrier checked, very much slower. Its name says what it is.
+    ///
+    /// The second has less shared memory, the third few multiprocessors: where results are summed
+    /// in another order, their last bits may differ from the first's.
     ///
     /// # Errors
     /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver;

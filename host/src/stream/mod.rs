@@ -369,17 +369,18 @@ mod tests {
         let (first, fifth) = (no_class(0), no_class(5));
         let (mut workspace, mean) = (Workspace::new(&gpu).unwrap(), CrossEntropy::mean());
         let mut faulty = Loss::zeros(&gpu, []).unwrap();
-        let stream = gpu.stream().unwrap();
         let behind = x.view().shape();
         // SAFETY: the emulator refuses what is behind the tensor.
-        let behind = unsafe { View::<f32>::from_raw(&gpu, short.as_raw(), behind) };
-        let (behind, loss) = (behind.unwrap(), &mut faulty);
-        mean.forward_into(behind, &first, loss, &mut workspace, &stream).unwrap();
-        // Who waits for the fault is told of it, and need not wait for its stream again, which
-        // stays in error.
-        workspace.synchronize().unwrap_err();
-        workspace.synchronize().unwrap();
-        stream.synchronize().unwrap_err();
+        let behind = unsafe { View::<f32>::from_raw(&gpu, short.as_raw(), behind) }.unwrap();
+        let mut fault = |workspace: &mut Workspace| {
+            let stream = gpu.stream().unwrap();
+            mean.forward_into(behind, &first, &mut faulty, workspace, &stream).unwrap();
+            // Who waits for the fault is told of it, and need not wait for its stream again, which
+            // stays in error.
+            workspace.synchronize().unwrap_err();
+            workspace.synchronize().unwrap();
+            stream.synchronize().unwrap_err();
+        };
 
         let stream = gpu.stream().unwrap();
         let row = |workspace: &mut Workspace| {
@@ -390,7 +391,12 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(row(&mut workspace), 0, "the fault has left nothing");
+        // Where the emulator draws the order of blocks, the last may come first, and end the launch.
+        let is_dirty = (0..100).any(|_| {
+            fault(&mut workspace);
+            row(&mut workspace) == 0
+        });
+        assert!(is_dirty, "no fault has left anything");
         workspace.clear().unwrap();
         assert_eq!(row(&mut workspace), 5);
         // A fault that nobody was told of yet is no reason not to clear it.

@@ -1,0 +1,50 @@
+//! `cargo xtask orders`: tests on the emulator with the threads, warps and blocks of each launch in
+//! an order that is drawn from a seed, on a device of many multiprocessors and on one of few.
+
+use crate::flags;
+use anyhow::{Context, Result};
+use std::hash::{BuildHasher, RandomState};
+use xshell::{Shell, cmd};
+
+/// Suites of seconds, which all losses are in.
+const QUICK: [&str; 6] = ["bce", "golden", "graphs", "kl_div", "mse", "options"];
+/// Those that take minutes.
+const SLOW: [&str; 3] = ["concurrency", "cross_entropy", "elementwise"];
+
+/// The emulator's devices with many multiprocessors and with few, by number.
+const DEVICES: [&str; 2] = ["0", "2"];
+
+pub(crate) fn run(sh: &Shell, flags: &flags::Orders) -> Result<()> {
+    let suites: Vec<_> = QUICK.iter().chain(&SLOW).copied().collect();
+    for _ in 0..flags.times.unwrap_or(1) {
+        draw(sh, &suites, flags.seed)?;
+    }
+    Ok(())
+}
+
+/// The suites of seconds once, from a new seed.
+pub(crate) fn run_quick(sh: &Shell) -> Result<()> {
+    draw(sh, &QUICK, None)
+}
+
+/// Runs suites from a seed, or from a new one.
+fn draw(sh: &Shell, suites: &[&str], seed: Option<u64>) -> Result<()> {
+    // Whatever the hasher is keyed with.
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one("order")).to_string();
+    println!("orders are drawn from the seed {seed}");
+    let suites = suites.iter().map(|suite| format!("--test={suite}"));
+    // What `cargo xtask test` has compiled.
+    let test = ["test", "--quiet", "--locked", "--workspace", "--all-features"];
+    let args: Vec<_> = test.map(str::to_owned).into_iter().chain(suites).collect();
+    for device in DEVICES {
+        cmd!(sh, "cargo {args...}")
+            .env("FUSED_LOSS_EMULATOR_SEED", &seed)
+            .env("FUSED_LOSS_EMULATOR_DEVICE", device)
+            .env_remove("FUSED_LOSS_REQUIRE_GPU")
+            .run()
+            .with_context(|| {
+                format!("on the emulator's device {device}: `cargo xtask orders --seed {seed}`")
+            })?;
+    }
+    Ok(())
+}

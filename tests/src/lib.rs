@@ -9,6 +9,7 @@ pub mod graph;
 pub mod number;
 pub mod random;
 pub mod reference;
+pub mod stress;
 
 use fused_loss::{Element, Error, Gpu, Tensor, View, ViewMut};
 use std::sync::OnceLock;
@@ -19,23 +20,38 @@ use std::sync::OnceLock;
 pub fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| {
-        let required = std::env::var_os("FUSED_LOSS_REQUIRE_GPU").is_some();
-        let gpu = if let Some(number) = emulated_device() {
-            assert!(!required, "a GPU is required, and a device of the emulator named");
-            Gpu::emulated(number)
-        } else {
-            match Gpu::new(0) {
-                Err(Error::NoDriver { reason }) => {
-                    assert!(!required, "a GPU is required: {reason}");
-                    Gpu::emulated(0)
-                }
-                other => other,
-            }
-        };
-        let gpu = gpu.expect("a device to test on");
+        let gpu = open();
         eprintln!("testing on {}", gpu.name());
         gpu
     })
+}
+
+/// A handle of that device, which is closed with its last.
+pub fn open() -> Gpu {
+    let required = std::env::var_os("FUSED_LOSS_REQUIRE_GPU").is_some();
+    let gpu = if let Some(number) = emulated_device() {
+        assert!(!required, "a GPU is required, and a device of the emulator named");
+        Gpu::emulated(number)
+    } else {
+        match Gpu::new(0) {
+            Err(Error::NoDriver { reason }) => {
+                assert!(!required, "a GPU is required: {reason}");
+                Gpu::emulated(0)
+            }
+            // A handle was opened before.
+            Err(Error::OtherDriver { .. }) if !required => Gpu::emulated(0),
+            other => other,
+        }
+    };
+    gpu.expect("a device to test on")
+}
+
+/// A handle of another device of its driver, if there is one.
+pub fn open_other(gpu: &Gpu) -> Option<Gpu> {
+    if gpu.is_emulated() {
+        return Some(Gpu::emulated((gpu.ordinal() + 1) % 3).unwrap());
+    }
+    (gpu.ordinal() + 1 < Gpu::count().unwrap()).then(|| Gpu::new(gpu.ordinal() + 1).unwrap())
 }
 
 /// The device of the emulator that the environment names.

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 6] = ["bce", "golden", "graphs", "kl_div", "mse", "options"];
+const QUICK: [&str; 7] = ["bce", "golden", "graphs", "kl_div", "mse", "options", "stress"];
 /// Those that take minutes.
 const SLOW: [&str; 3] = ["concurrency", "cross_entropy", "elementwise"];
 
@@ -37,7 +37,8 @@ fn draw(sh: &Shell, suites: &[&str], seed: Option<u64>) -> Result<()> {
     let test = ["test", "--quiet", "--locked", "--workspace", "--all-features"];
     let args: Vec<_> = test.map(str::to_owned).into_iter().chain(suites).collect();
     for device in DEVICES {
-        cmd!(sh, "cargo {args...}")
+        cmd!(sh, "cargo")
+            .args(&args)
             .env("FUSED_LOSS_EMULATOR_SEED", &seed)
             .env("FUSED_LOSS_EMULATOR_DEVICE", device)
             .env_remove("FUSED_LOSS_REQUIRE_GPU")

@@ -23,7 +23,7 @@ const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 15] = [
+const SUITES: [&str; 16] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -39,6 +39,7 @@ const SUITES: [&str; 15] = [
     "large",
     "mse",
     "options",
+    "stress",
 ];
 
 pub(crate) fn run(sh: &Shell, flags: &flags::Sanitize) -> Result<()> {

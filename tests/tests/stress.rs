@@ -1,0 +1,284 @@
+//! Many threads, streams, handles, devices and processes at a time, memory that is dropped in any
+//! order, and panics in between: the same bits as one thread computes, and nothing left behind.
+
+use cust::context::Context;
+use cust::device::Device;
+use cust::memory::mem_get_info;
+use cust::stream::{Stream as DriverStream, StreamFlags};
+use emulator::live;
+use fused_loss::{CrossEntropy, Gpu, Mse, Stream, Tensor};
+use rayon::prelude::*;
+use std::panic::{self, AssertUnwindSafe};
+use tests::apart::{all_apart, apart};
+use tests::random::uniforms;
+use tests::stress::{Bits, Problem, alone, hash, problems};
+use tests::{gpu, open, open_other, tensor};
+
+/// Memory of the device that is in use, where `body` is run once more.
+///
+/// The emulator counts all that is not destroyed. A GPU's driver keeps some memory for itself, and
+/// other processes may have some: `body` runs so often that what it leaves each time is more.
+fn leaves_nothing(gpu: &Gpu, mut body: impl FnMut()) {
+    // The first time loads kernels.
+    body();
+    if gpu.is_emulated() {
+        let before = live();
+        body();
+        assert_eq!(live(), before);
+        return;
+    }
+    let device = Device::get_device(gpu.ordinal()).unwrap();
+    let _current = Context::new(device).unwrap();
+    let (before, _) = mem_get_info().unwrap();
+    (0..10).for_each(|_| body());
+    let (after, _) = mem_get_info().unwrap();
+    assert!(after + (64 << 20) > before, "{before} bytes were free before, {after} after");
+}
+
+/// Makes all calls on streams of its own, of which each reads what others have written.
+fn compute_all(gpu: &Gpu, problems: &[Problem], streams: usize, first: usize) -> Vec<Bits> {
+    let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
+    let count = problems.len();
+    let queued: Vec<_> = (0..count)
+        .map(|index| {
+            let at = (first + index) % count;
+            (at, problems[at].queue(&streams[index % streams.len()]).unwrap())
+        })
+        .collect();
+    let mut results = vec![Vec::new(); count];
+    for (index, (at, queued)) in queued.into_iter().enumerate() {
+        results[at] = problems[at].read(queued, &streams[(index + 1) % streams.len()]).unwrap();
+    }
+    results
+}
+
+#[track_caller]
+fn assert_same(problems: &[Problem], results: &[Bits], alone: &[Bits]) {
+    for ((problem, result), alone) in problems.iter().zip(results).zip(alone) {
+        assert!(result == alone, "{}: other bits than one thread gets", problem.name());
+    }
+}
+
+/// Threads 0, 2, … on one device, the others on another where there is one.
+#[test]
+fn eight_threads_with_four_streams_each_on_two_devices() {
+    apart("eight_threads_with_four_streams_each_on_two_devices", "", || {
+        let gpu = open();
+        leaves_nothing(&gpu, || {
+            let devices: Vec<_> = [Some(open()), open_other(&gpu)].into_iter().flatten().collect();
+            let of_devices: Vec<_> = devices
+                .iter()
+                .map(|gpu| {
+                    let problems = problems(gpu).unwrap();
+                    let alone = alone(gpu, &problems).unwrap();
+                    (gpu, problems, alone)
+                })
+                .collect();
+            std::thread::scope(|scope| {
+                for thread in 0..8 {
+                    let (gpu, problems, alone) = &of_devices[thread % of_devices.len()];
+                    scope.spawn(move || {
+                        // A handle of its own, of the device that is open.
+                        let own = if gpu.is_emulated() { Gpu::emulated } else { Gpu::new };
+                        let own = own(gpu.ordinal()).unwrap();
+                        assert_eq!(&own, *gpu);
+                        let results = compute_all(&own, problems, 4, 5 * thread);
+                        assert_same(problems, &results, alone);
+                    });
+                }
+            });
+        });
+    });
+}
+
+#[test]
+fn tasks_of_a_thread_pool_share_streams() {
+    let problems = problems(gpu()).unwrap();
+    let alone = alone(gpu(), &problems).unwrap();
+    let streams: Vec<_> = (0..3).map(|_| gpu().stream().unwrap()).collect();
+    let tasks = 2 * problems.len();
+    (0..tasks).into_par_iter().for_each(|task| {
+        let at = task % problems.len();
+        let (stream, other) = (&streams[task % 3], &streams[(task + 1) % 3]);
+        let result = problems[at].compute(stream, other).unwrap();
+        assert_same(&problems[at..=at], &[result], &alone[at..=at]);
+    });
+}
+
+/// Something that is dropped, after it was read where there is something to read.
+type End = Box<dyn FnOnce()>;
+
+/// All orders of `count` things.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let with_last = |order: Vec<usize>| {
+        (0..count).map(move |at| [&order[..at], &[count - 1], &order[at..]].concat())
+    };
+    orders(count - 1).into_iter().flat_map(with_last).collect()
+}
+
+/// The device's last handle, streams, inputs, loss and gradient, while work on them is queued.
+#[test]
+fn drops_in_every_order() {
+    apart("drops_in_every_order", "", || {
+        assert_eq!(orders(3).len(), 6);
+        let gpu = open();
+        let cols = if gpu.is_emulated() { 40 } else { 50_000 };
+        let (x, classes) = (uniforms(1, 4 * cols), [0_i64, 5, 2, 7]);
+        let is_emulated = gpu.is_emulated();
+        drop(gpu);
+        let things = || -> Vec<End> {
+            let gpu = open();
+            let (stream, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+            let input = Tensor::from_slice(&gpu, [4, cols], &x).unwrap();
+            let target = Tensor::from_slice(&gpu, [4], &classes).unwrap();
+            let (loss, gradient) =
+                CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
+            let norm = Mse::sum().forward(&gradient, &input, &other).unwrap();
+            let expected = 1.5 * (cols as f32).ln();
+            vec![
+                Box::new(move || drop(gpu)),
+                Box::new(move || drop((stream, target))),
+                Box::new(move || drop(other)),
+                Box::new(move || drop(input)),
+                Box::new(move || {
+                    let loss = loss.item().unwrap();
+                    assert!(loss > 0.5 && loss < expected, "{loss}");
+                }),
+                Box::new(move || {
+                    let sum: f32 = gradient.to_vec().unwrap().iter().sum();
+                    assert!(sum.abs() < 1e-3, "gradients of a row add up to 0, not {sum}");
+                    drop(norm);
+                }),
+            ]
+        };
+        let before = live();
+        let orders = orders(6);
+        assert_eq!(orders.len(), 720);
+        // On a GPU a device that is opened anew compiles its kernels, or reads them from a file.
+        for order in orders.iter().step_by(if is_emulated { 1 } else { 16 }) {
+            let mut things: Vec<_> = things().into_iter().map(Some).collect();
+            order.iter().for_each(|&thing| things[thing].take().unwrap()());
+            assert_eq!(live(), before, "dropped in the order {order:?}");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_left_by_panics_between_a_call_and_its_result() {
+    apart("nothing_is_left_by_panics_between_a_call_and_its_result", "", || {
+        let gpu = open();
+        let problems = problems(&gpu).unwrap();
+        let alone = alone(&gpu, &problems).unwrap();
+        let shared = gpu.stream().unwrap();
+        leaves_nothing(&gpu, || {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (gpu, problems, shared) = (&gpu, &problems, &shared);
+                    scope.spawn(move || {
+                        for at in (thread..problems.len()).step_by(4) {
+                            let call = AssertUnwindSafe(|| {
+                                let own = gpu.stream().unwrap();
+                                let _queued = problems[at].queue(&own).unwrap();
+                                let _also = problems[at].queue(shared).unwrap();
+                                // Not by the hook, which would print it.
+                                panic::resume_unwind(Box::new("planted"));
+                            });
+                            let payload = panic::catch_unwind(call).unwrap_err();
+                            assert_eq!(payload.downcast_ref(), Some(&"planted"));
+                        }
+                    });
+                }
+            });
+            // A thread that ends so.
+            let ended = std::thread::scope(|scope| {
+                let call = || {
+                    let _queued = problems[0].queue(&shared).unwrap();
+                    panic::resume_unwind(Box::new("planted"));
+                };
+                scope.spawn(call).join()
+            });
+            ended.unwrap_err();
+            shared.synchronize().unwrap();
+        });
+        let other = gpu.stream().unwrap();
+        let results: Vec<_> =
+            problems.iter().map(|problem| problem.compute(&shared, &other).unwrap()).collect();
+        assert_same(&problems, &results, &alone);
+    });
+}
+
+#[test]
+fn streams_of_different_priorities() {
+    let problems = problems(gpu()).unwrap();
+    let alone = alone(gpu(), &problems).unwrap();
+    let _current = Context::new(Device::get_device(gpu().ordinal()).unwrap()).unwrap();
+    let raw = [-5, 0]
+        .map(|priority| DriverStream::new(StreamFlags::NON_BLOCKING, Some(priority)).unwrap());
+    // SAFETY: of the primary context, and dropped after all that uses them.
+    let streams = raw
+        .each_ref()
+        .map(|raw| unsafe { Stream::from_raw(gpu(), raw.as_inner().cast()).unwrap() });
+    for (at, problem) in problems.iter().enumerate() {
+        let result = problem.compute(&streams[at % 2], &streams[(at + 1) % 2]).unwrap();
+        assert_same(&problems[at..=at], &[result], &alone[at..=at]);
+    }
+    drop(streams);
+}
+
+/// A gradient that streams hand on, each of which writes it anew from what the one before wrote.
+#[test]
+fn a_tensor_goes_from_stream_to_stream() {
+    let len = if gpu().is_emulated() { 5_000 } else { 5_000_000 };
+    let zero = Tensor::<f32>::zeros(gpu(), [len]).unwrap();
+    let upstream = Tensor::from_slice(gpu(), [], &[0.5]).unwrap();
+    let x = uniforms(21, len);
+    let streams: Vec<_> = (0..4).map(|_| gpu().stream().unwrap()).collect();
+    let mut value = tensor::<f32>(&x);
+    for step in 0..40 {
+        // The gradient of (v − 0)² times ½ is v: whoever reads too early copies zeros.
+        let mut next = Tensor::zeros(gpu(), [len]).unwrap();
+        let stream = &streams[step % 4];
+        Mse::sum().backward_into(&value, &zero, &upstream, &mut next, stream).unwrap();
+        value = next;
+    }
+    assert!(value.to_vec().unwrap() == x, "a stream has not waited for the one before");
+}
+
+#[test]
+fn two_processes_get_the_same_bits() {
+    let case = || {
+        let problems = problems(gpu()).unwrap();
+        let results = compute_all(gpu(), &problems, 4, 3);
+        assert_same(&problems, &results, &alone(gpu(), &problems).unwrap());
+        format!("{:016x}", hash(&results))
+    };
+    let Some(said) = all_apart("two_processes_get_the_same_bits", &["", ""], case) else { return };
+    let problems = problems(gpu()).unwrap();
+    let here = format!("{:016x}", hash(&alone(gpu(), &problems).unwrap()));
+    assert_eq!(said, [here.clone(), here]);
+}
+
+/// On the emulator, whatever the machine has: by index and in orders that are drawn, on a device of
+/// many multiprocessors and on one of few.
+#[test]
+fn every_order_of_threads_and_blocks_gives_the_same_bits() {
+    let case = || {
+        let problems = problems(gpu()).unwrap();
+        format!("{:016x}", hash(&alone(gpu(), &problems).unwrap()))
+    };
+    for device in [0, 2] {
+        let first =
+            format!("export FUSED_LOSS_EMULATOR_DEVICE={device}; unset FUSED_LOSS_REQUIRE_GPU;");
+        let by_index = format!("{first} unset FUSED_LOSS_EMULATOR_SEED;");
+        let drawn = (1..=6).map(|seed| format!("{first} export FUSED_LOSS_EMULATOR_SEED={seed};"));
+        let firsts: Vec<_> = std::iter::once(by_index).chain(drawn).collect();
+        let firsts: Vec<_> = firsts.iter().map(String::as_str).collect();
+        let test = "every_order_of_threads_and_blocks_gives_the_same_bits";
+        let Some(said) = all_apart(test, &firsts, case) else { return };
+        assert_eq!(said.len(), 7);
+        assert!(said.iter().all(|bits| *bits == said[0]), "device {device}: {said:?}");
+    }
+}

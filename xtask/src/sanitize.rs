@@ -23,7 +23,7 @@ const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 16] = [
+const SUITES: [&str; 17] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -39,6 +39,7 @@ const SUITES: [&str; 16] = [
     "large",
     "mse",
     "options",
+    "split_rows",
     "stress",
 ];
 

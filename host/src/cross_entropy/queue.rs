@@ -134,7 +134,7 @@ impl<'a> Launches<'a> {
     /// for these rows.
     fn split_entry(&self) -> Option<&'static Entry> {
         let entry = self.kernels.split.entry(self.dtype)?;
-        plan::is_split(self.rows, self.row_bytes(), self.stream.gpu().cache().multiprocessors).then_some(entry)
+        plan::is_split(self.rows, self.row_bytes()).then_some(entry)
     }
 
     /// Queues the launch that computes loss and gradients with several blocks per row.

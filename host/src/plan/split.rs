@@ -25,15 +25,16 @@ const TILE_BYTES: usize = (SPLIT_TILE_VECTORS * VECTOR_BYTES) as usize;
 /// The fewest tiles of a part.
 const MIN_PART_TILES: usize = 4;
 
-/// Whether rows are shared by several blocks in the pass that computes loss and gradients.
-pub(crate) fn is_split(rows: usize, row_bytes: usize, multiprocessors: usize) -> bool {
-    let knob = |name: &str, or: usize| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
-    row_bytes >= knob("FL_BYTES", MIN_ROW_BYTES) && rows * 4 > knob("FL_FEW", multiprocessors)
+/// Whether rows are shared by several blocks in the pass that computes loss and gradients, where
+/// there is a kernel for it.
+pub(crate) fn is_split(rows: usize, row_bytes: usize) -> bool {
+    rows > 0 && row_bytes >= MIN_ROW_BYTES
 }
 
 /// The fewest bytes of a row that is shared. A block alone holds shorter ones in registers and
-/// shared memory, or almost: 4096×65536 f32 is faster with a block per row (534 and 680 µs, H200,
-/// 2026-11-26), 2317×87104 too (464 and 517 µs), 4096×128256 is not (1383 and 1229 µs).
+/// shared memory, or nearly so. H200, 2026-11-26, forward-backward in f32, ceiling ÷ ours with a
+/// block and with several blocks per row: 4096×65536 0.95 and 0.81, 2317×87104 0.82 and 0.79,
+/// 3000×115000 0.72 and 0.75, 4096×128256 0.71 and 0.80, 256×262144 0.64 and 0.74.
 const MIN_ROW_BYTES: usize = 448 << 10;
 
 /// The launch over `rows` rows of `cols` elements, in blocks of `threads` threads, each of which

@@ -86,7 +86,7 @@ macro_rules! kernels {
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
             backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
-            few_block, alignment, mode, resident, resident_any_alignment, resident_long, resident_split, split_block,
+            few_block, alignment, mode, resident, resident_any_alignment, resident_long,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -123,7 +123,7 @@ macro_rules! kernels {
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E, MODE>, (CrossEntropyArgs), (split_block(MODE)) by resident_split(MODE), 11 barriers of $split;
+            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E, MODE>, (CrossEntropyArgs), 1024 by 1, 11 barriers of $split;
             BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
@@ -163,20 +163,6 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
         (mode::SMOOTHED, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
         _ => 2,
     }
-}
-
-/// Threads of a block of `forward_backward_split`. A block of 1024 threads is as fast as two of 512
-/// or faster, since fewer blocks wait for each other (4096×128256 f32, H200, 2026-11-26: 1229 and
-/// 1256 µs; 1024×262144: 646 and 680 µs). With a share for every class, threads have too few
-/// registers for that (2000×128256 f32 with smoothing: 1113 µs with two blocks of 256, 1235 µs with
-/// one of 512).
-pub(crate) const fn split_block(mode: u32) -> u32 {
-    if mode == mode::CLASS { 1024 } else { 256 }
-}
-
-/// Resident blocks of `forward_backward_split`.
-pub(crate) const fn resident_split(mode: u32) -> u32 {
-    if mode == mode::CLASS { 1 } else { 2 }
 }
 
 /// Whether registers allow one block more than [`resident`] of a kernel with one row group per row:

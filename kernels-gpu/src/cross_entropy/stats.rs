@@ -236,9 +236,7 @@ impl<R: Real> Stats<R> {
     #[inline(always)]
     pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32, count: u32) -> Self {
         // SAFETY: the caller's condition.
-        Self::merge_published(count, |index| unsafe {
-            exchange.wait(round, index, index >= count)
-        })
+        Self::merge_published(count, |index| unsafe { exchange.wait(round, index, index >= count) })
     }
 
     /// Merges `count` parts, each of which a lane loads as it was published, and returns the result

@@ -75,8 +75,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
         // SAFETY: the caller's conditions.
         unsafe {
             let group = group.rematerialize();
-            // The first thread of the last warp finishes the row: that warp has no more to do than
-            // any other.
+            // The first thread of the last warp finishes the row: that warp loads no peeled
+            // element, so it is free before the first one.
             let finishes = group.lane + WARP_SIZE == group.threads;
             let tile_end = VECTORS as u32 * group.threads;
             let lanes = Lanes::<E, { alignment::LINE }>::new(&pass, row).staging(args, tile_end);

@@ -132,7 +132,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
                 BlockTerms::set(BlockTerms::and(terms));
             }
             if group.lane + WARP_SIZE == group.threads {
-                // The last warp clears: the first has more to do than any other.
+                // The last warp clears the words: the first warp may still finish the row.
                 exchange.clear_before(round, part);
             }
             let factors = pass.factors(&label, stats, shared(4), || shared(5));

@@ -128,7 +128,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     pub(crate) unsafe fn class_in_part(&self, class: u32, group: RowGroup) -> Option<E::Real> {
         let vector = self.cut.vector_of(class);
         let within = vector.wrapping_sub(self.staged.first());
-        let is_warps = within / WARP_FLIGHT & (group.warps() - 1) == group.warp();
+        let is_warps = (within / WARP_FLIGHT) & (group.warps() - 1) == group.warp();
         let is_lanes = within % WARP_SIZE == lane_id();
         if vector < self.staged.first() || !self.cut.has(vector) || !is_warps || !is_lanes {
             return None;

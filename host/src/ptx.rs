@@ -121,6 +121,28 @@ mod tests {
         }
     }
 
+    /// Bytes of the shared arrays that a module declares before its kernels.
+    fn arrays_bytes(ptx: &Ptx) -> usize {
+        let header = &ptx.text[..ptx.text.find(ENTRY).expect("a kernel")];
+        let declared = header.lines().filter(|line| line.starts_with(".shared "));
+        let words = declared.map(|line| {
+            assert!(line.contains(" .b64 "), "{line}");
+            let (_, len) = line.split_once('[').expect("an array has a length");
+            len.trim_end_matches("];").parse::<usize>().expect("the length is a number")
+        });
+        words.sum::<usize>() * 8
+    }
+
+    #[test]
+    fn arrays_of_elementwise_kernels_leave_the_room_that_the_plan_counts_on() {
+        let others = ["cross_entropy", "ceiling"];
+        let is_elementwise = |ptx: &&Ptx| !others.iter().any(|name| ptx.module.starts_with(name));
+        for ptx in ALL.iter().filter(is_elementwise) {
+            let (bytes, most) = (arrays_bytes(ptx), crate::plan::ARRAYS_BYTES);
+            assert!(bytes <= most, "{}: {bytes} bytes, expected at most {most}", ptx.module);
+        }
+    }
+
     #[test]
     fn the_driver_gets_the_header_and_one_kernel() {
         let text = "\

@@ -102,8 +102,12 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
 /// thread. Only 16 and 32 KiB were tried, with other changes between the two.
 pub(super) const CHUNK_BYTES: usize = 32 << 10;
 
-/// Dynamic shared memory in bytes that a block may have without an opt-in (a function attribute).
-pub(super) const SHARED_BYTES: usize = 48 << 10;
+/// Dynamic shared memory in bytes that a block may have without an opt-in (a function attribute):
+/// 48 KiB, less what the arrays of the elementwise kernels take, which count too.
+pub(super) const SHARED_BYTES: usize = (48 << 10) - ARRAYS_BYTES;
+
+/// Bytes of the shared arrays of the elementwise kernels, as their PTX declares them.
+pub(crate) const ARRAYS_BYTES: usize = 1 << 10;
 
 /// The rows per chunk, and the launch with one block per chunk, for `rows` rows of `cols` elements
 /// without gaps between them. `None` if a row is longer than a chunk.

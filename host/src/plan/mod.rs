@@ -9,6 +9,8 @@ mod samples;
 mod split;
 mod stream;
 
+#[cfg(test)]
+pub(crate) use elementwise::ARRAYS_BYTES;
 pub(crate) use elementwise::{Dense, chunks, elementwise, rows};
 #[cfg(feature = "bench")]
 pub(crate) use prefetch::early_bytes;

@@ -463,7 +463,7 @@ pub struct CrossEntropyArgs {
     pub share: f64,
     /// Vectors of a row's logits that a block stages in dynamic shared memory between the reduction
     /// pass and the gradient pass, behind the vectors in registers. It reads the rest of the row
-    /// twice. The results do not depend on it.
+    /// twice. The results do not depend on it. Where several blocks share a row: of its part of one.
     pub staged_vectors: u32,
     /// Prefetch distance in rows: a block prefetches the row so many behind its own into the L2
     /// cache; 0 for none. The results do not depend on it.

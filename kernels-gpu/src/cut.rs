@@ -68,7 +68,7 @@ impl<E: Element> Cut<E> {
         Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
-    /// The same row without the vectors from index `end` on, and so without a tail.
+    /// The vectors of the same row before index `end`. Its peeled elements are not to be asked for.
     #[inline(always)]
     pub(crate) fn until(self, end: u32) -> Self {
         Cut { end: self.end.min(end), ..self }

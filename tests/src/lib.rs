@@ -81,6 +81,18 @@ impl<T: Element> Placed<T> {
 
     /// Rows of `shape[1]` elements each.
     pub fn rows(data: &[T], shape: [usize; 2], stride: usize, offset: usize, guard: T) -> Self {
+        Self::on(gpu(), data, shape, stride, offset, guard)
+    }
+
+    /// [`rows`](Self::rows) on this device.
+    pub fn on(
+        gpu: &Gpu,
+        data: &[T],
+        shape: [usize; 2],
+        stride: usize,
+        offset: usize,
+        guard: T,
+    ) -> Self {
         let [rows, cols] = shape;
         assert_eq!(data.len(), rows * cols);
         let mut padded = vec![guard; GUARDS + offset + rows * stride + GUARDS];
@@ -88,7 +100,7 @@ impl<T: Element> Placed<T> {
             let start = GUARDS + offset + row * stride;
             padded[start..start + cols].copy_from_slice(&data[row * cols..(row + 1) * cols]);
         }
-        let memory = Tensor::from_slice(gpu(), [padded.len()], &padded).unwrap();
+        let memory = Tensor::from_slice(gpu, [padded.len()], &padded).unwrap();
         Placed { memory, offset, shape, stride, guard }
     }
 
@@ -98,15 +110,15 @@ impl<T: Element> Placed<T> {
     }
 
     pub fn view(&self) -> View<'_, T> {
-        let address = self.address();
+        let (gpu, address) = (self.memory.gpu(), self.address());
         // SAFETY: within `memory`, which `self` keeps, and whose work the tests wait for.
-        unsafe { View::from_raw_strided(gpu(), address, self.shape, self.stride) }.unwrap()
+        unsafe { View::from_raw_strided(gpu, address, self.shape, self.stride) }.unwrap()
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        let address = self.address();
+        let (gpu, address) = (self.memory.gpu(), self.address());
         // SAFETY: as above.
-        unsafe { ViewMut::from_raw_strided(gpu(), address, self.shape, self.stride) }.unwrap()
+        unsafe { ViewMut::from_raw_strided(gpu, address, self.shape, self.stride) }.unwrap()
     }
 
     /// The elements, once the guards are found as they were.

@@ -5,11 +5,11 @@
 //! the rest is read twice.
 
 use approx::assert_relative_eq;
-use fused_loss::{CrossEntropy, Error, Gpu, Grads, Loss, Tensor, View, ViewMut, Workspace};
+use fused_loss::{CrossEntropy, Error, Gpu, Grads, Loss, Tensor, Workspace};
 use std::sync::OnceLock;
-use tests::gpu as any_gpu;
 use tests::random::uniforms;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
+use tests::{Placed, gpu as any_gpu};
 
 /// The GPU, or the emulator's device with two multiprocessors.
 fn gpu() -> &'static Gpu {
@@ -74,14 +74,13 @@ impl Input {
     }
 }
 
-/// Holds gradients against float64. `scale` is that of each row's.
-fn check_gradients(got: &[f32], expected: &[Row], scale: impl Fn(usize) -> f64, z_scale: f64) {
+/// Holds gradients against float64. `scale` is what a row's are multiplied by.
+fn check_gradients(got: &[f32], expected: &[Row], scale: impl Fn(usize) -> f64) {
     let cols = got.len() / expected.len();
     for (index, (got, expected)) in got.chunks(cols).zip(expected).enumerate() {
         let largest = expected.by_input.iter().fold(0.0_f64, |most, by| most.max(by.abs()));
         for (col, &got) in got.iter().enumerate() {
-            let z = expected.z_by_input[col] * z_scale;
-            let expected = expected.by_input[col] * scale(index) + z;
+            let expected = (expected.by_input[col] + expected.z_by_input[col]) * scale(index);
             let off = (f64::from(got) - expected).abs();
             let allowed = 3e-6 * expected.abs() + 1e-7 * largest * scale(index);
             assert!(off <= allowed, "row {index}, {col}: expected {expected}, got {got}");
@@ -89,55 +88,8 @@ fn check_gradients(got: &[f32], expected: &[Row], scale: impl Fn(usize) -> f64, 
     }
 }
 
-/// Rows `gap` elements apart, the first of which begins `offset` elements behind a boundary.
-struct Strided {
-    memory: Tensor<f32>,
-    cols: usize,
-    gap: usize,
-    offset: usize,
-}
-
-impl Strided {
-    fn new(x: &[f32], [cols, gap, offset]: [usize; 3]) -> Self {
-        let mut padded = vec![7.0; offset];
-        for row in x.chunks(cols) {
-            padded.extend_from_slice(row);
-            padded.resize(padded.len() + gap, 7.0);
-        }
-        let memory = Tensor::from_slice(gpu(), [padded.len()], &padded).unwrap();
-        Strided { memory, cols, gap, offset }
-    }
-
-    fn address(&self) -> u64 {
-        self.memory.as_raw() + 4 * self.offset as u64
-    }
-
-    fn view(&self) -> View<'_, f32> {
-        let (shape, stride) = ([rows(), self.cols], self.cols + self.gap);
-        // SAFETY: within `memory`, which `self` keeps, and whose work the tests wait for.
-        unsafe { View::from_raw_strided(gpu(), self.address(), shape, stride) }.unwrap()
-    }
-
-    fn view_mut(&mut self) -> ViewMut<'_, f32> {
-        let (shape, stride) = ([rows(), self.cols], self.cols + self.gap);
-        // SAFETY: as above.
-        unsafe { ViewMut::from_raw_strided(gpu(), self.address(), shape, stride) }.unwrap()
-    }
-
-    /// The rows' bits, once what is between them is found as it was.
-    fn bits(&self) -> Vec<u32> {
-        let padded = self.memory.to_vec().unwrap();
-        let mut bits = Vec::new();
-        for row in padded[self.offset..].chunks(self.cols + self.gap) {
-            bits.extend(row[..self.cols].iter().map(|x| x.to_bits()));
-            assert!(row[self.cols..].iter().all(|&x| x == 7.0), "written between rows");
-        }
-        bits
-    }
-}
-
-fn numbers(bits: &[u32]) -> Vec<f32> {
-    bits.iter().map(|&bits| f32::from_bits(bits)).collect()
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]
@@ -146,7 +98,8 @@ fn the_mean_and_its_gradient_at_any_alignment() {
     let mut workspace = Workspace::new(gpu()).unwrap();
     for (cols, offset, gap) in [(COLS, 0, 0), (COLS + 1, 0, 0), (COLS + 30, 3, 5)] {
         let input = Input::new(cols);
-        let mut x = Strided::new(&input.x, [cols, gap, offset]);
+        let place = |x: &[f32]| Placed::on(gpu(), x, [rows(), cols], cols + gap, offset, 7.0);
+        let mut x = place(&input.x);
         let target = Tensor::from_slice(gpu(), [rows()], &input.classes).unwrap();
         let expected = input.expected(PLAIN);
         let count = input.classes.iter().filter(|&&class| class >= 0).count() as f64;
@@ -154,7 +107,7 @@ fn the_mean_and_its_gradient_at_any_alignment() {
         let (mut all, mut loss) = (Vec::new(), Loss::zeros(gpu(), []).unwrap());
         // Each launch finds in the workspace what the one before has left.
         for _ in 0..3 {
-            let mut to = Strided::new(&vec![f32::NAN; input.x.len()], [cols, gap, offset]);
+            let mut to = place(&vec![f32::NAN; input.x.len()]);
             CrossEntropy::mean()
                 .forward_backward_into(
                     x.view(),
@@ -167,18 +120,20 @@ fn the_mean_and_its_gradient_at_any_alignment() {
                 .unwrap();
             let got = loss.item().unwrap();
             assert_relative_eq!(f64::from(got), mean, max_relative = 1e-6);
-            all.push((got.to_bits(), to.bits()));
+            let gradient = to.to_vec();
+            check_gradients(&gradient, &expected, |_| 1.0 / count);
+            all.push((got.to_bits(), bits(&gradient)));
         }
-        check_gradients(&numbers(&all[0].1), &expected, |_| 1.0 / count, 0.0);
         assert!(all.iter().all(|one| *one == all[0]), "other bits in another run");
         CrossEntropy::mean()
             .forward_backward_in_place(x.view_mut(), &target, &mut loss, &mut workspace, &stream)
             .unwrap();
         assert_eq!(loss.item().unwrap().to_bits(), all[0].0, "in place");
-        assert!(x.bits() == all[0].1, "in place");
+        assert!(bits(&x.to_vec()) == all[0].1, "in place");
     }
 }
 
+/// With smoothing, rows as long have a block each: the same results all the same.
 #[test]
 fn losses_of_each_row_with_weights_smoothing_and_z_loss() {
     let stream = gpu().stream().unwrap();
@@ -208,16 +163,7 @@ fn losses_of_each_row_with_weights_smoothing_and_z_loss() {
             assert!(off <= 2e-6 * expected.abs(), "row {row}: expected {expected}, got {got}");
         }
         let scale = |row: usize| f64::from(upstream[row]);
-        let by: Vec<Row> = expected
-            .into_iter()
-            .enumerate()
-            .map(|(index, mut row)| {
-                let z = row.z_by_input.iter().map(|by| by * scale(index));
-                row.z_by_input = z.collect();
-                row
-            })
-            .collect();
-        check_gradients(&gradient.to_vec().unwrap(), &by, scale, 1.0);
+        check_gradients(&gradient.to_vec().unwrap(), &expected, scale);
     }
 }
 

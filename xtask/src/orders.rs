@@ -7,7 +7,8 @@ use std::hash::{BuildHasher, RandomState};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 7] = ["bce", "golden", "graphs", "kl_div", "mse", "options", "stress"];
+const QUICK: [&str; 8] =
+    ["bce", "golden", "graphs", "kl_div", "mse", "options", "split_rows", "stress"];
 /// Those that take minutes.
 const SLOW: [&str; 3] = ["concurrency", "cross_entropy", "elementwise"];
 

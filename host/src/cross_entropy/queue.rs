@@ -130,8 +130,8 @@ impl<'a> Launches<'a> {
         self.queue_one(Pass::ForwardBackward, args)
     }
 
-    /// The kernel that computes loss and gradients with several blocks per row, if it is the fastest
-    /// for these rows.
+    /// The kernel that computes loss and gradients with several blocks per row, if rows are so long
+    /// that it is the fastest.
     fn split_entry(&self) -> Option<&'static Entry> {
         let entry = self.kernels.split.entry(self.dtype)?;
         plan::is_split(self.rows, self.row_bytes()).then_some(entry)

@@ -1,6 +1,6 @@
 //! How work is cut into blocks, as pure functions of sizes and of what a device has room for. So
 //! the same input is summed in the same order on every device of one model and, unless rows are
-//! packed or streamed, on every device.
+//! packed, streamed or split over several blocks, on every device.
 
 mod elementwise;
 pub(crate) mod packed;

@@ -22,7 +22,7 @@ pub(crate) struct Split {
 /// Bytes of a tile: what a warp moves at once.
 const TILE_BYTES: usize = (SPLIT_TILE_VECTORS * VECTOR_BYTES) as usize;
 
-/// The fewest tiles of a part.
+/// The fewest tiles of a part: 8 KiB. Chosen, not searched for.
 const MIN_PART_TILES: usize = 4;
 
 /// Whether rows are shared by several blocks in the pass that computes loss and gradients, where
@@ -129,6 +129,7 @@ mod tests {
                     let of_parts = u64::from(splits.get()) * u64::from(part_vectors);
                     let what = format!("{rows}x{cols} of {element_bytes} bytes");
                     assert!(of_parts >= vectors, "{what}");
+                    assert!(launch.cooperative, "{what}");
                     assert!(launch.blocks <= 264 && launch.blocks % splits == 0, "{what}");
                     assert!(launch.blocks / splits <= rows as u32, "{what}");
                     assert!(staged_vectors <= part_vectors && staged_vectors > 0, "{what}");

@@ -391,7 +391,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        // Where the emulator draws the order of blocks, the last may come first, and end the launch.
+        // If the emulator draws the order of blocks, the last may run first, and end the launch.
         let is_dirty = (0..100).any(|_| {
             fault(&mut workspace);
             row(&mut workspace) == 0

@@ -68,8 +68,8 @@ pub(crate) mod mode {
 /// * `forward_long`: one block per row, which holds one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
 ///   what fits of the rest in shared memory.
-/// * `forward_backward_split`: a group of blocks per row, each of which stages a part of the row in
-///   shared memory.
+/// * `forward_backward_split`, for class targets: a group of blocks per row, each of which stages a
+///   part of the row in shared memory.
 /// * `forward_stream`: rows are streamed through rings in shared memory.
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
@@ -123,7 +123,7 @@ macro_rules! kernels {
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E, MODE>, (CrossEntropyArgs), 1024 by 1, 11 barriers of $split;
+            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E>, (CrossEntropyArgs), 1024 by 1, 11 barriers of $split;
             BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }

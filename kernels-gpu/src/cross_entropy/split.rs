@@ -11,6 +11,7 @@
 
 use super::label::{normaliser, sum_normaliser};
 use super::lanes::{Lanes, alignment};
+use super::mode;
 use super::pass::{BlockTerms, Pass, TERMS, Total, writes};
 use super::row_group::RowGroup;
 use super::stats::Stats;
@@ -30,18 +31,19 @@ cuda_std::shared_array! {
     fn shared_row() -> [u64; 6];
 }
 
-/// The loss and the gradients.
+/// The loss and the gradients, for targets that are classes.
 ///
 /// # Safety
-/// 1. The kernels' conditions ([`super`]).
-/// 2. The launch is cooperative, and the grid is a number of groups of `splits` blocks. A block has
-///    a power of two of warps, two or more. The first `normaliser_blocks` of them sum the normaliser.
+/// 1. The kernels' conditions ([`super`]); targets are classes.
+/// 2. The launch is cooperative, and the grid is a number of groups of `splits` blocks, the first
+///    `normaliser_blocks` of which sum the normaliser. A block has a power of two of warps, two or
+///    more.
 /// 3. `part_vectors` is as [`CrossEntropyArgs`] says. A block has dynamic shared memory for
 ///    `staged_vectors` vectors and, if a group takes more than one row, for twice as many.
 /// 4. `16 * grid` is at most `abi::MAX_PARTIALS`.
 #[inline(always)]
-pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
-    let pass = Pass::<E, MODE>::new(args);
+pub(crate) unsafe fn forward_backward_split<E: Element>(args: &CrossEntropyArgs) {
+    let pass = Pass::<E, { mode::CLASS }>::new(args);
     // SAFETY: the kernels' conditions.
     let (workspace, normaliser) = unsafe {
         pass.begin_with_normaliser();
@@ -49,12 +51,14 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
     };
     let group = RowGroup::of_block();
     let (index, part) = (block_idx_x() / args.splits, block_idx_x() % args.splits);
-    let (groups, splits) = (grid_dim_x() / args.splits, args.splits.get());
+    let groups = grid_dim_x() / args.splits;
     // Behind the words of `sum_in_last_block`.
-    let exchange = Exchange::new(workspace, TERMS as u32 * grid_dim_x(), index, splits);
+    let exchange_of =
+        |group| Exchange::new(workspace, TERMS as u32 * grid_dim_x(), group, args.splits.get());
+    let exchange = exchange_of(index);
     let leads = part == 0 && thread_idx_x() == 0;
     let lanes_of = |row| Lanes::<E, { alignment::LINE }>::new(&pass, row);
-    // The row is computed anew wherever it is needed: kept, it would take registers.
+    // The row is computed again wherever it is needed: kept, it would take registers.
     let row_of = |round: u32| u64::from(index + round * groups);
     if row_of(0) < args.rows {
         // SAFETY: the caller's conditions; nothing is staged yet.
@@ -95,11 +99,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
             }
             let lanes_of_part = lanes.part(args, part, stage);
             let warp_stats = lanes_of_part.stats_of_part(&pass, peeled, group);
-            let stats = if Pass::<E, MODE>::DENSE {
-                warp_stats.block_merge::<true, false>()
-            } else {
-                warp_stats.block_merge::<false, false>()
-            };
+            let stats = warp_stats.block_merge::<false, false>();
             if warp_id() == 0 {
                 let (mut scale, mut z_scale) = (E::Real::ZERO, E::Real::ZERO);
                 if lane_id() == 0 {
@@ -111,7 +111,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
                     }
                 }
                 sync_warp();
-                let parts = Stats::<E::Real>::wait_merged(exchange, round, splits).parts();
+                let parts = Stats::<E::Real>::wait_merged(exchange, round).parts();
                 if lane_id() == 0 {
                     unrolled!(for k in 0..4; { shared_row().set(k as u32, parts[k].to_bits64()); });
                     shared_row().set(4, scale.to_bits64());
@@ -121,7 +121,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
             sync_threads();
             let shared = |k| E::Real::from_bits64(shared_row().get(k));
             let stats = Stats::of_parts([shared(0), shared(1), shared(2), shared(3)]).of_row();
-            // Computed again, as the row above.
+            // Computed again: kept over the barriers, they would take registers.
             let (round_again, group) = (opaque(round.into()) as u32, group.rematerialize());
             let row = row_of(round_again);
             let lanes = lanes_of(row);
@@ -171,8 +171,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
                 pass.finish_with_normaliser(plain, [sums[0], sums[1]], normaliser_words, workspace);
             });
         if is_last {
-            let behind = TERMS as u32 * grid_dim_x();
-            Exchange::new(workspace, behind, 0, splits).clear_all(groups);
+            exchange_of(0).clear_all(groups);
         }
     }
 }

@@ -228,13 +228,14 @@ impl<R: Real> Stats<R> {
         })
     }
 
-    /// Merges the parts of a row that `count` blocks exchange in a round. All lanes of the warp
-    /// have the result.
+    /// Merges the parts of a row that blocks exchange in a round. All lanes of the warp have the
+    /// result.
     ///
     /// # Safety
     /// As [`Exchange::wait`].
     #[inline(always)]
-    pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32, count: u32) -> Self {
+    pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32) -> Self {
+        let count = exchange.blocks();
         // SAFETY: the caller's condition.
         Self::merge_published(count, |index| unsafe { exchange.wait(round, index, index >= count) })
     }

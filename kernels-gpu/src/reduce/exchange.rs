@@ -37,6 +37,12 @@ impl Exchange {
         Exchange { workspace, first, blocks }
     }
 
+    /// Blocks of the group.
+    #[inline(always)]
+    pub(crate) fn blocks(self) -> u32 {
+        self.blocks
+    }
+
     /// Words of so many blocks.
     #[inline(always)]
     const fn words(blocks: u32) -> u32 {

@@ -1,11 +1,12 @@
-//! A part of a row of which each block has one: staged in shared memory, reduced from there, and
-//! read again for the gradients.
+//! A part of a row that several blocks share, one part each: staged in shared memory, reduced from
+//! there, and read again for the gradients. Targets are classes.
 
 use super::Lanes;
 use super::peeled::Peeled;
 use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
 use crate::abi::{CrossEntropyArgs, SPLIT_TILE_VECTORS};
 use crate::cross_entropy::label::Label;
+use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass};
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cross_entropy::staged::StagedLogits;
@@ -74,7 +75,6 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     #[inline(always)]
     unsafe fn tile_of_stage(&self, first: u32, read: bool, group: RowGroup) -> Tile<FLIGHT> {
         let mut tile = Tile::unread(first + (group.lane & (WARP_SIZE - 1)), WARP_SIZE);
-        let from = self.cut.vector(tile.first);
         // SAFETY: the caller's conditions.
         unsafe {
             if !read || !self.is_tile_staged(first) {
@@ -83,11 +83,6 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             unrolled!(for k in 0..FLIGHT; {
                 tile.x[k] = self.staged.get(tile.first, k as u32 * WARP_SIZE);
             });
-            if !self.target.is_null() {
-                unrolled!(for k in 0..FLIGHT; {
-                    tile.t[k] = self.target.load_vector(from, k as u32 * WARP_SIZE);
-                });
-            }
         }
         tile
     }
@@ -98,9 +93,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// 1. The kernels' condition 1.
     /// 2. This thread has [staged](Self::stage_part) the part and waited for it.
     #[inline(always)]
-    pub(crate) unsafe fn stats_of_part<const MODE: u32>(
+    pub(crate) unsafe fn stats_of_part(
         &self,
-        pass: &Pass<'_, E, MODE>,
+        pass: &Pass<'_, E, { mode::CLASS }>,
         peeled: Option<Peeled<E>>,
         group: RowGroup,
     ) -> Stats<E::Real> {
@@ -113,11 +108,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 self.absorb_tile(pass, &mut stats, &tile);
             }
         });
-        if Pass::<E, MODE>::DENSE {
-            stats.of_group::<true>(WARP_SIZE)
-        } else {
-            stats.of_group::<false>(WARP_SIZE)
-        }
+        stats.of_group::<false>(WARP_SIZE)
     }
 
     /// The logit of the row's class, in the thread that writes the gradient of its vector.
@@ -151,9 +142,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// 1. The kernels' conditions 1 and 3.
     /// 2. If the row counts, this thread has [staged](Self::stage_part) the part and waited for it.
     #[inline(always)]
-    pub(crate) unsafe fn gradients_of_part<const MODE: u32>(
+    pub(crate) unsafe fn gradients_of_part(
         &self,
-        pass: &Pass<'_, E, MODE>,
+        pass: &Pass<'_, E, { mode::CLASS }>,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
         to: [Row<E>; 2],

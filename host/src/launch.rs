@@ -6,7 +6,7 @@ use crate::memory::Memory;
 use crate::plan::Launch;
 use crate::stream::Stream;
 use cust::sys::cuLaunchKernelEx;
-use kernels_gpu::abi::Dtype;
+use kernels_gpu::abi::{Dtype, Matrix};
 use kernels_gpu::{Entry, Family};
 use std::ffi::c_void;
 
@@ -99,4 +99,10 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     check("cuLaunchKernelEx", unsafe {
         cuLaunchKernelEx(&config.raw(), function.0, params.as_mut_ptr(), std::ptr::null_mut())
     })
+}
+
+/// Whether rows begin as far from a boundary of 16 bytes in both tensors.
+pub(crate) fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool {
+    let apart = (rows.row_stride ^ others.row_stride) * element_bytes as u64;
+    (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
 }

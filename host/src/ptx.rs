@@ -138,7 +138,7 @@ mod tests {
         let others = ["cross_entropy", "ceiling"];
         let is_elementwise = |ptx: &&Ptx| !others.iter().any(|name| ptx.module.starts_with(name));
         for ptx in ALL.iter().filter(is_elementwise) {
-            let (bytes, most) = (arrays_bytes(ptx), crate::plan::ARRAYS_BYTES);
+            let (bytes, most) = (arrays_bytes(ptx), crate::plan::tiled::ARRAYS_BYTES);
             assert!(bytes <= most, "{}: {bytes} bytes, expected at most {most}", ptx.module);
         }
     }

@@ -234,13 +234,8 @@ pub struct PairwiseArgs {
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves the row.
     pub upstream_col_stride: u32,
-    /// Rows of a chunk, which one block computes; 0 where rows are not in chunks. If it is not 0:
-    /// 1. the reduction is [`reduction::ROWS`];
-    /// 2. tensors have no gaps between rows;
-    /// 3. the gradients have the same offset from a 16-byte boundary;
-    /// 4. weights have no strides;
-    /// 5. a block has [`chunk_shared_bytes`] of dynamic shared memory.
-    pub chunk_rows: u32,
+    /// How tiles are cut, for the tiled kernels.
+    pub tiles: TilesArgs,
     /// The loss, which the forward kernels write: one value, one a row, or one an element.
     pub loss: Matrix,
     /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
@@ -257,13 +252,50 @@ pub struct PairwiseArgs {
     pub weights: [Broadcast; 2],
 }
 
-/// Bytes of shared memory of a chunk of `rows` rows: a term for each element, from the boundary of
-/// a vector on, and a scale for each row.
-pub const fn chunk_shared_bytes(rows: usize, cols: usize, element_bytes: usize) -> usize {
-    let lanes = VECTOR_BYTES as usize / element_bytes;
-    let term_bytes = if element_bytes == 8 { 8 } else { 4 };
-    (rows * cols + 2 * lanes + rows) * term_bytes
+/// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
+///
+/// 1. The reduction is [`reduction::ROWS`] or, unless rows are packed, [`reduction::SCALAR`].
+/// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
+/// 3. In each row, the gradients have the same offset from a 16-byte boundary.
+/// 4. Weights have no strides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct TilesArgs {
+    /// Rows of a tile, if rows are packed: then no tensor has gaps between its rows, and a tile has
+    /// so many vectors as its rows need wherever they begin in a cache line. 0 if not.
+    pub rows: u32,
+    /// Tiles of a row, if rows are not packed: so many as a row needs wherever it begins in a cache
+    /// line. Otherwise 1.
+    pub of_row: u32,
+    /// The runs of the call, each of which is packed rows or a row, times `splits`.
+    pub items: u32,
+    /// Vectors of a tile: a multiple of [`TILED_BLOCK`], and at most four times that.
+    pub vectors: u32,
+    /// Sums of a vector of packed rows: 1 if every vector is of one row, 2 if it is of two at most,
+    /// and otherwise one for each of its elements.
+    pub vector_sums: u32,
+    /// 2³² ÷ columns, rounded up, for packed rows of more than one column; for others 0. It divides
+    /// an element's number in a tile, which is below 2¹⁶, by the columns.
+    pub per_col: u32,
+    /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
+    /// tensors have the same offset from a 16-byte boundary in each row, none.
+    pub padding: u32,
+    /// The byte of shared memory from which on there are the sums of packed rows: behind two
+    /// stages, each of every warp's vectors and padding for each tensor.
+    pub sums: u32,
+    /// The byte of shared memory from which on there are the scales of packed rows: behind two
+    /// buffers of sums.
+    pub scales: u32,
 }
+
+impl TilesArgs {
+    /// One vector more is needed where vectors are shifted. With as many as a cache line has, the
+    /// next warp's begin at a line.
+    pub const PADDING: u32 = LINE_VECTORS;
+}
+
+/// Threads of a block of the tiled kernels.
+pub const TILED_BLOCK: u32 = 256;
 
 /// Arguments of the ceiling kernels, which only read and write.
 #[derive(Clone, Copy, Debug)]

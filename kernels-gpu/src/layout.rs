@@ -3,7 +3,7 @@
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault,
-    TileArgs, saved, workspace,
+    TileArgs, TilesArgs, saved, workspace,
 };
 use crate::table::Entry;
 
@@ -44,13 +44,24 @@ const STRUCTURES: &[Structure] = &[
         group_threads,
         splits,
         upstream_col_stride,
-        chunk_rows,
+        tiles,
         loss,
         workspace,
         upstream,
         grad_input,
         grad_target,
         weights,
+    }),
+    structure!(TilesArgs {
+        rows,
+        of_row,
+        items,
+        vectors,
+        vector_sums,
+        per_col,
+        padding,
+        sums,
+        scales
     }),
     structure!(CeilingArgs {
         arrays,
@@ -128,6 +139,8 @@ const STRUCTURES: &[Structure] = &[
 
 const CONSTANTS: &[(&str, u64)] = &[
     ("stream depth", abi::STREAM_DEPTH as u64),
+    ("tiled block", abi::TILED_BLOCK as u64),
+    ("tile padding", TilesArgs::PADDING as u64),
     ("warp tile bytes", abi::WARP_TILE_BYTES as u64),
     ("max split groups", abi::MAX_SPLIT_GROUPS as u64),
     ("max partials", abi::MAX_PARTIALS as u64),

@@ -1,17 +1,18 @@
 //! Losses that compare an input x and a target t element by element. The three kernels (forward,
 //! backward, and both in one pass) are the same for every such loss; [`Pairwise`] is its formula.
 //!
-//! Each kernel is compiled twice. With `DENSE`, the tensors have no gaps between rows and the loss
-//! is reduced to a scalar, so the tensors count as a single row that the whole grid shares. Without
-//! `DENSE`, the kernel handles everything else: strided rows, a loss per row or per element, and an
-//! upstream gradient per row or per element.
+//! Each kernel is compiled three times. With `DENSE`, the tensors have no gaps between rows and the
+//! loss is reduced to a scalar, so the tensors count as a single row that the whole grid shares.
+//! The [`tiled`] kernels reduce by row, or over long rows with gaps. Without `DENSE`, the kernel
+//! handles everything else: short rows with gaps, a loss or an upstream gradient per element, and
+//! weights that are not the same for all elements.
 //!
 //! A vector is 16 bytes, what one load brings. A row group is the threads that share a row: a power
 //! of two up to a warp, or the block.
 
-mod chunk;
 mod pass;
 mod row;
+mod tiled;
 
 use crate::abi::{PairwiseArgs, reduction};
 use crate::element::{Element, Real};
@@ -28,23 +29,28 @@ use pass::Pass;
 /// - `$block` is the most threads of a dense block, `$both` that of the dense forward-backward
 ///   pass, in which a thread has `$flight` vectors of each tensor in flight.
 /// - `$rows`, `$rows_backward`, `$rows_both`: how many blocks of the `_rows` kernels fit on a
-///   multiprocessor at a time, by registers and without spills.
+///   multiprocessor at a time, by registers and without spills; `$tiled` and so on: the same for
+///   the `_tiled` kernels.
 macro_rules! kernels {
     (
         $loss:ident, $type:ty, $block:literal, $both:literal threads by $flight:literal,
-        rows by $rows:literal $rows_backward:literal $rows_both:literal
+        rows by $rows:literal $rows_backward:literal $rows_both:literal,
+        tiled by $tiled:literal $tiled_backward:literal $tiled_both:literal
     ) => {
-        use crate::abi::{PairwiseArgs, ROWS_BLOCK};
-        use crate::pairwise::{backward, dense_block, forward, forward_backward};
+        use crate::abi::{PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
+        use crate::pairwise::{backward, dense_block, forward, forward_backward, tiled};
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
             FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows, 8 barriers;
+            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows, 5 barriers;
             BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 0 barriers;
-            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_backward, 1 barriers;
+            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_backward, 0 barriers;
             FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), (dense_block::<E>($both)) by 1, 3 barriers;
-            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_both, 9 barriers;
+            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_both, 5 barriers;
+            FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>, (PairwiseArgs), TILED_BLOCK by $tiled, 5 barriers;
+            BACKWARD_TILED = backward_tiled: tiled::<E, $type, false, true>, (PairwiseArgs), TILED_BLOCK by $tiled_backward, 1 barriers;
+            FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true, true>, (PairwiseArgs), TILED_BLOCK by $tiled_both, 6 barriers;
         }
     };
 }
@@ -171,10 +177,10 @@ unsafe fn run<
 >(
     args: &PairwiseArgs,
 ) {
-    let pass = Pass::<E, L, DENSE> { args, loss: L::new(args), element: PhantomData };
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
     if DENSE {
+        let pass = Pass::<E, L, DENSE> { args, loss: L::new(args), element: PhantomData };
         let (split, lane) = (u64::from(block_idx_x()), thread_idx_x());
         // SAFETY: conditions 1 and 3.
         let sum = unsafe { pass.part::<TERMS, GRADS, UNROLL>(0, split, lane) };
@@ -185,12 +191,7 @@ unsafe fn run<
         return;
     }
 
-    if args.chunk_rows != 0 {
-        let pass = Pass::<E, L, false> { args, loss: pass.loss, element: PhantomData };
-        // SAFETY: conditions 1 and 3.
-        unsafe { pass.chunk::<TERMS, GRADS>() };
-        return;
-    }
+    let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
     let by_row = TERMS && args.reduction == reduction::ROWS;
     let group = args.group_threads.get();
     let lane = if group > WARP_SIZE { thread_idx_x() } else { thread_idx_x() & (group - 1) };
@@ -239,28 +240,67 @@ unsafe fn run<
         // SAFETY: conditions 1 and 2.
         unsafe { grid_sums([total.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
     }
-    if by_row && splits.get() > 1 && is_last_block() {
-        let mut row = u64::from(warp_id());
-        while row < args.rows {
-            // SAFETY: every part's sum is published at the part's index, by a block whose index is
-            // not above this one's.
-            let share = unsafe {
-                // A part's index fits into 32 bits, because `rows * splits` is at most
-                // `MAX_PARTIALS`.
-                let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
-                workspace.share::<F64Words, 1, 4>(
-                    [0.0],
-                    [first, 0],
-                    (0, count),
-                    (lane_id(), WARP_SIZE),
-                )
-            };
-            let [sum] = group_sums(share, WARP_SIZE);
-            if lane_id() == 0 {
-                // SAFETY: condition 1.
-                unsafe { pass.finish(row, sum) };
-            }
-            row += u64::from(block_dim_x() / WARP_SIZE);
+    if by_row {
+        // SAFETY: the caller's conditions; the parts' sums are published.
+        unsafe { finish_split_rows(&pass, workspace) };
+    }
+}
+
+/// [`forward`], [`backward`] or both, as `TERMS` and `GRADS` say, for rows that are cut into tiles.
+///
+/// # Safety
+/// 1. As [`forward`].
+/// 2. `args.tiles` and the launch are as [`TilesArgs`](crate::abi::TilesArgs) says.
+#[inline(always)]
+pub(crate) unsafe fn tiled<
+    E: Element,
+    L: Pairwise<E::Real>,
+    const TERMS: bool,
+    const GRADS: bool,
+>(
+    args: &PairwiseArgs,
+) {
+    let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
+    // SAFETY: the caller's conditions.
+    unsafe {
+        // The weights have no strides, so those of the first row serve all.
+        let pass = Pass { loss: pass.loss.of_row(0), ..pass };
+        let workspace = Workspace::new(args.workspace);
+        pass.tiled::<TERMS, GRADS>(workspace);
+        if TERMS && args.reduction == reduction::ROWS {
+            finish_split_rows(&pass, workspace);
         }
+    }
+}
+
+/// Adds up the sums of the parts of each row, if rows have several parts, and writes the losses.
+///
+/// # Safety
+/// As [`forward`], with a loss by row; all threads of the grid call it, and each block has
+/// published the sums of its parts, as the word of the part's index.
+#[inline(always)]
+unsafe fn finish_split_rows<E: Element, L: Pairwise<E::Real>>(
+    pass: &Pass<'_, E, L, false>,
+    workspace: Workspace,
+) {
+    let args = pass.args;
+    if args.splits.get() == 1 || !is_last_block() {
+        return;
+    }
+    let mut row = u64::from(warp_id());
+    while row < args.rows {
+        // SAFETY: every part's sum is published at the part's index, by a block whose index is not
+        // above this one's.
+        let share = unsafe {
+            // A part's index fits into 32 bits, because `rows * splits` is at most `MAX_PARTIALS`.
+            let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
+            workspace.share::<F64Words, 1, 4>([0.0], [first, 0], (0, count), (lane_id(), WARP_SIZE))
+        };
+        let [sum] = group_sums(share, WARP_SIZE);
+        if lane_id() == 0 {
+            // SAFETY: condition 1.
+            unsafe { pass.finish(row, sum) };
+        }
+        row += u64::from(block_dim_x() / WARP_SIZE);
     }
 }

@@ -5,7 +5,7 @@ use super::kernels::Kernels;
 use super::options::CrossEntropy;
 use crate::element::Float;
 use crate::error::Result;
-use crate::launch::{Argument, check_memory, launch};
+use crate::launch::{Argument, check_memory, launch, rows_are_alike};
 use crate::plan::packed;
 use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
@@ -276,12 +276,6 @@ impl<'a> Launches<'a> {
             _ => Ok(()),
         }
     }
-}
-
-/// Whether rows begin as far from a boundary of 16 bytes in both tensors.
-fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool {
-    let apart = (rows.row_stride ^ others.row_stride) * element_bytes as u64;
-    (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
 }
 
 /// How the rows of a call are laid out, as the plan of packed rows asks.

@@ -4,12 +4,13 @@ use super::{Call, Pairwise};
 use crate::element::Float;
 use crate::error::{Error, Result};
 use crate::grads::Grads;
-use crate::launch::Argument;
+use crate::launch::{Argument, rows_are_alike};
 use crate::memory::Memory;
+use crate::plan::tiled;
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
-use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, VECTOR_BYTES, reduction};
+use kernels_gpu::abi::{Broadcast, CACHE_LINE, Matrix, PairwiseArgs, TilesArgs, reduction};
 use std::num::NonZeroU32;
 
 /// What a launch needs, but for the plan's part of it.
@@ -19,8 +20,10 @@ pub(super) struct Arguments<'a> {
     pub(super) writes: Vec<Argument<'a>>,
     /// Whether all elements may be taken for one row.
     pub(super) dense: bool,
-    /// Whether no tensor has gaps between its rows, and weights are the same for all elements.
+    /// Whether no tensor that is cut into tiles has gaps between its rows.
     pub(super) contiguous: bool,
+    /// Whether the tiled kernels can compute the call, but for the length of its rows.
+    pub(super) can_tile: bool,
 }
 
 impl<R: Reduction> Pairwise<'_, R> {
@@ -54,6 +57,10 @@ impl<R: Reduction> Pairwise<'_, R> {
                 arguments.args.grad_input = arguments.args.input;
                 arguments.writes.push(("input", input));
             }
+            let PairwiseArgs { grad_input, grad_target, .. } = &arguments.args;
+            arguments.can_tile &= grad_input.start == 0
+                || grad_target.start == 0
+                || rows_are_alike(grad_input, grad_target, size_of::<T>());
         }
         Ok(arguments)
     }
@@ -84,7 +91,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             group_threads: NonZeroU32::MIN,
             splits: NonZeroU32::MIN,
             upstream_col_stride: 0,
-            chunk_rows: 0,
+            tiles: TilesArgs::default(),
             loss: Matrix::default(),
             workspace: workspace.memory().address,
             upstream: Matrix::default(),
@@ -93,9 +100,11 @@ impl<R: Reduction> Pairwise<'_, R> {
             weights,
         };
         let is_one = |weight: &Broadcast| weight.row_stride == 0 && weight.col_stride == 0;
-        let contiguous = input.is_dense() && target.is_dense() && weights.iter().all(is_one);
-        let dense = R::KIND != reduction::ROWS && contiguous;
-        Ok(Arguments { args, reads, writes: Vec::new(), dense, contiguous })
+        let contiguous = input.is_dense() && target.is_dense();
+        let one_weight = weights.iter().all(is_one);
+        let dense = R::KIND != reduction::ROWS && contiguous && one_weight;
+        let can_tile = R::KIND != reduction::ELEMENTS && one_weight;
+        Ok(Arguments { args, reads, writes: Vec::new(), dense, contiguous, can_tile })
     }
 
     /// The weights, of an input of `shape`, as the kernels take them.
@@ -165,13 +174,28 @@ impl<'a> Arguments<'a> {
 }
 
 impl Arguments<'_> {
-    /// Whether rows can be taken in chunks, as `PairwiseArgs::chunk_rows` has them.
-    pub(super) fn fits_chunks(&self) -> bool {
-        let PairwiseArgs { grad_input, grad_target, reduction, .. } = &self.args;
-        let are_alike = grad_input.start == 0
-            || grad_target.start == 0
-            || (grad_input.start ^ grad_target.start).is_multiple_of(VECTOR_BYTES.into());
-        *reduction == reduction::ROWS && self.contiguous && are_alike
+    /// The tensors whose elements are read and written one for one.
+    fn tensors(&self) -> impl Iterator<Item = &Matrix> {
+        let PairwiseArgs { input, target, grad_input, grad_target, .. } = &self.args;
+        [input, target, grad_input, grad_target].into_iter().filter(|tensor| tensor.start != 0)
+    }
+
+    /// The rows, as the plan of the tiled kernels asks.
+    pub(super) fn rows(&self, shape: Shape, element_bytes: usize) -> tiled::Rows {
+        let bits = self.tensors().fold(u64::from(CACHE_LINE), |bits, tensor| {
+            bits | tensor.start | tensor.row_stride.wrapping_mul(element_bytes as u64)
+        });
+        tiled::Rows {
+            reduction: self.args.reduction,
+            rows: shape.rows(),
+            cols: shape.cols(),
+            element_bytes,
+            contiguous: self.contiguous,
+            alignment: 1 << bits.trailing_zeros(),
+            alike: self
+                .tensors()
+                .all(|tensor| rows_are_alike(tensor, &self.args.input, element_bytes)),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
 use crate::memory::Memory;
+use crate::plan::tiled::Tiled;
 use crate::plan::{self, Dense, Pass};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
@@ -19,7 +20,7 @@ use crate::tensor::Loss;
 use crate::view::{View, ViewMut};
 use arguments::Arguments;
 use kernels_gpu::Family;
-use kernels_gpu::abi::{PairwiseArgs, reduction};
+use kernels_gpu::abi::{Dtype, PairwiseArgs, reduction};
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
@@ -29,9 +30,10 @@ pub(crate) struct Kernels {
     pub(crate) forward_backward: Forms,
 }
 
-/// A kernel for dense tensors, and one for rows.
+/// A kernel for dense tensors, one for rows that are cut into tiles, and one for all else.
 pub(crate) struct Forms {
     pub(crate) dense: &'static Family<PairwiseArgs>,
+    pub(crate) tiled: &'static Family<PairwiseArgs>,
     pub(crate) rows: &'static Family<PairwiseArgs>,
 }
 
@@ -45,14 +47,17 @@ macro_rules! kernels {
             dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
+                tiled: &kernels_gpu::kernels::$loss::FORWARD_TILED,
                 rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
             },
             backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::BACKWARD,
+                tiled: &kernels_gpu::kernels::$loss::BACKWARD_TILED,
                 rows: &kernels_gpu::kernels::$loss::BACKWARD_ROWS,
             },
             forward_backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
+                tiled: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_TILED,
                 rows: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_ROWS,
             },
         }
@@ -134,26 +139,30 @@ impl<R: Reduction> Pairwise<'_, R> {
         };
         let fault = call.loss.as_ref().and_then(|loss| loss.fault);
         let arguments = self.arguments(call, workspace)?;
-        let fits_chunks = arguments.fits_chunks();
-        let Arguments { mut args, reads, writes, dense, .. } = arguments;
+        let rows = arguments.rows(shape, size_of::<T>());
+        let Arguments { mut args, reads, writes, dense, can_tile, .. } = arguments;
         check_memory(stream, &reads, &writes)?;
 
-        let mut plan = plan::rows(R::KIND, shape.rows(), shape.cols(), size_of::<T>());
-        if dense {
+        let tiled = if can_tile && !(dense && R::KIND == reduction::SCALAR) {
+            plan_tiles(forms.tiled, T::DTYPE, &rows, stream)?
+        } else {
+            None
+        };
+        let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
             // Elements without gaps are one row.
             (args.rows, args.cols) = (1, shape.len() as u64);
-            plan = plan::rows(R::KIND, 1, shape.len(), size_of::<T>());
-        }
-        if fits_chunks
-            && let Some((chunk_rows, chunks)) =
-                plan::chunks(shape.rows(), shape.cols(), size_of::<T>())
-        {
-            (args.chunk_rows, plan) = (chunk_rows, chunks);
-        }
-        (args.group_threads, args.splits) = (plan.group_threads, plan.splits);
-        let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
             (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
+        } else if let Some(Tiled { rows, args: tiles }) = tiled {
+            args.tiles = tiles;
+            (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
+            (forms.tiled, rows.launch)
         } else {
+            if dense {
+                (args.rows, args.cols) = (1, shape.len() as u64);
+            }
+            let (rows, cols) = (args.rows as usize, args.cols as usize);
+            let plan = plan::rows(R::KIND, rows, cols, size_of::<T>());
+            (args.group_threads, args.splits) = (plan.group_threads, plan.splits);
             (forms.rows, plan.launch)
         };
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
@@ -168,4 +177,21 @@ impl<R: Reduction> Pairwise<'_, R> {
         }
         Ok(())
     }
+}
+
+/// The launch of the tiled kernel of a family over `rows`, if there is to be one.
+fn plan_tiles(
+    family: &'static Family<PairwiseArgs>,
+    dtype: Dtype,
+    rows: &plan::tiled::Rows,
+    stream: &Stream,
+) -> Result<Option<Tiled>> {
+    let Some(entry) = family.entry(dtype) else { return Ok(None) };
+    let gpu = stream.gpu();
+    let Some(plan) = plan::tiled::tiled(rows, gpu.room_for(entry.resident)) else {
+        return Ok(None);
+    };
+    // More than a block has unless it is asked for.
+    let room = gpu.dynamic_shared(entry)?;
+    Ok((plan.rows.launch.shared_bytes <= room).then_some(plan))
 }

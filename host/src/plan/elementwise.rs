@@ -1,7 +1,7 @@
 //! Launches of the kernels that compare two tensors element by element.
 
 use super::{Launch, MANY_BLOCKS, Pass, RowsLaunch};
-use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, chunk_shared_bytes, max_blocks, reduction};
+use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction};
 use std::num::NonZeroU32;
 
 /// The most vectors (of 16 bytes) of a small input. For small inputs, a block on every
@@ -96,45 +96,3 @@ pub(crate) fn rows(kind: u32, rows: usize, cols: usize, element_bytes: usize) ->
         splits: number(splits),
     }
 }
-
-/// The most bytes of the terms of a chunk. Per chunk, a thread spends as many instructions on
-/// finding its part and on the sum as on several vectors, so a chunk has several vectors per
-/// thread. Only 16 and 32 KiB were tried, with other changes between the two.
-pub(super) const CHUNK_BYTES: usize = 32 << 10;
-
-/// Dynamic shared memory in bytes that a block may have without an opt-in (a function attribute):
-/// 48 KiB, less what the arrays of the elementwise kernels take, which count too.
-pub(super) const SHARED_BYTES: usize = (48 << 10) - ARRAYS_BYTES;
-
-/// Bytes of the shared arrays of the elementwise kernels, as their PTX declares them.
-pub(crate) const ARRAYS_BYTES: usize = 1 << 10;
-
-/// The rows per chunk, and the launch with one block per chunk, for `rows` rows of `cols` elements
-/// without gaps between them. `None` if a row is longer than a chunk.
-pub(crate) fn chunks(rows: usize, cols: usize, element_bytes: usize) -> Option<(u32, RowsLaunch)> {
-    let elements = CHUNK_BYTES / if element_bytes == 8 { 8 } else { 4 };
-    if rows == 0 || cols == 0 || cols > elements {
-        return None;
-    }
-    // A chunk has fewer rows if they are so short that their scales take much of the shared memory,
-    // and if there would be too few chunks to keep all multiprocessors busy.
-    let one_row =
-        chunk_shared_bytes(1, cols, element_bytes) - chunk_shared_bytes(0, cols, element_bytes);
-    let room = SHARED_BYTES - chunk_shared_bytes(0, cols, element_bytes);
-    let chunk_rows = (elements / cols).min(room / one_row).min(rows.div_ceil(MANY_BLOCKS));
-    let blocks = i32::try_from(rows.div_ceil(chunk_rows)).ok()? as u32;
-    // Enough threads per row group that each sums a few terms; the whole block for rows that are
-    // nearly as long as a chunk.
-    let group_threads = match cols {
-        0..=1024 => (cols / CHUNK_TERMS).next_power_of_two().min(32) as u32,
-        _ => ROWS_BLOCK,
-    };
-    let shared_bytes = chunk_shared_bytes(chunk_rows, cols, element_bytes) as u32;
-    let launch = Launch { blocks, threads: ROWS_BLOCK, shared_bytes, cooperative: false };
-    let group_threads = NonZeroU32::new(group_threads).expect("at least one");
-    Some((chunk_rows as u32, RowsLaunch { launch, group_threads, splits: NonZeroU32::MIN }))
-}
-
-/// About how many terms of a row a thread sums, if there are enough threads. This, and the number
-/// of columns from which on a block sums a row, was chosen and not measured.
-const CHUNK_TERMS: usize = 8;

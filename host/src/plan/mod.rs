@@ -8,10 +8,9 @@ mod prefetch;
 mod samples;
 mod split;
 mod stream;
+pub(crate) mod tiled;
 
-#[cfg(test)]
-pub(crate) use elementwise::ARRAYS_BYTES;
-pub(crate) use elementwise::{Dense, chunks, elementwise, rows};
+pub(crate) use elementwise::{Dense, elementwise, rows};
 #[cfg(feature = "bench")]
 pub(crate) use prefetch::early_bytes;
 pub(crate) use prefetch::{Ahead, Cache, ahead, early, wants_shared_of_one_more};

@@ -1,38 +1,13 @@
 //! Shapes of launches, and what they have room for.
 
-use super::elementwise::{CHUNK_BYTES, SHARED_BYTES};
 use super::packed::Device;
 use super::prefetch::Early;
 use super::samples::Tail;
 use super::*;
 use kernels_gpu::abi::{
-    ADDER_PERIOD, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, chunk_shared_bytes, grid_of_workers,
-    max_blocks, max_workers, reduction, words_of_worker,
+    ADDER_PERIOD, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, grid_of_workers, max_blocks,
+    max_workers, reduction, words_of_worker,
 };
-
-/// Chunks fit into the shared memory of a block, and there are enough of them for all rows.
-#[test]
-fn chunks_fit_into_shared_memory() {
-    let rows = [1, 2, 131, 1_056, 5_000, 1 << 20, usize::MAX >> 16];
-    for (rows, element_bytes) in rows.into_iter().flat_map(|rows| [2, 4, 8].map(|b| (rows, b))) {
-        for cols in (1..300).chain([1_000, 1_024, 1_025, 4_096, 4_097, 8_192]) {
-            let Some((chunk_rows, plan)) = chunks(rows, cols, element_bytes) else {
-                let elements = CHUNK_BYTES / element_bytes.max(4);
-                assert!(cols > elements || rows > i32::MAX as usize, "{rows}×{cols}");
-                continue;
-            };
-            let bytes = chunk_shared_bytes(chunk_rows as usize, cols, element_bytes);
-            assert_eq!(plan.launch.shared_bytes as usize, bytes);
-            assert!(chunk_rows > 0 && bytes <= SHARED_BYTES, "{rows}×{cols}: {bytes} bytes");
-            assert_eq!(plan.launch.blocks as usize, rows.div_ceil(chunk_rows as usize));
-            let group_threads = plan.group_threads.get();
-            assert!(
-                group_threads.is_power_of_two()
-                    && (group_threads <= 32 || group_threads == plan.launch.threads)
-            );
-        }
-    }
-}
 
 const DENSE: Dense = Dense { threads: 512, heavy: false };
 const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];

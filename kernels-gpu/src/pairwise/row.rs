@@ -61,6 +61,26 @@ unsafe fn load_16_bytes<E: Element>(at: *const Vec16, may_be_misaligned: bool) -
     Vec16(vector)
 }
 
+/// The lanes of a vector that are stored.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes {
+    pub(super) first: u32,
+    pub(super) end: u32,
+    pub(super) are_all: bool,
+}
+
+impl Lanes {
+    #[inline(always)]
+    pub(super) fn all<E: Element>() -> Self {
+        Lanes { first: 0, end: E::LANES, are_all: true }
+    }
+
+    #[inline(always)]
+    pub(super) fn has(self, lane: usize) -> bool {
+        self.are_all || (lane as u32 >= self.first && (lane as u32) < self.end)
+    }
+}
+
 /// Element `lane` of a vector, widened.
 #[inline(always)]
 pub(super) fn of_lane<E: Element>(vector: Vec16, lane: usize) -> E::Real {
@@ -182,45 +202,91 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             });
         }
         // SAFETY: the caller's conditions.
-        unsafe { self.store_grads::<PLAIN>(vector, x, t, scales) };
+        unsafe {
+            let lanes = Lanes::all::<E>();
+            self.store_grads_by_input::<PLAIN>(vector, x, t, scales, lanes);
+            self.store_grads_by_target::<PLAIN>(vector, x, t, scales, lanes);
+        }
     }
 
-    /// Writes the gradients of a vector, with a scale for each element, to each gradient tensor
-    /// that is not null.
+    /// Writes the gradients of a vector's `lanes` with respect to the input, with a scale for each
+    /// element, unless their tensor is null.
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs).
     #[inline(always)]
-    pub(super) unsafe fn store_grads<const PLAIN: bool>(
+    pub(super) unsafe fn store_grads_by_input<const PLAIN: bool>(
         &self,
         vector: u64,
         x: Vec16,
         t: Vec16,
         scales: [E::Real; MAX_LANES],
+        lanes: Lanes,
     ) {
         let col = self.head + vector * u64::from(E::LANES);
-        let (to_input, to_target) = (opaque(self.grad_input), opaque(self.grad_target));
+        let to = opaque(self.grad_input);
+        if to == 0 {
+            return;
+        }
         let mut grads = [E::Real::ZERO; MAX_LANES];
-        if to_input != 0 {
-            unrolled!(for lane in 0..E::LANES as usize; {
-                // SAFETY: the caller's conditions.
-                let loss = unsafe { self.loss_of(col + lane as u64) };
-                let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-                grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
-            });
+        unrolled!(for lane in 0..E::LANES as usize; {
             // SAFETY: the caller's conditions.
-            unsafe { store_streaming(self.vector_of(to_input, vector), E::narrow_all(grads)) };
+            let loss = unsafe { self.loss_of(col + lane as u64) };
+            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+            grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
+        });
+        // SAFETY: the caller's conditions.
+        unsafe { self.store_lanes(to, vector, E::narrow_all(grads), lanes) };
+    }
+
+    /// Writes the gradients of a vector's `lanes` with respect to the target, with a scale for each
+    /// element, unless their tensor is null.
+    ///
+    /// # Safety
+    /// As [`pairs`](Self::pairs).
+    #[inline(always)]
+    pub(super) unsafe fn store_grads_by_target<const PLAIN: bool>(
+        &self,
+        vector: u64,
+        x: Vec16,
+        t: Vec16,
+        scales: [E::Real; MAX_LANES],
+        lanes: Lanes,
+    ) {
+        let col = self.head + vector * u64::from(E::LANES);
+        let to = opaque(self.grad_target);
+        if to == 0 {
+            return;
         }
-        if to_target != 0 {
-            unrolled!(for lane in 0..E::LANES as usize; {
-                // SAFETY: the caller's conditions.
-                let loss = unsafe { self.loss_of(col + lane as u64) };
-                let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-                grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
-            });
+        let mut grads = [E::Real::ZERO; MAX_LANES];
+        unrolled!(for lane in 0..E::LANES as usize; {
             // SAFETY: the caller's conditions.
-            unsafe { store_streaming(self.vector_of(to_target, vector), E::narrow_all(grads)) };
+            let loss = unsafe { self.loss_of(col + lane as u64) };
+            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+            grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
+        });
+        // SAFETY: the caller's conditions.
+        unsafe { self.store_lanes(to, vector, E::narrow_all(grads), lanes) };
+    }
+
+    /// Stores `lanes` of a vector.
+    ///
+    /// # Safety
+    /// As [`pairs`](Self::pairs), for these lanes.
+    #[inline(always)]
+    unsafe fn store_lanes(&self, tensor: u64, vector: u64, values: Vec16, lanes: Lanes) {
+        let at = self.vector_of(tensor, vector);
+        if lanes.are_all {
+            // SAFETY: the caller's conditions.
+            unsafe { store_streaming(at, values) };
+            return;
         }
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if lanes.has(lane) {
+                // SAFETY: the caller's conditions.
+                unsafe { store(at.cast::<E>().wrapping_add(lane), E::extract(values, lane as u32)) };
+            }
+        });
     }
 
     /// Writes the gradients of one pair, times `scale`, and returns the two factors of its term.

@@ -1,0 +1,475 @@
+//! Losses that are reduced by row, and rows with gaps: a block copies the tiles of its rows to
+//! shared memory, asynchronously, and computes one tile while the next one is copied.
+//!
+//! Short rows without gaps are packed: a tile consists of whole rows, and its vectors may have the
+//! end of one row and the beginning of the next. A thread sums the terms of a vector for each of
+//! the rows in it and writes these sums to shared memory, where groups of lanes add them up. A long
+//! row is cut into tiles, whose terms a thread adds up in a register. Blocks are persistent.
+
+mod run;
+mod stage;
+
+use super::Pairwise;
+use super::pass::Pass;
+use super::row::{Lanes, of_lane};
+use crate::abi::{PairwiseArgs, TILED_BLOCK, reduction};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::reduce::{Workspace, grid_sums, warp_sums};
+use cuda_std::hint::opaque_vec16;
+use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
+use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+use run::Run;
+use stage::Shared;
+
+/// Warps of a block.
+const WARPS: u32 = TILED_BLOCK / WARP_SIZE;
+
+cuda_std::shared_array! {
+    /// The sums of the warps of a block over their parts of a row. Two buffers, for alternate rows:
+    /// a warp may write the sum of the next row while another still reads these.
+    fn warp_sums_of_row() -> [f64; 64];
+}
+
+/// A tile: which of a block's runs, and which part of it.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// The number of the run, or of the part of a split row.
+    item: u32,
+    /// The tile's number in the row.
+    number: u32,
+    /// The end of the item's tiles.
+    end: u32,
+}
+
+impl Tile {
+    /// The first tile of an item.
+    #[inline(always)]
+    fn first(args: &PairwiseArgs, item: u32) -> Self {
+        let (splits, tiles) = (args.splits, args.tiles.of_row);
+        if splits.get() == 1 {
+            return Tile { item, number: 0, end: tiles };
+        }
+        let split = item % splits;
+        let share = |split: u32| split * tiles / splits;
+        Tile { item, number: share(split), end: share(split + 1) }
+    }
+
+    /// The block's next tile.
+    #[inline(always)]
+    fn next(self, args: &PairwiseArgs) -> Self {
+        if self.number + 1 < self.end {
+            Tile { number: self.number + 1, ..self }
+        } else {
+            Self::first(args, self.item + grid_dim_x())
+        }
+    }
+
+    /// The number of the run.
+    #[inline(always)]
+    fn run(self, args: &PairwiseArgs) -> u32 {
+        if args.splits.get() == 1 { self.item } else { self.item / args.splits }
+    }
+}
+
+/// The state of a block.
+struct Block<'a, E: Element, L> {
+    pass: &'a Pass<'a, E, L, false>,
+    shared: Shared<E>,
+    workspace: Workspace,
+    /// Whether each row has an upstream gradient of its own.
+    has_scales: bool,
+    /// The scale of the gradients, unless each row has its own.
+    scale: E::Real,
+}
+
+impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
+    /// Computes the tiles of this block.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s conditions hold.
+    /// 2. `args.tiles` and the launch are as [`TilesArgs`](crate::abi::TilesArgs) requires.
+    /// 3. All threads of the block call it.
+    #[inline(always)]
+    pub(super) unsafe fn tiled<const TERMS: bool, const GRADS: bool>(&self, workspace: Workspace) {
+        let args = self.args;
+        let has_scales = GRADS && args.upstream.start != 0 && args.upstream.row_stride != 0;
+        let block = Block {
+            pass: self,
+            shared: Shared::new(args),
+            workspace,
+            has_scales,
+            // SAFETY: condition 1.
+            scale: if GRADS && !has_scales { unsafe { self.scale(0) } } else { E::Real::ZERO },
+        };
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let total = block.for_each_tile::<TERMS, GRADS>();
+            if TERMS && args.reduction == reduction::SCALAR {
+                grid_sums([total], workspace, |[sum]| self.finish(0, sum));
+            }
+        }
+    }
+}
+
+impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
+    /// Computes each tile of the block while the next one is copied. Returns the sum of this
+    /// thread's terms, where the loss is a scalar.
+    ///
+    /// # Safety
+    /// As [`Pass::tiled`].
+    #[inline(always)]
+    unsafe fn for_each_tile<const TERMS: bool, const GRADS: bool>(&self) -> f64 {
+        let args = self.pass.args;
+        let items = args.tiles.items;
+        let mut next = Tile::first(args, block_idx_x());
+        let mut run = Run::new::<GRADS>(self.pass, 0);
+        let (mut tile, mut has_tile, mut turn) = (next, false, 0);
+        let mut sum = 0.0;
+        // SAFETY: the caller's conditions. The lanes of a warp have synchronised since they read
+        // the stage that is loaded.
+        unsafe {
+            // The first iteration only loads, so the code of a load exists once.
+            while has_tile || next.item < items {
+                let has_next = next.item < items;
+                let next_run =
+                    Run::new::<GRADS>(self.pass, if has_next { next.run(args) } else { 0 });
+                if has_next {
+                    let stage = self.shared.stage(turn ^ 1);
+                    stage.load_async(&next_run, args.tiles.vectors, next.number);
+                }
+                end_copies();
+                if has_tile {
+                    wait_for_copies::<1>();
+                    sync_warp();
+                    self.compute::<TERMS, GRADS>(&run, tile, turn, &mut sum);
+                    sync_warp();
+                }
+                (run, tile, has_tile, turn) = (next_run, next, has_next, turn ^ 1);
+                next = next.next(args);
+            }
+        }
+        sum
+    }
+
+    /// Computes a tile of a run, and writes the sums of the rows that it completes.
+    ///
+    /// # Safety
+    /// As [`Pass::tiled`]; the tile is in stage `turn`.
+    #[inline(always)]
+    unsafe fn compute<const TERMS: bool, const GRADS: bool>(
+        &self,
+        run: &Run<E, L>,
+        tile: Tile,
+        turn: u32,
+        sum: &mut f64,
+    ) {
+        let args = self.pass.args;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let is_packed = args.tiles.rows != 0;
+            let mut scale = self.scale;
+            if self.has_scales {
+                if is_packed {
+                    self.load_scales(run, turn);
+                } else {
+                    scale = self.pass.scale(run.row(args));
+                }
+            }
+            let stage = self.shared.stage(turn);
+            let vectors = args.tiles.vectors / WARPS;
+            let first = tile.number * args.tiles.vectors + warp_id() * vectors;
+            // Nearly all vectors are whole, and their pairs plain. The others wait, so that they do
+            // not slow the loop: bit k is set if the thread's vector k does.
+            let mut waiting = 0_u32;
+            let mut slot = lane_id();
+            while slot < vectors {
+                let vector = first + slot;
+                let mut is_done = !run.has(vector);
+                if run.is_whole(vector) {
+                    let [x, t] = stage.get(run, slot);
+                    is_done = run.tensors.are_plain(x, t);
+                    if is_done {
+                        let lanes = Lanes::all::<E>();
+                        self.vector::<TERMS, GRADS, true>(
+                            run,
+                            vector,
+                            [x, t],
+                            lanes,
+                            turn,
+                            scale,
+                            sum,
+                        );
+                    }
+                }
+                if !is_done {
+                    waiting |= 1 << (slot / WARP_SIZE);
+                }
+                slot += WARP_SIZE;
+            }
+            while waiting != 0 {
+                slot = waiting.trailing_zeros() * WARP_SIZE + lane_id();
+                waiting &= waiting - 1;
+                let vector = first + slot;
+                let (x, t);
+                let mut lanes = Lanes::all::<E>();
+                if run.is_whole(vector) {
+                    [x, t] = stage.get(run, slot);
+                } else {
+                    [x, t] = run.gather(vector);
+                    lanes = run.lanes(vector);
+                }
+                // Opaque: LLVM would join the two in local memory.
+                let pair = [opaque_vec16(x), opaque_vec16(t)];
+                self.vector::<TERMS, GRADS, false>(run, vector, pair, lanes, turn, scale, sum);
+            }
+            if !TERMS {
+                return;
+            }
+            if is_packed {
+                sync_threads();
+                self.sum_rows(run, turn);
+            } else if tile.number + 1 == tile.end && args.reduction == reduction::ROWS {
+                self.finish_item(tile, *sum);
+                *sum = 0.0;
+            }
+        }
+    }
+
+    /// Computes `lanes` of a vector: adds its terms to `sum` or, in packed rows, writes their sums
+    /// to shared memory, and writes the gradients. With `PLAIN`, all pairs are plain.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute); the vector is one of the tile's.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments)]
+    unsafe fn vector<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
+        &self,
+        run: &Run<E, L>,
+        vector: u32,
+        [x, t]: [Vec16; 2],
+        lanes: Lanes,
+        turn: u32,
+        scale: E::Real,
+        sum: &mut f64,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let scales = self.scales(run, vector, turn, scale);
+            let mut terms = [E::Real::ZERO; MAX_LANES];
+            pairs::<E, L, TERMS, GRADS, PLAIN>(run, vector, [x, t], lanes, scales, &mut terms);
+            if !TERMS {
+                return;
+            }
+            let unit = if PLAIN { L::UNIT } else { E::Real::ONE };
+            if !lanes.are_all {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    terms[lane] = if lanes.has(lane) { terms[lane] } else { E::Real::ZERO };
+                });
+            }
+            let args = self.pass.args;
+            if args.tiles.rows == 0 {
+                *sum += (sum_of::<E>(terms) * unit).to_f64();
+                return;
+            }
+            let boundary = || Packed::new(args, run, vector).boundary;
+            self.shared.set_sums(args, turn, vector, boundary, terms, unit);
+        }
+    }
+
+    /// The scales of the gradients of a vector: `scale`, unless packed rows have their own.
+    ///
+    /// # Safety
+    /// As [`vector`](Self::vector).
+    #[inline(always)]
+    unsafe fn scales(
+        &self,
+        run: &Run<E, L>,
+        vector: u32,
+        turn: u32,
+        scale: E::Real,
+    ) -> [E::Real; MAX_LANES] {
+        let args = self.pass.args;
+        let mut scales = [scale; MAX_LANES];
+        if !self.has_scales || args.tiles.rows == 0 {
+            return scales;
+        }
+        let Packed { mut row, boundary: mut end } = Packed::new(args, run, vector);
+        let mut row_of = |lane: u32| {
+            if lane >= end {
+                (row, end) = (row + 1, end + args.cols as u32);
+            }
+            // The lanes behind the last row are not stored.
+            row.min(run.rows - 1)
+        };
+        unrolled!(for lane in 0..E::LANES as usize; {
+            // SAFETY: the caller's conditions; the row is one of the tile's.
+            scales[lane] = unsafe { self.shared.scale(args, turn, row_of(lane as u32)) };
+        });
+        scales
+    }
+
+    /// Computes the scale of each row of a tile, and writes it to shared memory.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute), with `has_scales`, for packed rows.
+    #[inline(always)]
+    unsafe fn load_scales(&self, run: &Run<E, L>, turn: u32) {
+        let mut row = thread_idx_x();
+        while row < run.rows {
+            // SAFETY: the caller's conditions; no other thread has this row.
+            unsafe {
+                let scale = self.pass.scale(run.row(self.pass.args) + u64::from(row));
+                self.shared.set_scale(self.pass.args, turn, row, scale);
+            }
+            row += TILED_BLOCK;
+        }
+        sync_threads();
+    }
+
+    /// Adds up what the threads have summed of each row, and writes the losses.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute), for packed rows; a barrier has passed since the threads have
+    /// written their sums.
+    #[inline(always)]
+    unsafe fn sum_rows(&self, run: &Run<E, L>, turn: u32) {
+        let args = self.pass.args;
+        let group = args.group_threads.get();
+        let lane = thread_idx_x() & (group - 1);
+        let group_of = |thread: u32| thread >> group.trailing_zeros();
+        let groups = group_of(TILED_BLOCK);
+        // The shuffles need every lane of the warp, so a warp loops until the first of its groups
+        // has no row left.
+        let mut first_of_warp = group_of(thread_idx_x() - lane_id());
+        let mut row = group_of(thread_idx_x());
+        while first_of_warp < run.rows {
+            let mut sum = E::Real::ZERO;
+            if row < run.rows {
+                // SAFETY: the caller's conditions; the row is within the tile.
+                sum = unsafe { self.shared.sum_of_row(args, turn, run.lead, row, (lane, group)) };
+            }
+            let [sum] = warp_sums([sum.to_f64()], group);
+            if lane == 0 && row < run.rows {
+                // SAFETY: the caller's conditions; no other group has this row.
+                unsafe { self.pass.finish(run.row(args) + u64::from(row), sum) };
+            }
+            first_of_warp += groups;
+            row += groups;
+        }
+    }
+
+    /// Sums the threads' terms of a long row, or of a part of it, over the block. Writes the loss
+    /// of the row, or publishes the sum of the part.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute), for rows that are not packed; all threads of the block call
+    /// it, once an item.
+    #[inline(always)]
+    unsafe fn finish_item(&self, tile: Tile, sum: f64) {
+        let args = self.pass.args;
+        // Items alternate between two buffers. Their numbers are `grid_dim_x` apart.
+        let buffer = tile.item / grid_dim_x().max(1) % 2 * WARP_SIZE;
+        let [sum] = warp_sums([sum], WARP_SIZE);
+        if lane_id() == 0 {
+            // SAFETY: the warp's own element; a barrier has passed since it was read last.
+            unsafe { warp_sums_of_row().set(buffer + warp_id(), sum) };
+        }
+        sync_threads();
+        if warp_id() > 0 {
+            return;
+        }
+        let mut sum = 0.0;
+        if lane_id() < WARPS {
+            // SAFETY: its warp wrote it before the barrier.
+            sum = unsafe { warp_sums_of_row().get(buffer + lane_id()) };
+        }
+        let [sum] = warp_sums([sum], WARPS);
+        if lane_id() == 0 {
+            // SAFETY: the caller's conditions; no other block has this item.
+            unsafe {
+                if args.splits.get() == 1 {
+                    self.pass.finish(tile.item.into(), sum);
+                } else {
+                    self.workspace.publish(tile.item, sum);
+                }
+            }
+        }
+    }
+}
+
+/// Where a vector of packed rows changes from one row to the next.
+struct Packed {
+    /// The row of the vector's first element, counted from the tile's first.
+    row: u32,
+    /// The lane at which the next row begins; it may be behind the vector.
+    boundary: u32,
+}
+
+impl Packed {
+    #[inline(always)]
+    fn new<E: Element, L: Pairwise<E::Real>>(
+        args: &PairwiseArgs,
+        run: &Run<E, L>,
+        vector: u32,
+    ) -> Self {
+        let begin = vector * E::LANES;
+        let element = begin.max(run.lead) - run.lead;
+        let per_col = args.tiles.per_col;
+        let row = match per_col {
+            0 => element,
+            _ => (u64::from(element) * u64::from(per_col) >> 32) as u32,
+        };
+        Packed { row, boundary: run.lead + (row + 1) * args.cols as u32 - begin }
+    }
+}
+
+/// Computes the terms of a vector's pairs, in [`Pairwise::UNIT`]s with `PLAIN`, and writes the
+/// gradients of its `lanes`. With `PLAIN`, all pairs are plain.
+///
+/// # Safety
+/// As [`Block::vector`].
+#[inline(always)]
+unsafe fn pairs<
+    E: Element,
+    L: Pairwise<E::Real>,
+    const TERMS: bool,
+    const GRADS: bool,
+    const PLAIN: bool,
+>(
+    run: &Run<E, L>,
+    vector: u32,
+    [x, t]: [Vec16; 2],
+    lanes: Lanes,
+    scales: [E::Real; MAX_LANES],
+    terms: &mut [E::Real; MAX_LANES],
+) {
+    if TERMS {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+            let [a, b] = run.tensors.loss.term::<PLAIN>(x, t);
+            terms[lane] = a * b;
+        });
+    }
+    if GRADS {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let (tensors, vector) = (&run.tensors, u64::from(vector));
+            tensors.store_grads_by_input::<PLAIN>(vector, x, t, scales, lanes);
+            // Opaque: what both gradients need would take more registers than there are.
+            let (x, t) = (opaque_vec16(x), opaque_vec16(t));
+            tensors.store_grads_by_target::<PLAIN>(vector, x, t, scales, lanes);
+        }
+    }
+}
+
+/// The sum of the terms of a vector.
+#[inline(always)]
+fn sum_of<E: Element>(terms: [E::Real; MAX_LANES]) -> E::Real {
+    let pair = |lane: usize| terms[lane] + terms[lane + 1];
+    match E::LANES {
+        2 => pair(0),
+        4 => pair(0) + pair(2),
+        _ => (pair(0) + pair(2)) + (pair(4) + pair(6)),
+    }
+}

@@ -1,0 +1,298 @@
+//! The shared memory of a block: two stages, each with a tile of input and target; and for packed
+//! rows, twice, what threads have summed of each vector, and the scales of the rows.
+
+use super::run::Run;
+use super::{WARPS, sum_of};
+use crate::abi::{PairwiseArgs, VECTOR_BYTES};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::pairwise::Pairwise;
+use core::marker::PhantomData;
+use cuda_std::SharedArray;
+use cuda_std::memory::Vec16;
+use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+
+cuda_std::shared_array! {
+    fn shared_stages() -> [Vec16];
+}
+
+/// Vectors of each tensor that a thread copies without a loop.
+const FLIGHT: usize = 4;
+
+/// The dynamic shared memory of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<E> {
+    start: SharedArray<Vec16>,
+    /// Vectors of a warp's part of a tile of one tensor.
+    warp_vectors: u32,
+    /// Vectors behind that part.
+    padding: u32,
+    element: PhantomData<E>,
+}
+
+/// A stage, as a warp sees it: its part of a tile of each tensor.
+#[derive(Clone, Copy)]
+pub(super) struct Stage {
+    tensors: [SharedArray<Vec16>; 2],
+    warp_vectors: u32,
+}
+
+impl<E: Element> Shared<E> {
+    #[inline(always)]
+    pub(super) fn new(args: &PairwiseArgs) -> Self {
+        let warp_vectors = args.tiles.vectors / WARPS;
+        let start = shared_stages().in_register();
+        Shared { start, warp_vectors, padding: args.tiles.padding, element: PhantomData }
+    }
+
+    #[inline(always)]
+    pub(super) fn stage(&self, turn: u32) -> Stage {
+        let part = self.warp_vectors + self.padding;
+        let at = |tensor: u32| {
+            let vectors = ((turn * 2 + tensor) * WARPS + warp_id()) * part;
+            // SAFETY: the launch has shared memory for two stages.
+            unsafe { self.start.from_byte(vectors * VECTOR_BYTES) }
+        };
+        Stage { tensors: [at(0), at(1)], warp_vectors: self.warp_vectors }
+    }
+
+    /// The sums of the vectors of a tile.
+    ///
+    /// # Safety
+    /// Rows are packed.
+    #[inline(always)]
+    unsafe fn sums(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
+        let tiles = &args.tiles;
+        let at = tiles.sums + turn * tiles.vectors * tiles.vector_sums * Self::REAL;
+        // SAFETY: the launch has shared memory for them.
+        unsafe { self.start.words_from_byte(at) }
+    }
+
+    const REAL: u32 = size_of::<E::Real>() as u32;
+
+    /// The scales of the rows of a tile.
+    ///
+    /// # Safety
+    /// Rows are packed.
+    #[inline(always)]
+    unsafe fn scales(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
+        let at = args.tiles.scales + turn * args.tiles.rows * Self::REAL;
+        // SAFETY: the launch has shared memory for them.
+        unsafe { self.start.words_from_byte(at) }
+    }
+
+    /// # Safety
+    /// 1. Rows are packed, and `row` is one of the tile's.
+    /// 2. The scale was [set](Self::set_scale), and a barrier has passed since.
+    #[inline(always)]
+    pub(super) unsafe fn scale(&self, args: &PairwiseArgs, turn: u32, row: u32) -> E::Real {
+        // SAFETY: the caller's conditions.
+        unsafe { self.scales(args, turn).get(row) }
+    }
+
+    /// # Safety
+    /// Rows are packed, `row` is one of the tile's, and no other thread accesses its scale.
+    #[inline(always)]
+    pub(super) unsafe fn set_scale(
+        &self,
+        args: &PairwiseArgs,
+        turn: u32,
+        row: u32,
+        scale: E::Real,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe { self.scales(args, turn).set(row, scale) };
+    }
+
+    /// Writes what a thread has summed of a vector. A row begins in its lane `boundary`: writes the
+    /// sum of the terms before that lane, and of those from it on. Where every vector is of one
+    /// row, writes one sum; where rows are shorter than a vector, each term.
+    ///
+    /// # Safety
+    /// Rows are packed, and no other thread accesses the sums of this vector.
+    #[inline(always)]
+    pub(super) unsafe fn set_sums(
+        &self,
+        args: &PairwiseArgs,
+        turn: u32,
+        vector: u32,
+        boundary: impl Fn() -> u32,
+        terms: [E::Real; MAX_LANES],
+        unit: E::Real,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let sums = self.sums(args, turn);
+            match args.tiles.vector_sums {
+                1 => sums.set(vector, sum_of::<E>(terms) * unit),
+                2 => {
+                    let boundary = boundary();
+                    let (mut before, mut behind) = (terms, [E::Real::ZERO; MAX_LANES]);
+                    if boundary < E::LANES {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            let is_before = (lane as u32) < boundary;
+                            before[lane] = if is_before { terms[lane] } else { E::Real::ZERO };
+                            behind[lane] = if is_before { E::Real::ZERO } else { terms[lane] };
+                        });
+                    }
+                    sums.set(vector * 2, sum_of::<E>(before) * unit);
+                    sums.set(vector * 2 + 1, sum_of::<E>(behind) * unit);
+                }
+                _ => {
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        sums.set(vector * E::LANES + lane as u32, terms[lane] * unit);
+                    });
+                }
+            }
+        }
+    }
+
+    /// Adds up the sums of a row, those that belong to one lane of a group. `lead` is the first
+    /// element of the tile's first row.
+    ///
+    /// # Safety
+    /// Rows are packed, and `row` is one of the tile's; the sums were [set](Self::set_sums), and a
+    /// barrier has passed since.
+    #[inline(always)]
+    pub(super) unsafe fn sum_of_row(
+        &self,
+        args: &PairwiseArgs,
+        turn: u32,
+        lead: u32,
+        row: u32,
+        (lane, group): (u32, u32),
+    ) -> E::Real {
+        let cols = args.cols as u32;
+        let begin = lead + row * cols;
+        let (mut first, mut end) = (begin, begin + cols);
+        match args.tiles.vector_sums {
+            1 => (first, end) = (begin / E::LANES, end / E::LANES),
+            2 => {
+                // The first row has no other before it.
+                let is_inside = row > 0 && !begin.is_multiple_of(E::LANES);
+                first = begin / E::LANES * 2 + u32::from(is_inside);
+                end = ((end - 1) / E::LANES * 2 + 1).max(first + 1);
+            }
+            _ => {}
+        }
+        // SAFETY: the caller's conditions.
+        let sums = unsafe { self.sums(args, turn) };
+        let mut total = [E::Real::ZERO; 2];
+        let mut at = first + lane;
+        while at + group < end {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                total[0] = total[0] + sums.get(at);
+                total[1] = total[1] + sums.get(at + group);
+            }
+            at += 2 * group;
+        }
+        if at < end {
+            // SAFETY: the caller's conditions.
+            total[0] = total[0] + unsafe { sums.get(at) };
+        }
+        total[0] + total[1]
+    }
+}
+
+impl Stage {
+    /// Starts to copy the warp's part of tile `number` of a run, `vectors` vectors a tile.
+    ///
+    /// # Safety
+    /// 1. [`forward`](crate::pairwise::forward)'s condition 1 holds.
+    /// 2. The lanes of the warp have synchronised since they read the stage.
+    #[inline(always)]
+    pub(super) unsafe fn load_async<E: Element, L: Pairwise<E::Real>>(
+        &self,
+        run: &Run<E, L>,
+        vectors: u32,
+        number: u32,
+    ) {
+        let first = number * vectors + warp_id() * self.warp_vectors;
+        let last = first + self.warp_vectors - 1;
+        let is_inner = run.is_whole(first) && run.is_whole(last);
+        let shifts = run.read().map(|start| start % u64::from(VECTOR_BYTES));
+        let starts = run.read().map(|start| start - start % u64::from(VECTOR_BYTES));
+        let at = |start: u64, vector: u32| {
+            (start + u64::from(vector) * u64::from(VECTOR_BYTES)) as *const Vec16
+        };
+        let mut slot = lane_id();
+        if is_inner && self.warp_vectors == FLIGHT as u32 * WARP_SIZE {
+            let from = starts.map(|start| at(start, first + slot));
+            // SAFETY: within the warp's part.
+            let to = self.tensors.map(|tensor| unsafe { tensor.from(slot) });
+            unrolled!(for k in 0..FLIGHT; {
+                let behind = k as u32 * WARP_SIZE;
+                // SAFETY: the caller's conditions; the vectors are in the run.
+                unsafe {
+                    to[0].copy(behind, from[0].wrapping_add(behind as usize));
+                    to[1].copy(behind, from[1].wrapping_add(behind as usize));
+                }
+            });
+            slot = self.warp_vectors;
+        }
+        while slot < self.warp_vectors {
+            let vector = first + slot;
+            unrolled!(for tensor in 0..2; {
+                if is_inner || run.reads(vector, shifts[tensor] != 0) {
+                    // SAFETY: the caller's conditions; the vector is in the run.
+                    unsafe { self.tensors[tensor].copy(slot, at(starts[tensor], vector)) };
+                }
+            });
+            slot += WARP_SIZE;
+        }
+        // One vector more where vectors are shifted.
+        if !run.is_aligned() && lane_id() == 0 {
+            unrolled!(for tensor in 0..2; {
+                if shifts[tensor] != 0 && run.reads(last + 1, true) {
+                    // SAFETY: as above.
+                    unsafe {
+                        self.tensors[tensor].copy(self.warp_vectors, at(starts[tensor], last + 1));
+                    }
+                }
+            });
+        }
+    }
+
+    /// The vector of each tensor in a slot.
+    ///
+    /// # Safety
+    /// The copies of the stage are complete, the warp has synchronised since, and the vector is
+    /// whole.
+    #[inline(always)]
+    pub(super) unsafe fn get<E: Element, L: Pairwise<E::Real>>(
+        &self,
+        run: &Run<E, L>,
+        slot: u32,
+    ) -> [Vec16; 2] {
+        let mut vectors = [Vec16::default(); 2];
+        unrolled!(for tensor in 0..2; {
+            let shift = run.read()[tensor] as u32 % VECTOR_BYTES;
+            let slots = self.tensors[tensor];
+            // SAFETY: the caller's conditions.
+            vectors[tensor] = unsafe {
+                if shift == 0 { slots.get(slot) } else { shifted::<E>(slots, slot, shift) }
+            };
+        });
+        vectors
+    }
+}
+
+/// The 16 bytes from byte `shift` on of a slot and the next one. `shift` is a multiple of the
+/// element's size below 16.
+///
+/// # Safety
+/// As [`Stage::get`].
+#[inline(always)]
+unsafe fn shifted<E: Element>(slots: SharedArray<Vec16>, slot: u32, shift: u32) -> Vec16 {
+    let mut words = [0; 4];
+    // SAFETY: the caller's conditions.
+    unsafe {
+        let from = slots.words_from_byte::<u32>(slot * VECTOR_BYTES + shift / 4 * 4);
+        unrolled!(for word in 0..4; { words[word] = from.get(word as u32); });
+        if size_of::<E>() == 2 && !shift.is_multiple_of(4) {
+            let behind = [words[1], words[2], words[3], from.get(4)];
+            unrolled!(for word in 0..4; { words[word] = words[word] >> 16 | behind[word] << 16; });
+        }
+    }
+    Vec16(words)
+}

@@ -19,6 +19,7 @@
 //! - [`CrossEntropy`], [`BceWithLogits`], [`KlDiv`], [`Mse`], [`Huber`], [`SmoothL1`]: a loss.
 //!   `forward`, `backward`, `forward_backward`, each with an `_into` twin that allocates nothing.
 //!   [`LossFunction`]: any of them.
+//! - [`LogProb`]: the log-probability of a class and the entropy, of each row of logits.
 //! - [`Tensor`], [`View`], [`ViewMut`]: memory on the GPU, owned, or borrowed from whoever owns it.
 //! - [`Gpu`], [`Stream`], [`Workspace`]: a device, a queue of work on it, scratch memory.
 //!
@@ -53,6 +54,7 @@ mod grads;
 mod huber;
 mod kl_div;
 mod launch;
+mod log_prob;
 mod loss_function;
 mod memory;
 mod mse;
@@ -68,7 +70,7 @@ mod tensor;
 mod view;
 
 pub use bce::BceWithLogits;
-pub use cross_entropy::{CrossEntropy, Saved, Targets};
+pub use cross_entropy::{Classes, CrossEntropy, Saved, Targets};
 pub use element::{Class, Element, Float};
 pub use error::{DriverError, Error, Result};
 #[cfg(feature = "cudarc")]
@@ -77,6 +79,7 @@ pub use gpu::Gpu;
 pub use grads::Grads;
 pub use huber::Huber;
 pub use kl_div::KlDiv;
+pub use log_prob::{LogProb, Upstreams};
 pub use loss_function::LossFunction;
 pub use mse::Mse;
 pub use reduction::{BatchMean, Mean, RowMean, RowSum, Sum, Unreduced};

@@ -337,6 +337,11 @@ pub mod saved {
     /// The sum of the target distribution over all classes. With classes as targets this is the sum
     /// of the class weights, times a power of two near 1/C.
     pub const WEIGHT: u64 = 2;
+    /// Log-probabilities save Σ p (z − m) instead of the weight, with z = x/T.
+    /// The entropy is log Σ exp(z − m) less this. It is saved rather than the entropy because the
+    /// gradient needs it, and as a difference of the two it would lose its digits in a row of
+    /// nearly equal logits.
+    pub const EXPECTED: u64 = WEIGHT;
     /// m + log Σ exp(x − m).
     pub const LOG_SUM_EXP: u64 = 3;
     /// The number of arrays.
@@ -424,7 +429,25 @@ pub struct TargetFault {
     pub classes: u64,
 }
 
-/// Arguments of the cross-entropy kernels. A row group takes one row at a time.
+/// What the kernels of log-probabilities have beside the other arguments of the row kernels.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct LogProbArgs {
+    /// 1/T, the inverse of the temperature, by which logits are multiplied; 0 in a call of
+    /// cross-entropy.
+    pub scale: f64,
+    /// The entropies, one a row. The log-probabilities are stored as the loss.
+    pub entropy: u64,
+    /// Where a [`TargetFault`] is written a second time, or null.
+    pub entropy_fault: u64,
+    /// The upstream gradient of the entropies, one value or one a row; null stands for zeros.
+    pub upstream_entropy: u64,
+    /// Elements from one of these to the next row's: 1, or 0 where one serves all.
+    pub upstream_entropy_stride: u32,
+}
+
+/// Arguments of the row kernels: of cross-entropy, and of log-probabilities. A row group takes one
+/// row at a time.
 ///
 /// Fields are in the order in which kernels need them. The arguments of a launch are loaded in
 /// cache lines of 64 bytes, the first of which has the first 48 bytes of them, and the first read
@@ -481,7 +504,8 @@ pub struct CrossEntropyArgs {
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,
-    /// The upstream gradient, one value or one a row; null stands for ones.
+    /// The upstream gradient, one value or one a row; null stands for ones, for log-probabilities
+    /// for zeros.
     pub upstream: u64,
     /// Gradient of the input.
     pub grad_input: Matrix,
@@ -530,6 +554,8 @@ pub struct CrossEntropyArgs {
     /// room for a row and [`LINE_VECTORS`] − 1 vectors more: vectors are numbered from the cache
     /// line that a row begins in.
     pub part_vectors: u32,
+    /// What log-probabilities need beside the rest.
+    pub log_prob: LogProbArgs,
 }
 
 impl CrossEntropyArgs {

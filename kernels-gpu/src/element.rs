@@ -13,22 +13,24 @@ use cuda_std::math;
 use cuda_std::memory::{Vec16, Word};
 
 /// What is subtracted from logits before their exponentials are taken: a logit at or near the row's
-/// maximum, so that nothing overflows.
+/// maximum, so that nothing overflows. The difference is multiplied by a scale, which is the
+/// constant 1 for most losses.
 #[derive(Clone, Copy)]
 pub enum Base<R> {
-    /// The logit itself, for [`Real::exp_below`]. No other logit is above it.
-    Center(R),
-    /// The logit as [`Real::shift_from`] converts it, for [`Real::exp_shifted`].
-    Shift(R),
+    /// The logit itself and the scale, for [`Real::exp_below`]. No other logit is above it.
+    Center(R, R),
+    /// The logit and the scale as [`Real::shift_from`] and [`Real::factor_of`] convert them, for
+    /// [`Real::exp_shifted`].
+    Shift(R, R),
 }
 
 impl<R: Real> Base<R> {
-    /// e^(x − base); with a shift, times a factor that [`Real::unshift`] corrects.
+    /// e^((x − base) · scale); with a shift, times a factor that [`Real::unshift`] corrects.
     #[inline(always)]
     pub(crate) fn exp(self, x: R) -> R {
         match self {
-            Base::Center(center) => (x - center).exp_below(),
-            Base::Shift(shift) => x.exp_shifted(shift),
+            Base::Center(center, scale) => ((x - center) * scale).exp_below(),
+            Base::Shift(shift, factor) => x.exp_shifted(factor, shift),
         }
     }
 }
@@ -180,8 +182,8 @@ impl Element for f64 {
         mut with: impl FnMut(usize, [f64; MAX_LANES]),
     ) {
         let lane = |k: usize, lane: u32| match base {
-            Base::Center(center) => Self::extract(from[k], lane) - center,
-            Base::Shift(shift) => Self::extract(from[k], lane) + shift,
+            Base::Center(center, scale) => (Self::extract(from[k], lane) - center) * scale,
+            Base::Shift(shift, factor) => (Self::extract(from[k], lane) + shift) * factor,
         };
         let of_vector = |first, second| {
             let mut exps = [0.0; MAX_LANES];

@@ -2,8 +2,8 @@
 //! PTX, and the host refuses to launch PTX whose hash is not its own.
 
 use crate::abi::{
-    self, Broadcast, CeilingArgs, CrossEntropyArgs, Matrix, PairwiseArgs, StreamArgs, TargetFault,
-    TileArgs, TilesArgs, saved, workspace,
+    self, Broadcast, CeilingArgs, CrossEntropyArgs, LogProbArgs, Matrix, PairwiseArgs, StreamArgs,
+    TargetFault, TileArgs, TilesArgs, saved, workspace,
 };
 use crate::table::Entry;
 
@@ -133,6 +133,14 @@ const STRUCTURES: &[Structure] = &[
         stream,
         unsigned_classes,
         part_vectors,
+        log_prob,
+    }),
+    structure!(LogProbArgs {
+        scale,
+        entropy,
+        entropy_fault,
+        upstream_entropy,
+        upstream_entropy_stride,
     }),
     structure!(TargetFault { row, target, classes }),
 ];

@@ -34,6 +34,7 @@ mod smooth_l1;
 mod table;
 mod tile;
 
+use cross_entropy::log_prob;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use layout::LAYOUTS;
 pub use table::{Entry, Family, all, find};
@@ -61,6 +62,9 @@ table::losses! {
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], lane rows [f32, f64, f16, bf16], split [f32]);
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], lane rows [], split []);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], lane rows [], split []);
+    // The log-probability of a class and the entropy of its row, on the row kernels of
+    // cross-entropy: the same parameters, as far as it has kernels.
+    log_prob: log_prob(4 by 1024, 5 resident);
     // Kernels that only read and write, against which benchmarks measure.
     ceiling: ceiling();
 }

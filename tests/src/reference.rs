@@ -1,5 +1,6 @@
 //! What the losses are, in float64 and no faster than they can be read.
 
+pub mod log_prob;
 pub mod pairwise;
 pub mod tracked;
 

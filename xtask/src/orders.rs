@@ -7,10 +7,19 @@ use std::hash::{BuildHasher, RandomState};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 8] =
-    ["bce", "golden", "graphs", "kl_div", "mse", "options", "split_rows", "stress"];
+const QUICK: [&str; 9] = [
+    "bce",
+    "golden",
+    "graphs",
+    "kl_div",
+    "log_prob_edges",
+    "mse",
+    "options",
+    "split_rows",
+    "stress",
+];
 /// Those that take minutes.
-const SLOW: [&str; 3] = ["concurrency", "cross_entropy", "elementwise"];
+const SLOW: [&str; 4] = ["concurrency", "cross_entropy", "elementwise", "log_prob"];
 
 /// The emulator's devices with many multiprocessors and with few, by number.
 const DEVICES: [&str; 2] = ["0", "2"];

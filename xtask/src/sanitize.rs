@@ -23,7 +23,7 @@ const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 17] = [
+const SUITES: [&str; 19] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -37,6 +37,8 @@ const SUITES: [&str; 17] = [
     "graphs",
     "kl_div",
     "large",
+    "log_prob",
+    "log_prob_edges",
     "mse",
     "options",
     "split_rows",

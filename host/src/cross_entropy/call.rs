@@ -1,6 +1,7 @@
 //! A call: its tensors, and their checks one by one, which make the arguments of the kernels.
 
 use super::options::CrossEntropy;
+use super::queue::launch_rows;
 use super::saved::{FAULT_OF_SAVED, Origin, Saved};
 use super::targets::Targets;
 use crate::element::Float;
@@ -14,7 +15,7 @@ use crate::reduction::SampleReduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
 use crate::view::{View, ViewMut};
-use kernels_gpu::abi::{CrossEntropyArgs, Matrix, StreamArgs, TileArgs, reduction};
+use kernels_gpu::abi::{CrossEntropyArgs, LogProbArgs, Matrix, StreamArgs, TileArgs, reduction};
 use std::num::NonZeroU32;
 
 /// The tensors of a call.
@@ -46,12 +47,12 @@ impl<'a, T: Float> Call<'a, T> {
 
 /// The arguments of the kernels, as far as the call's tensors are checked, and the memory that the
 /// kernels read and write.
-pub(super) struct Arguments<'a> {
-    pub(super) args: CrossEntropyArgs,
-    pub(super) reads: Vec<Argument<'a>>,
-    pub(super) writes: Vec<Argument<'a>>,
-    /// What is beside the loss's values.
-    pub(super) fault: Option<Fault<'a>>,
+pub(crate) struct Arguments<'a> {
+    pub(crate) args: CrossEntropyArgs,
+    pub(crate) reads: Vec<Argument<'a>>,
+    pub(crate) writes: Vec<Argument<'a>>,
+    /// What is beside the values of the loss, or of log-probabilities and entropies.
+    pub(super) faults: Vec<Fault<'a>>,
     /// The shape of the logits.
     shape: Shape,
     /// The shape of the loss, and of its upstream gradient.
@@ -69,12 +70,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         self.check(call.input, &call.target, stream)?;
         let (pass, scratch) = (call.pass(), workspace.memory());
         let Call { input, target, loss, mut save, saved, grads, in_place } = call;
-        let origin = Origin::new(self, &target);
-        let mut arguments = self.arguments(input, &target, scratch.address);
-        arguments.reads.push(("target", target.memory));
-        if !in_place {
-            arguments.reads.push(("input", input));
-        }
+        let origin = Origin::of_cross_entropy(self, &target);
+        let mut arguments = self.arguments(input, &target, in_place, scratch.address);
         if let Some(View { memory, .. }) = self.weight {
             arguments.args.weight = memory.address;
             arguments.reads.push(("weight", memory));
@@ -93,7 +90,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         if let Some(grads) = grads {
             arguments.set_grads(grads, in_place.then_some(input))?;
         }
-        self.launch(pass, arguments, stream)?;
+        launch_rows::<T>(pass, arguments, stream)?;
         if let Some(save) = &mut save {
             save.origin = Some(origin);
         }
@@ -106,16 +103,43 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         &self,
         input: Memory<'a>,
         target: &Targets<'a, T>,
+        in_place: bool,
         workspace: u64,
     ) -> Arguments<'a> {
         let shape = input.shape;
-        let (rows, cols) = (shape.rows(), shape.cols());
-        let divisor = match (R::MEAN, target.are_probabilities()) {
+        let of_loss = self.reduction.shape_of_samples(shape);
+        let mut arguments =
+            Arguments::new(input, target, self.ignore_index, in_place, of_loss, workspace);
+        let args = &mut arguments.args;
+        args.divisor = match (R::MEAN, target.are_probabilities()) {
             // What the class weights of the targets add up to.
             (true, false) => 0.0,
-            (true, true) => rows as f64,
+            (true, true) => shape.rows() as f64,
             (false, _) => 1.0,
         };
+        if R::KIND == reduction::SCALAR {
+            args.reduction = reduction::SCALAR;
+        }
+        args.z_loss = self.z_loss;
+        args.keep = 1.0 - self.label_smoothing;
+        args.share = self.label_smoothing / shape.cols() as f64;
+        arguments
+    }
+}
+
+impl<'a> Arguments<'a> {
+    /// The arguments for logits and targets that are checked, of results of rows: with neither
+    /// options nor other tensors yet.
+    pub(crate) fn new<T: Float>(
+        input: Memory<'a>,
+        target: &Targets<'a, T>,
+        ignore_index: i64,
+        in_place: bool,
+        of_loss: Shape,
+        workspace: u64,
+    ) -> Self {
+        let shape = input.shape;
+        let (rows, cols) = (shape.rows(), shape.cols());
         let args = CrossEntropyArgs {
             input: input.matrix(),
             target: target.memory.address,
@@ -124,25 +148,25 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             class_bytes: target.class_bytes,
             normaliser_blocks: 0,
             rows_of_block: NonZeroU32::MIN,
-            ignore_index: target.as_loaded(self.ignore_index),
+            ignore_index: target.as_loaded(ignore_index),
             weight: 0,
             saved: 0,
             totals: 0,
-            z_loss: self.z_loss,
+            z_loss: 0.0,
             workspace,
             fault: 0,
             loss: 0,
-            reduction: if R::KIND == reduction::ELEMENTS { reduction::ROWS } else { R::KIND },
+            reduction: reduction::ROWS,
             group_threads: NonZeroU32::MIN,
-            divisor,
+            divisor: 1.0,
             splits: NonZeroU32::MIN,
             upstream_stride: 0,
             upstream: 0,
             grad_input: Matrix::default(),
             grad_target: Matrix::default(),
             target_stride: target.memory.row_stride as u64,
-            keep: 1.0 - self.label_smoothing,
-            share: self.label_smoothing / cols as f64,
+            keep: 1.0,
+            share: 0.0,
             staged_vectors: 0,
             ahead: 0,
             ahead_bytes: 0,
@@ -156,13 +180,15 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
             unsigned_classes: target.lose_sign().into(),
+            log_prob: LogProbArgs::default(),
         };
-        let of_loss = self.reduction.shape_of_samples(shape);
-        Arguments { args, reads: Vec::new(), writes: Vec::new(), fault: None, shape, of_loss }
+        let mut reads = vec![("target", target.memory)];
+        if !in_place {
+            reads.push(("input", input));
+        }
+        Arguments { args, reads, writes: Vec::new(), faults: Vec::new(), shape, of_loss }
     }
-}
 
-impl<'a> Arguments<'a> {
     /// Whether targets are probabilities.
     fn has_probabilities(&self) -> bool {
         self.args.class_bytes == 0
@@ -170,18 +196,27 @@ impl<'a> Arguments<'a> {
 
     /// The loss is written here.
     fn set_loss<V: Float>(&mut self, loss: ViewMut<'a, V>) -> Result<()> {
-        let ViewMut { memory, fault, .. } = loss;
-        check_shape("loss", self.of_loss, memory.shape)?;
-        memory.check::<V>("loss")?;
-        memory.check_dense("loss")?;
-        self.args.loss = memory.address;
-        self.fault = fault;
-        self.writes.push(("loss", memory));
+        self.args.loss = self.result("loss", loss)?;
         Ok(())
     }
 
+    /// The address of a result of the loss's shape, which is written.
+    pub(crate) fn result<V: Float>(
+        &mut self,
+        argument: &'static str,
+        result: ViewMut<'a, V>,
+    ) -> Result<u64> {
+        let ViewMut { memory, fault, .. } = result;
+        check_shape(argument, self.of_loss, memory.shape)?;
+        memory.check::<V>(argument)?;
+        memory.check_dense(argument)?;
+        self.faults.extend(fault);
+        self.writes.push((argument, memory));
+        Ok(memory.address)
+    }
+
     /// The forward pass leaves here what a backward pass needs.
-    fn set_save<V: Float>(&mut self, save: &'a Saved<V>) -> Result<()> {
+    pub(crate) fn set_save<V: Float>(&mut self, save: &'a Saved<V>) -> Result<()> {
         check_shape("saved", self.shape, save.input)?;
         let (of_rows, totals) = (save.rows.view().memory, save.totals.view().memory);
         (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
@@ -194,7 +229,7 @@ impl<'a> Arguments<'a> {
     }
 
     /// The backward pass reads here what a forward pass has left.
-    fn set_saved<V: Float>(&mut self, saved: &'a Saved<V>) -> Result<()> {
+    pub(crate) fn set_saved<V: Float>(&mut self, saved: &'a Saved<V>) -> Result<()> {
         check_shape("saved", self.shape, saved.input)?;
         let (of_rows, totals) = (saved.rows.view().memory, saved.totals.view().memory);
         (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
@@ -203,7 +238,7 @@ impl<'a> Arguments<'a> {
     }
 
     /// Gradients are written here, that of the logits over them where they are `in_place`.
-    fn set_grads<T: Float>(
+    pub(crate) fn set_grads<T: Float>(
         &mut self,
         grads: Grads<'a, T, T::Loss>,
         in_place: Option<Memory<'a>>,
@@ -237,17 +272,27 @@ impl<'a> Arguments<'a> {
 
     /// The gradient that arrives is read here.
     fn set_upstream<V: Float>(&mut self, upstream: View<'a, V>) -> Result<()> {
-        let View { memory, .. } = upstream;
-        check_shape("upstream", self.of_loss, memory.shape)?;
-        memory.check::<V>("upstream")?;
-        if memory.element_stride == 1 {
-            memory.check_dense("upstream")?;
-        }
-        self.args.upstream = memory.address;
+        let (address, stride) = self.upstream("upstream", upstream)?;
+        self.args.upstream = address;
         if self.args.reduction == reduction::ROWS {
-            self.args.upstream_stride = memory.element_stride as u32;
+            self.args.upstream_stride = stride;
         }
-        self.reads.push(("upstream", memory));
         Ok(())
+    }
+
+    /// The address and the stride of a gradient that arrives, of the loss's shape.
+    pub(crate) fn upstream<V: Float>(
+        &mut self,
+        argument: &'static str,
+        upstream: View<'a, V>,
+    ) -> Result<(u64, u32)> {
+        let View { memory, .. } = upstream;
+        check_shape(argument, self.of_loss, memory.shape)?;
+        memory.check::<V>(argument)?;
+        if memory.element_stride == 1 {
+            memory.check_dense(argument)?;
+        }
+        self.reads.push((argument, memory));
+        Ok((memory.address, memory.element_stride as u32))
     }
 }

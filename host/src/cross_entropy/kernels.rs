@@ -1,10 +1,10 @@
-//! The kernels of cross-entropy, by what targets are.
+//! The row kernels, by the kind of targets and by what they compute.
 
 use crate::plan::Regime;
 use kernels_gpu::Family;
 use kernels_gpu::abi::CrossEntropyArgs;
 
-/// The kernels for one kind of targets.
+/// The kernels for one kind of targets, or for log-probabilities.
 pub(super) struct Kernels {
     /// Groups of 16 bytes of a row that a thread holds.
     pub(super) per_thread: usize,
@@ -17,24 +17,34 @@ pub(super) struct Kernels {
     pub(super) forward_backward: PassKernels,
     pub(super) backward: PassKernels,
     /// Loss and gradients of rows that several blocks share.
-    pub(super) split: CrossEntropyFamily,
+    pub(super) split: Option<CrossEntropyFamily>,
 }
 
 type CrossEntropyFamily = &'static Family<CrossEntropyArgs>;
 
-/// The kernels of one pass, by [`Regime`].
+/// The kernels of one pass, by [`Regime`]. The plan does not choose a regime whose kernel is `None`.
 pub(super) struct PassKernels {
-    packed: CrossEntropyFamily,
-    lane_rows: CrossEntropyFamily,
-    short_whole: CrossEntropyFamily,
-    registers: CrossEntropyFamily,
-    few: CrossEntropyFamily,
-    long: CrossEntropyFamily,
-    stream: CrossEntropyFamily,
+    packed: Option<CrossEntropyFamily>,
+    lane_rows: Option<CrossEntropyFamily>,
+    short_whole: Option<CrossEntropyFamily>,
+    registers: Option<CrossEntropyFamily>,
+    few: Option<CrossEntropyFamily>,
+    long: Option<CrossEntropyFamily>,
+    stream: Option<CrossEntropyFamily>,
 }
 
 impl PassKernels {
-    pub(super) fn of(&self, regime: Regime) -> CrossEntropyFamily {
+    const NONE: Self = PassKernels {
+        packed: None,
+        lane_rows: None,
+        short_whole: None,
+        registers: None,
+        few: None,
+        long: None,
+        stream: None,
+    };
+
+    pub(super) fn of(&self, regime: Regime) -> Option<CrossEntropyFamily> {
         match regime {
             Regime::Packed => self.packed,
             Regime::LaneRows => self.lane_rows,
@@ -55,34 +65,34 @@ macro_rules! kernels {
             vectors_beside,
             vectors_with_gradients,
             forward: PassKernels {
-                packed: &FORWARD_PACKED,
-                lane_rows: &FORWARD_LANE_ROWS,
-                short_whole: &FORWARD_SHORT_WHOLE,
-                registers: &FORWARD,
-                few: &FORWARD_FEW,
-                long: &FORWARD_LONG,
-                stream: &FORWARD_STREAM,
+                packed: Some(&FORWARD_PACKED),
+                lane_rows: Some(&FORWARD_LANE_ROWS),
+                short_whole: Some(&FORWARD_SHORT_WHOLE),
+                registers: Some(&FORWARD),
+                few: Some(&FORWARD_FEW),
+                long: Some(&FORWARD_LONG),
+                stream: Some(&FORWARD_STREAM),
             },
             // The plan neither streams rows with gradients, nor treats few of them as few.
             forward_backward: PassKernels {
-                packed: &FORWARD_BACKWARD_PACKED,
-                lane_rows: &FORWARD_BACKWARD_LANE_ROWS,
-                short_whole: &FORWARD_BACKWARD_SHORT_WHOLE,
-                registers: &FORWARD_BACKWARD,
-                few: &FORWARD_BACKWARD,
-                long: &FORWARD_BACKWARD_LONG,
-                stream: &FORWARD_BACKWARD_LONG,
+                packed: Some(&FORWARD_BACKWARD_PACKED),
+                lane_rows: Some(&FORWARD_BACKWARD_LANE_ROWS),
+                short_whole: Some(&FORWARD_BACKWARD_SHORT_WHOLE),
+                registers: Some(&FORWARD_BACKWARD),
+                few: Some(&FORWARD_BACKWARD),
+                long: Some(&FORWARD_BACKWARD_LONG),
+                stream: Some(&FORWARD_BACKWARD_LONG),
             },
             backward: PassKernels {
-                packed: &BACKWARD_PACKED,
-                lane_rows: &BACKWARD_LANE_ROWS,
-                short_whole: &BACKWARD_SHORT_WHOLE,
-                registers: &BACKWARD,
-                few: &BACKWARD,
-                long: &BACKWARD_LONG,
-                stream: &BACKWARD_LONG,
+                packed: Some(&BACKWARD_PACKED),
+                lane_rows: Some(&BACKWARD_LANE_ROWS),
+                short_whole: Some(&BACKWARD_SHORT_WHOLE),
+                registers: Some(&BACKWARD),
+                few: Some(&BACKWARD),
+                long: Some(&BACKWARD_LONG),
+                stream: Some(&BACKWARD_LONG),
             },
-            split: &FORWARD_BACKWARD_SPLIT,
+            split: Some(&FORWARD_BACKWARD_SPLIT),
         }
     }};
 }
@@ -90,11 +100,38 @@ macro_rules! kernels {
 static CLASSES: Kernels = kernels!(cross_entropy);
 static SMOOTHED: Kernels = kernels!(cross_entropy_smoothed);
 static PROBABILITIES: Kernels = kernels!(cross_entropy_prob);
+static LOG_PROB: Kernels = {
+    use kernels_gpu::kernels::log_prob::*;
+    Kernels {
+        per_thread: VECTORS,
+        vectors_beside,
+        vectors_with_gradients,
+        forward: PassKernels {
+            packed: Some(&FORWARD_PACKED),
+            stream: Some(&FORWARD_STREAM),
+            ..PassKernels::NONE
+        },
+        forward_backward: PassKernels {
+            packed: Some(&FORWARD_BACKWARD_PACKED),
+            registers: Some(&FORWARD_BACKWARD),
+            long: Some(&FORWARD_BACKWARD_LONG),
+            ..PassKernels::NONE
+        },
+        backward: PassKernels {
+            packed: Some(&BACKWARD_PACKED),
+            long: Some(&BACKWARD_LONG),
+            ..PassKernels::NONE
+        },
+        split: None,
+    }
+};
 
 impl Kernels {
     /// The kernels that compute what `args` asks for.
     pub(super) fn of(args: &CrossEntropyArgs) -> &'static Kernels {
-        if args.class_bytes == 0 {
+        if args.log_prob.scale != 0.0 {
+            &LOG_PROB
+        } else if args.class_bytes == 0 {
             &PROBABILITIES
         } else if args.share != 0.0 {
             &SMOOTHED

@@ -1,4 +1,4 @@
-//! Cross-entropy.
+//! Cross-entropy, and what other functions of rows of logits share with its calls.
 
 mod call;
 mod kernels;
@@ -9,7 +9,12 @@ mod targets;
 
 pub use options::CrossEntropy;
 pub use saved::Saved;
-pub use targets::Targets;
+pub use targets::{Classes, Targets};
+
+pub(crate) use call::Arguments;
+pub(crate) use options::check_input;
+pub(crate) use queue::launch_rows;
+pub(crate) use saved::Origin;
 
 use crate::element::Float;
 use crate::error::Result;

@@ -174,7 +174,7 @@ impl<T: Float, R> CrossEntropy<'_, T, R> {
 }
 
 /// Refuses logits of no class, or of more than the kernels count.
-fn check_input<T>(input: Memory<'_>) -> Result<()> {
+pub(crate) fn check_input<T>(input: Memory<'_>) -> Result<()> {
     let shape = input.shape;
     let problem = match shape.cols() {
         _ if shape.dims().is_empty() => "expected a dimension for the classes",

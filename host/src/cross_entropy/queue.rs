@@ -2,7 +2,6 @@
 
 use super::call::Arguments;
 use super::kernels::Kernels;
-use super::options::CrossEntropy;
 use crate::element::Float;
 use crate::error::Result;
 use crate::launch::{Argument, check_memory, launch, rows_are_alike};
@@ -12,34 +11,31 @@ use crate::stream::Stream;
 use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
 use kernels_gpu::{Entry, Family};
 
-impl<T: Float, R> CrossEntropy<'_, T, R> {
-    /// Queues a call of which each argument was checked.
-    pub(super) fn launch(
-        &self,
-        pass: Pass,
-        arguments: Arguments<'_>,
-        stream: &Stream,
-    ) -> Result<()> {
-        let Arguments { mut args, reads, writes, fault, .. } = arguments;
-        check_memory(stream, &reads, &writes)?;
-        if args.rows <= 1 {
-            // The stride of a single row means nothing, and may be beyond all bytes.
-            let cols = args.cols.into();
-            for tensor in [&mut args.input, &mut args.grad_input, &mut args.grad_target] {
-                tensor.row_stride = cols;
-            }
-            args.target_stride = cols;
+/// Queues a call on rows of logits of type `T`. Each of its arguments was checked.
+pub(crate) fn launch_rows<T: Float>(
+    pass: Pass,
+    arguments: Arguments<'_>,
+    stream: &Stream,
+) -> Result<()> {
+    let Arguments { mut args, reads, writes, faults, .. } = arguments;
+    check_memory(stream, &reads, &writes)?;
+    if args.rows <= 1 {
+        // The stride of a single row means nothing, and may be beyond all bytes.
+        let cols = args.cols.into();
+        for tensor in [&mut args.input, &mut args.grad_input, &mut args.grad_target] {
+            tensor.row_stride = cols;
         }
-        let has_classes = args.class_bytes != 0;
-        if let Some(fault) = fault.filter(|_| has_classes) {
-            args.fault = fault.address;
-        }
-        Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
-        if let Some(fault) = fault {
-            fault.note_write(stream.queue(), has_classes)?;
-        }
-        Ok(())
+        args.target_stride = cols;
     }
+    let has_classes = args.class_bytes != 0;
+    if has_classes {
+        let to = [&mut args.fault, &mut args.log_prob.entropy_fault];
+        for (to, fault) in to.into_iter().zip(&faults) {
+            *to = fault.address;
+        }
+    }
+    Launches::new::<T>(&args, stream, &reads, &writes).queue(pass, &args)?;
+    faults.iter().try_for_each(|fault| fault.note_write(stream.queue(), has_classes))
 }
 
 /// What all launches of a call have in common.
@@ -79,7 +75,8 @@ impl<'a> Launches<'a> {
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
         let kernels = Kernels::of(args);
-        let has_lane_rows = kernels.forward.of(Regime::LaneRows).entry(T::DTYPE).is_some();
+        let lane_rows = kernels.forward.of(Regime::LaneRows);
+        let has_lane_rows = lane_rows.and_then(|family| family.entry(T::DTYPE)).is_some();
         let layout = packed_rows(args, element_bytes, has_lane_rows);
         Launches {
             kernels,
@@ -107,12 +104,16 @@ impl<'a> Launches<'a> {
         if pass != Pass::ForwardBackward {
             return self.queue_one(pass, args);
         }
-        if let Some(entry) = self.split_entry() {
-            return self.queue_split(entry, args);
+        if let Some((family, entry)) = self.split_kernel() {
+            return self.queue_split(family, entry, args);
         }
         let alone = self.plan(Pass::Forward, args).plan;
         let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == self.rows;
-        if is_shared && (1..=layout::SAVED_ROWS).contains(&self.rows) {
+        // A loss without a forward kernel that has rows in registers streams short rows too, so
+        // its forward plan says nothing about rows that fit into registers in one launch.
+        let fits_registers = self.kernels.forward.of(Regime::Registers).is_none()
+            && self.plan(pass, args).plan.regime == Regime::Registers;
+        if is_shared && !fits_registers && (1..=layout::SAVED_ROWS).contains(&self.rows) {
             // Few and long rows: all blocks take part in each, and find it in the cache the second
             // time.
             let forward = CrossEntropyArgs {
@@ -130,15 +131,21 @@ impl<'a> Launches<'a> {
         self.queue_one(Pass::ForwardBackward, args)
     }
 
-    /// The kernel that computes loss and gradients with several blocks per row, if rows are so long
-    /// that it is the fastest.
-    fn split_entry(&self) -> Option<&'static Entry> {
-        let entry = self.kernels.split.entry(self.dtype)?;
-        plan::is_split(self.rows, self.row_bytes()).then_some(entry)
+    /// The kernel that computes loss and gradients with several blocks per row, if there is one and
+    /// rows are so long that it is the fastest.
+    fn split_kernel(&self) -> Option<(&'static Family<CrossEntropyArgs>, &'static Entry)> {
+        let family = self.kernels.split?;
+        let entry = family.entry(self.dtype)?;
+        plan::is_split(self.rows, self.row_bytes()).then_some((family, entry))
     }
 
     /// Queues the launch that computes loss and gradients with several blocks per row.
-    fn queue_split(&self, entry: &'static Entry, args: &CrossEntropyArgs) -> Result<()> {
+    fn queue_split(
+        &self,
+        family: &'static Family<CrossEntropyArgs>,
+        entry: &'static Entry,
+        args: &CrossEntropyArgs,
+    ) -> Result<()> {
         let gpu = self.stream.gpu();
         let dynamic_bytes = gpu.dynamic_shared(entry)?;
         let plan::Split { launch: shape, splits, part_vectors, staged_vectors } = plan::split(
@@ -154,10 +161,9 @@ impl<'a> Launches<'a> {
             let blocks = plan::normaliser_blocks(self.rows, shape.threads);
             args.normaliser_blocks = blocks.min(shape.blocks);
         }
-        let (family, dtype) = (self.kernels.split, self.dtype);
         // SAFETY: as in `queue_one`. The plan's blocks are resident at the same time: the driver
         // refuses a cooperative launch whose blocks are not.
-        unsafe { launch(self.stream, family, dtype, shape, &args, self.reads, self.writes) }
+        unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
     }
 
     /// How a launch is made that computes `pass`.
@@ -168,8 +174,8 @@ impl<'a> Launches<'a> {
             Pass::ForwardBackward => &self.kernels.forward_backward,
             Pass::Backward => &self.kernels.backward,
         };
-        let entry = |regime| kernels.of(regime).entry(self.dtype);
-        let most_threads = |regime| entry(regime).map_or(32, |entry| entry.block);
+        let entry = |regime| kernels.of(regime).and_then(|family| family.entry(self.dtype));
+        let most_threads = |regime| entry(regime).map_or(0, |entry| entry.block);
         let room = |regime| entry(regime).map(|entry| gpu.room_for(entry.resident));
         let packed = packed::packed(pass, self.layout);
         let can = SamplesKernels {
@@ -189,7 +195,8 @@ impl<'a> Launches<'a> {
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };
         let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
-        Planned { plan, family: kernels.of(plan.regime) }
+        let family = kernels.of(plan.regime).expect("the plan chooses among the kernels there are");
+        Planned { plan, family }
     }
 
     /// Queues the one launch that computes `pass`.

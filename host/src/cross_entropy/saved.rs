@@ -11,12 +11,13 @@ use crate::view::View;
 use kernels_gpu::abi::{TargetFault, saved};
 use std::fmt;
 
-/// What a forward pass leaves for the backward: the largest logit m of each row, log Σ exp(x − m),
-/// and what a mean is divided by. A few bytes a row.
+/// What a forward pass of [`CrossEntropy`] or [`LogProb`](crate::LogProb) leaves for the backward:
+/// the largest logit m of each row, log Σ exp(x − m), and what a mean is divided by. A few bytes a
+/// row.
 ///
 /// It knows what forward pass it is of: the shape and element type of the logits, what targets are,
-/// and the loss's options, but for its reduction, on which nothing here depends. A backward pass of
-/// anything else is refused. That logits and targets are the same numbers is the caller's to see
+/// the loss, and its options but for the reduction, on which nothing here depends. A backward pass
+/// of anything else is refused. That logits and targets are the same numbers is the caller's to see
 /// to: they may have moved, and others may lie where they were. Of a call that is captured into a
 /// graph the capture counts, whether the graph was launched yet or not.
 pub struct Saved<V> {
@@ -25,12 +26,13 @@ pub struct Saved<V> {
     /// The shape of the logits.
     pub(super) input: Shape,
     /// What was written last; `None` where nothing was.
-    pub(super) origin: Option<Origin>,
+    pub(crate) origin: Option<Origin>,
 }
 
 /// What decides whether a backward pass may take what a forward pass has left.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Origin {
+pub(crate) struct Origin {
+    loss: &'static str,
     logits: &'static str,
     targets: &'static str,
     has_weight: bool,
@@ -38,35 +40,58 @@ pub(super) struct Origin {
     ignore_index: Option<i64>,
     label_smoothing: f64,
     z_loss: f64,
+    temperature: f64,
 }
 
 impl Origin {
-    pub(super) fn new<T: Float, R>(loss: &CrossEntropy<'_, T, R>, target: &Targets<'_, T>) -> Self {
+    /// A forward pass of `loss`, without the options of cross-entropy.
+    pub(crate) fn new<T: Float>(
+        loss: &'static str,
+        target: &Targets<'_, T>,
+        ignore_index: i64,
+        temperature: f64,
+    ) -> Self {
         Origin {
+            loss,
             logits: T::NAME,
             targets: target.name,
+            has_weight: false,
+            ignore_index: (!target.are_probabilities()).then_some(ignore_index),
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            temperature,
+        }
+    }
+
+    pub(super) fn of_cross_entropy<T: Float, R>(
+        loss: &CrossEntropy<'_, T, R>,
+        target: &Targets<'_, T>,
+    ) -> Self {
+        Origin {
             has_weight: loss.weight.is_some(),
-            ignore_index: (!target.are_probabilities()).then_some(loss.ignore_index),
             label_smoothing: loss.label_smoothing,
             z_loss: loss.z_loss,
+            ..Origin::new("cross-entropy", target, loss.ignore_index, 1.0)
         }
     }
 
     /// Each of its parts, as errors have it behind "a forward pass".
-    fn parts(&self) -> [String; 6] {
+    fn parts(&self) -> [String; 8] {
         let weight = if self.has_weight { "with class weights" } else { "without class weights" };
         [
+            format!("of {}", self.loss),
             format!("of {} logits", self.logits),
             format!("of {}", self.targets),
             weight.to_owned(),
             format!("with ignore_index {}", self.ignore_index.unwrap_or_default()),
             format!("with label_smoothing {}", self.label_smoothing),
             format!("with z_loss {}", self.z_loss),
+            format!("with temperature {}", self.temperature),
         ]
     }
 
     /// Refuses what another forward pass has left, or none.
-    pub(super) fn check(&self, got: Option<&Origin>) -> Result<()> {
+    pub(crate) fn check(&self, got: Option<&Origin>) -> Result<()> {
         let Some(got) = got else {
             let expected = "what a forward pass has left".to_owned();
             return Err(Error::Saved { expected, got: "memory that none has written".to_owned() });
@@ -99,7 +124,7 @@ impl<V: Float> Saved<V> {
     }
 
     /// Memory that the forward pass that gets it writes.
-    pub(super) fn uninitialised(gpu: &Gpu, input: impl IntoShape) -> Result<Self> {
+    pub(crate) fn uninitialised(gpu: &Gpu, input: impl IntoShape) -> Result<Self> {
         let input = input.into_shape("input")?;
         let of_rows = [saved::COUNT, input.of_rows().len()].into_shape("input")?;
         let rows = Tensor::uninitialised(gpu, of_rows, "saved pass")?;
@@ -119,7 +144,7 @@ impl<V: Float> Saved<V> {
         self.totals.synchronize()
     }
 
-    /// log Σ exp x of each row.
+    /// log Σ exp x of each row; of log-probabilities, of the logits divided by the temperature.
     pub fn log_sum_exp(&self) -> View<'_, V> {
         let of_rows = self.input.of_rows();
         let offset = saved::LOG_SUM_EXP * (of_rows.len() * size_of::<V>()) as u64;

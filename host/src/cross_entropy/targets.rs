@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 /// for the last dimension; or probabilities, a tensor of the input's type and shape.
 #[derive(Clone, Copy)]
 pub struct Targets<'a, T> {
-    pub(super) memory: Memory<'a>,
+    pub(crate) memory: Memory<'a>,
     /// Bytes of a class; 0 for probabilities.
     pub(super) class_bytes: u32,
     /// Whether classes have no sign.
@@ -40,6 +40,18 @@ macro_rules! classes {
                 classes.view().into()
             }
         }
+
+        impl<'a> From<View<'a, $class>> for Classes<'a> {
+            fn from(classes: View<'a, $class>) -> Self {
+                Classes(classes.into())
+            }
+        }
+
+        impl<'a> From<&'a Tensor<$class>> for Classes<'a> {
+            fn from(classes: &'a Tensor<$class>) -> Self {
+                classes.view().into()
+            }
+        }
     )+};
 }
 classes!(i64 i32 u32 u8);
@@ -54,6 +66,25 @@ impl<'a, T: Float> From<View<'a, T>> for Targets<'a, T> {
 impl<'a, T: Float> From<&'a Tensor<T>> for Targets<'a, T> {
     fn from(probabilities: &'a Tensor<T>) -> Self {
         probabilities.view().into()
+    }
+}
+
+/// The class of each row: a tensor of `i64`, `i32`, `u32` or `u8` with the input's shape but for
+/// the last dimension. Unlike [`Targets`], these are never probabilities.
+#[derive(Clone, Copy)]
+pub struct Classes<'a>(Targets<'a, ()>);
+
+impl<'a> Classes<'a> {
+    /// The same as the targets of logits of `T`.
+    pub(crate) fn targets<T>(self) -> Targets<'a, T> {
+        let Targets { memory, class_bytes, is_unsigned, name, .. } = self.0;
+        Targets { memory, class_bytes, is_unsigned, name, input: PhantomData }
+    }
+}
+
+impl fmt::Debug for Classes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -85,7 +116,7 @@ impl<T> Targets<'_, T> {
     }
 
     /// Refuses targets that are not those of logits of this shape.
-    pub(super) fn check(&self, input: Shape) -> Result<()> {
+    pub(crate) fn check(&self, input: Shape) -> Result<()> {
         let memory = self.memory;
         if self.are_probabilities() {
             check_shape("target", input, memory.shape)?;

@@ -127,7 +127,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) stream: Option<(packed::Rows, Device)>,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
-    /// The most threads of a block of [`Regime::ShortWhole`].
+    /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no
+    /// such kernel.
     pub(crate) short_block: u32,
     /// The most threads of a block of [`Regime::Registers`].
     pub(crate) max_registers_block: u32,
@@ -189,7 +190,8 @@ pub(crate) fn samples(
     // At least two threads: the kernels have shared memory for the rows of 128 row groups a block.
     let warp_threads = threads_for_row.next_power_of_two().max(2);
     let groups = kernels.short_block as usize / warp_threads;
-    let is_short_whole = threads_for_row <= 32
+    let is_short_whole = groups > 0
+        && threads_for_row <= 32
         && vectors * 16 >= SHORT_WHOLE_MIN_BYTES
         && fills(kernels.per_thread, warp_threads)
         && (backward || rows.div_ceil(groups) <= max_blocks);

@@ -72,11 +72,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
                 logit = pass.logit(row, class);
             }
             let warp_stats = lanes.stats_of_warp::<MODE, false>(&pass, tile, 0, read, group);
-            let stats = if Pass::<E, MODE>::DENSE {
-                warp_stats.block_merge_row::<true, false>()
-            } else {
-                warp_stats.block_merge_row::<false, false>()
-            };
+            let stats = warp_stats.block_merge_row::<MODE, false>(pass.scale_of_logits());
             if first {
                 let row = row_at(index).unwrap_or_default();
                 let mut terms = if pass.is_plain() {
@@ -131,11 +127,8 @@ unsafe fn split_row<E: Element, const MODE: u32>(
         sync_warp();
         let read = pass.label(pass.class(row)).counts || args.saved != 0;
         let warp_stats = lanes.stats_of_warp::<MODE, true>(&pass, tile, split, read, group);
-        let stats = if Pass::<E, MODE>::DENSE {
-            warp_stats.block_merge::<true, false>()
-        } else {
-            warp_stats.block_merge::<false, false>()
-        };
+        let scale = pass.scale_of_logits();
+        let stats = warp_stats.block_merge::<MODE, false>(scale);
         if warp_id() > 0 {
             return;
         }
@@ -144,8 +137,8 @@ unsafe fn split_row<E: Element, const MODE: u32>(
         }
         let mut terms = [0.0; TERMS];
         if split + 1 == splits.get() {
-            let stats =
-                Stats::take_merged(workspace, first + index * splits.get(), splits.get()).of_row();
+            let (first, count) = (first + index * splits.get(), splits.get());
+            let stats = Stats::take_merged::<MODE>(workspace, first, count, scale).of_row();
             if lane_id() == 0 {
                 let class = pass.class(row);
                 let (label, logit) = (pass.label(class), pass.logit(row, class));

@@ -97,6 +97,9 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
                 if args.z_loss != 0.0 {
                     set(1, pass.scale(row, normaliser, Total::Rows));
                 }
+                if Pass::<E, MODE>::LOG_PROB {
+                    set(1, pass.scale(row, normaliser, Total::Rows));
+                }
                 set(2, label.weight);
             }
             if !label.counts {
@@ -118,11 +121,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
             if !counts_in_shared {
                 pass.prefetch(row, group);
             }
-            let stats = if Pass::<E, MODE>::DENSE {
-                warp_stats.block_merge_row::<true, true>()
-            } else {
-                warp_stats.block_merge_row::<false, true>()
-            };
+            let stats = warp_stats.block_merge_row::<MODE, true>(pass.scale_of_logits());
             if counts_in_shared {
                 // Read behind the barrier in `block_merge_row`: the first thread may write the
                 // counter until then.

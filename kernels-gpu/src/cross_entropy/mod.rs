@@ -26,6 +26,7 @@ mod finish;
 mod forward;
 mod label;
 mod lanes;
+pub(crate) mod log_prob;
 mod long;
 mod packed;
 mod pass;
@@ -48,12 +49,19 @@ pub(crate) use split::forward_backward_split;
 pub(crate) use stream::forward_stream;
 
 /// Kinds of targets: one class per row, one class per row with label smoothing, or probabilities of
-/// all classes. Each kind has its own kernels, because what one kind computes would cost the others
-/// registers.
+/// all classes. [`LOG_PROB`](mode::LOG_PROB) has one class per row, and computes its
+/// log-probability and the row's entropy instead of a loss ([`log_prob`]). Each kind has its own
+/// kernels, because what one kind computes would cost the others registers.
 pub(crate) mod mode {
     pub(crate) const CLASS: u32 = 0;
     pub(crate) const SMOOTHED: u32 = 1;
     pub(crate) const PROBABILITIES: u32 = 2;
+    pub(crate) const LOG_PROB: u32 = 3;
+
+    /// Whether the target has a share for every class.
+    pub(crate) const fn is_dense(mode: u32) -> bool {
+        mode == SMOOTHED || mode == PROBABILITIES
+    }
 }
 
 /// The kernel entries for one kind of target (a [`mode`]). Names say how a row is computed:
@@ -160,7 +168,7 @@ pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
 /// Resident blocks of the `_stream` kernels: as many as registers allow without spills.
 pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     match (mode, size_of::<E>()) {
-        (mode::SMOOTHED, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
+        (mode::SMOOTHED | mode::LOG_PROB, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
         _ => 2,
     }
 }

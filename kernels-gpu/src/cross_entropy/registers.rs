@@ -82,11 +82,7 @@ pub(crate) unsafe fn forward_registers<
                 }
             }
             let (warp_stats, _) = lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, group);
-            let stats = if Pass::<E, MODE>::DENSE {
-                warp_stats.block_merge_row::<true, false>()
-            } else {
-                warp_stats.block_merge_row::<false, false>()
-            };
+            let stats = warp_stats.block_merge_row::<MODE, false>(pass.scale_of_logits());
             if first {
                 let publish = |row: u64, pair, terms: [f64; 2]| {
                     let terms = terms.map(E::Real::from_f64);
@@ -194,6 +190,9 @@ pub(crate) unsafe fn forward_backward_registers<
                 if args.z_loss != 0.0 {
                     set(1, Total::Rows);
                 }
+                if Pass::<E, MODE>::LOG_PROB {
+                    set(1, Total::Rows);
+                }
             }
             // Issue every load before the first use: otherwise the compiler waits for the class in
             // between.
@@ -213,11 +212,7 @@ pub(crate) unsafe fn forward_backward_registers<
                 // been copied by then.
                 wait_for_copies::<0>();
             }
-            let stats = if Pass::<E, MODE>::DENSE {
-                warp_stats.block_merge_row::<true, true>()
-            } else {
-                warp_stats.block_merge_row::<false, true>()
-            };
+            let stats = warp_stats.block_merge_row::<MODE, true>(pass.scale_of_logits());
             // Recompute the row and the row group: carried over the barrier, they would take
             // registers that the exponentials need.
             let row = u64::from(BlockRank::of_block(args.normaliser_blocks).worker());
@@ -231,7 +226,7 @@ pub(crate) unsafe fn forward_backward_registers<
                     E::Real::ZERO
                 }
             };
-            if first && !Pass::<E, MODE>::DENSE {
+            if first && !Pass::<E, MODE>::NEEDS_LOGITS {
                 // Publish before the gradients: the end of the grid waits for it, and behind the
                 // gradients it would see it late.
                 publish(
@@ -242,7 +237,7 @@ pub(crate) unsafe fn forward_backward_registers<
             let scale = |index| E::Real::from_bits64(scales_of_row().get(index));
             let factors = pass.factors(&label, stats, scale(0), || scale(1));
             let to = lanes.to(&pass, row);
-            if Pass::<E, MODE>::DENSE {
+            if Pass::<E, MODE>::NEEDS_LOGITS {
                 let tile = tile.rematerialize();
                 let class = lanes.class_in_tile::<MODE, VECTORS>(&label, &tile);
                 let class =
@@ -250,7 +245,7 @@ pub(crate) unsafe fn forward_backward_registers<
                 lanes.gradients_of_tile::<MODE, VECTORS>(&pass, class, &factors, to, &tile);
             } else {
                 // The exponentials are relative to the largest logit of the warp, not of the row.
-                let relative = Relative::<_, MODE>::to(warp_stats.center());
+                let relative = Relative::<_, MODE>::to(warp_stats.center(), pass.scale_of_logits());
                 let unit = (warp_stats.max - factors.center).exp_below() * relative.unit();
                 let at_class = |exp| {
                     let likeliest = exp == relative.tie() && warp_stats.max == factors.center;
@@ -259,8 +254,8 @@ pub(crate) unsafe fn forward_backward_registers<
                 let (factor, class) = (unit * factors.factor, (label.class, at_class));
                 lanes.gradients_of_exps(&exps, factor, class, to[0], &tile);
             }
-            // With a share for every class, the copied logit has arrived only by now.
-            if first && Pass::<E, MODE>::DENSE {
+            // Beside so much arithmetic, the copied logit has arrived only by now.
+            if first && Pass::<E, MODE>::NEEDS_LOGITS {
                 let stats = stats.rematerialize();
                 publish(
                     row,

@@ -99,7 +99,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element>(args: &CrossEntropyArgs)
             }
             let lanes_of_part = lanes.part(args, part, stage);
             let warp_stats = lanes_of_part.stats_of_part(&pass, peeled, group);
-            let stats = warp_stats.block_merge::<false, false>();
+            let stats = warp_stats.block_merge::<{ mode::CLASS }, false>(E::Real::ONE);
             if warp_id() == 0 {
                 let (mut scale, mut z_scale) = (E::Real::ZERO, E::Real::ZERO);
                 if lane_id() == 0 {

@@ -5,7 +5,7 @@
 //! just above 1, and the loss and the gradient depend on the excess, which would lose its digits if
 //! it were added to 1.
 
-use super::mode;
+use super::{log_prob, mode};
 use crate::abi::STATS_PARTS;
 use crate::element::{Base, Real, unrolled};
 use crate::math::ln_1p;
@@ -24,7 +24,8 @@ pub(crate) struct Stats<R> {
     pub(crate) ties: R,
     /// The sum of exp(x − m) over the other logits.
     pub(crate) rest: R,
-    /// Σ q (x − m), where q is a class's share of the target, `Pass::share_of`.
+    /// Σ q (x − m), where q is a class's share of the target, `Pass::share_of`. Where entropies are
+    /// computed, the dot of [`log_prob`].
     pub(crate) dot: R,
     /// Σ q.
     pub(crate) weight: R,
@@ -41,14 +42,19 @@ impl<R: Real> Stats<R> {
     }
 
     /// The same statistics rescaled to `max`, if that is larger than the largest logit so far.
+    /// `scale` is `Pass::scale_of_logits`, here and below.
     #[inline(always)]
-    pub(crate) fn relative_to(mut self, max: R) -> Self {
+    pub(crate) fn relative_to<const MODE: u32>(mut self, max: R, scale: R) -> Self {
         if max > self.max {
             // If all logits so far are −∞, all sums are 0, and so is the factor.
-            let factor = (self.max - max).exp_below();
+            let factor = log_prob::scaled::<R, MODE>(self.max - max, scale).exp_below();
             self.rest = (self.ties + self.rest) * factor;
             self.ties = R::ZERO;
-            self.dot = self.dot + self.weight * (self.center() - max);
+            self.dot = if MODE == mode::LOG_PROB {
+                log_prob::rescaled_dot(self.dot, [factor, self.rest], self.max, max, scale)
+            } else {
+                self.dot + self.weight * (self.center() - max)
+            };
             self.max = max;
         }
         self
@@ -56,8 +62,11 @@ impl<R: Real> Stats<R> {
 
     /// Adds the exponential of a logit that is no larger than `max`.
     #[inline(always)]
-    pub(crate) fn absorb(&mut self, x: R) {
-        let exp = (x - self.center()).exp_below();
+    pub(crate) fn absorb<const MODE: u32>(&mut self, x: R, scale: R) {
+        let exp = log_prob::scaled::<R, MODE>(x - self.center(), scale).exp_below();
+        if MODE == mode::LOG_PROB {
+            self.dot = exp.fma(log_prob::apart(x, self.center(), scale), self.dot);
+        }
         if exp == R::ONE {
             self.ties = self.ties + exp;
         } else {
@@ -67,9 +76,9 @@ impl<R: Real> Stats<R> {
 
     /// Merges the statistics of two parts of a row.
     #[inline(always)]
-    pub(crate) fn with(self, other: Self) -> Self {
-        let sum = self.relative_to(other.max);
-        let other = other.relative_to(sum.max);
+    pub(crate) fn with<const MODE: u32>(self, other: Self, scale: R) -> Self {
+        let sum = self.relative_to::<MODE>(other.max, scale);
+        let other = other.relative_to::<MODE>(sum.max, scale);
         Stats {
             max: sum.max,
             ties: sum.ties + other.ties,
@@ -80,14 +89,22 @@ impl<R: Real> Stats<R> {
     }
 
     /// Sums the statistics over a row group of `group` lanes of a warp, in each of its lanes. All
-    /// lanes have the same `max`, the largest of the row group. `DENSE` says that the target has a
-    /// share for every class.
+    /// lanes have the same `max`, the largest of the row group.
     #[inline(always)]
-    pub(crate) fn of_group<const DENSE: bool>(mut self, group: u32) -> Self {
-        if DENSE {
+    pub(crate) fn of_group<const MODE: u32>(self, group: u32) -> Self {
+        self.dot_of_group::<MODE>(group).exps_of_group(group)
+    }
+
+    /// [`of_group`](Self::of_group) without the sums of the exponentials.
+    #[inline(always)]
+    pub(crate) fn dot_of_group<const MODE: u32>(mut self, group: u32) -> Self {
+        if const { mode::is_dense(MODE) } {
             [self.dot, self.weight] = warp_sums([self.dot, self.weight], group);
         }
-        self.exps_of_group(group)
+        if MODE == mode::LOG_PROB {
+            [self.dot] = warp_sums([self.dot], group);
+        }
+        self
     }
 
     /// [`of_group`](Self::of_group) for the exponentials alone, without the target's sums.
@@ -112,10 +129,16 @@ impl<R: Real> Stats<R> {
         if self.max == R::NEG_INFINITY { Stats { rest: R::NAN, ..self } } else { self }
     }
 
-    /// How many of the [`parts`](Self::parts) are used: all, if the target is `dense`, that is, has
-    /// a share for every class; otherwise only those of the exponentials.
-    pub(crate) const fn parts_used(dense: bool) -> usize {
-        if dense { PARTS } else { SPARSE_PARTS }
+    /// How many of the [`parts`](Self::parts) a [`mode`] uses: all, if the target has a share for
+    /// every class; otherwise those of the exponentials and, for entropies, the dot.
+    pub(crate) const fn parts_used(mode: u32) -> usize {
+        if mode::is_dense(mode) {
+            PARTS
+        } else if mode == mode::LOG_PROB {
+            SPARSE_PARTS + 1
+        } else {
+            SPARSE_PARTS
+        }
     }
 
     /// The numbers as which statistics are stored in shared memory and in the workspace.
@@ -133,8 +156,8 @@ impl<R: Real> Stats<R> {
 
     /// [`block_merge`](Self::block_merge) where the block has a complete row.
     #[inline(always)]
-    pub(crate) fn block_merge_row<const DENSE: bool, const ALL: bool>(self) -> Self {
-        self.block_merge::<DENSE, ALL>().of_row()
+    pub(crate) fn block_merge_row<const MODE: u32, const ALL: bool>(self, scale: R) -> Self {
+        self.block_merge::<MODE, ALL>(scale).of_row()
     }
 
     /// Merges the parts of a row that the warps of the block have. The result is valid in all warps
@@ -142,8 +165,8 @@ impl<R: Real> Stats<R> {
     ///
     /// Has one barrier; the caller has another before the next call.
     #[inline(always)]
-    pub(crate) fn block_merge<const DENSE: bool, const ALL: bool>(self) -> Self {
-        let used = Self::parts_used(DENSE);
+    pub(crate) fn block_merge<const MODE: u32, const ALL: bool>(self, scale: R) -> Self {
+        let used = Self::parts_used(MODE);
         let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
         if lane_id() == 0 {
             let parts = self.parts();
@@ -176,27 +199,24 @@ impl<R: Real> Stats<R> {
                 }
             });
         }
-        Self::of_parts(parts).merge_lanes::<DENSE>(group)
+        Self::of_parts(parts).merge_lanes::<MODE>(group, scale)
     }
 
     /// Merges the parts of a row that `group` lanes have, each lane the part of a warp. Every
     /// `group` lanes of the warp have the same parts.
     #[inline(always)]
-    fn merge_lanes<const DENSE: bool>(self, group: u32) -> Self {
+    fn merge_lanes<const MODE: u32>(self, group: u32, scale: R) -> Self {
         let max = warp_max(self.max);
         // A part that has the largest logit counts as one tie, and its other exponentials go into
         // the sum; of any other part, all exponentials go into the sum.
         let has_max = self.max == max;
-        let rescaled = self.relative_to(max);
+        let rescaled = self.relative_to::<MODE>(max, scale);
         let others = if has_max { self.rest } else { rescaled.rest };
         let [others] = warp_sums([others], group);
         let lanes_with_max = ballot(has_max) & (u32::MAX >> (WARP_SIZE - group));
         let ties = R::from_i32(lanes_with_max.count_ones().cast_signed());
-        let mut sum = Stats { max, ties, rest: others, dot: rescaled.dot, weight: rescaled.weight };
-        if DENSE {
-            [sum.dot, sum.weight] = warp_sums([sum.dot, sum.weight], group);
-        }
-        sum
+        let sum = Stats { max, ties, rest: others, dot: rescaled.dot, weight: rescaled.weight };
+        sum.dot_of_group::<MODE>(group)
     }
 
     /// Publishes the statistics in slot `index` of the workspace, for the block that merges a split
@@ -220,16 +240,21 @@ impl<R: Real> Stats<R> {
     /// # Safety
     /// As [`Workspace::take`]; a single warp takes them.
     #[inline(always)]
-    pub(crate) unsafe fn take_merged(workspace: Workspace, first: u32, count: u32) -> Self {
-        Self::merge_published(count, |index| {
+    pub(crate) unsafe fn take_merged<const MODE: u32>(
+        workspace: Workspace,
+        first: u32,
+        count: u32,
+        scale: R,
+    ) -> Self {
+        Self::merge_published::<MODE>(count, scale, |index| {
             let word = (first + index) * PARTS as u32;
             // SAFETY: the caller's condition.
             unsafe { workspace.take(index >= count, word, |part| part as u32 * 8) }
         })
     }
 
-    /// Merges the parts of a row that blocks exchange in a round. All lanes of the warp have the
-    /// result.
+    /// Merges the parts of a row that blocks exchange in a round, where targets are classes. All
+    /// lanes of the warp have the result.
     ///
     /// # Safety
     /// As [`Exchange::wait`].
@@ -237,13 +262,18 @@ impl<R: Real> Stats<R> {
     pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32) -> Self {
         let count = exchange.blocks();
         // SAFETY: the caller's condition.
-        Self::merge_published(count, |index| unsafe { exchange.wait(round, index, index >= count) })
+        let wait = |index| unsafe { exchange.wait(round, index, index >= count) };
+        Self::merge_published::<{ mode::CLASS }>(count, R::ONE, wait)
     }
 
     /// Merges `count` parts, each of which a lane loads as it was published, and returns the result
     /// in all lanes of the warp.
     #[inline(always)]
-    fn merge_published(count: u32, mut load: impl FnMut(u32) -> [u64; PARTS]) -> Self {
+    fn merge_published<const MODE: u32>(
+        count: u32,
+        scale: R,
+        mut load: impl FnMut(u32) -> [u64; PARTS],
+    ) -> Self {
         let mut sum = Self::NONE;
         let mut begin = 0;
         while begin < count {
@@ -254,12 +284,13 @@ impl<R: Real> Stats<R> {
                 published[part] = R::from_f64(f64::from_bits(parts[part]));
             });
             if index < count {
-                sum = sum.with(Self::of_parts(published));
+                sum = sum.with::<MODE>(Self::of_parts(published), scale);
             }
             begin += WARP_SIZE;
         }
         let max = warp_max(sum.max);
-        sum.relative_to(max).of_group::<true>(WARP_SIZE)
+        // Every mode publishes all parts, so they merge as in a mode that uses all.
+        sum.relative_to::<MODE>(max, scale).of_group::<{ mode::PROBABILITIES }>(WARP_SIZE)
     }
 
     /// Σ exp(x − m) − 1.
@@ -276,27 +307,32 @@ impl<R: Real> Stats<R> {
 }
 
 /// Computes exponentials relative to a logit, the center: [`exp`](Self::exp) times
-/// [`unit`](Self::unit) is e^(x − center). If the target has a share for every class, x − center
-/// itself is needed too, and the unit is 1.
+/// [`unit`](Self::unit) is e^((x − center) · scale). If the target has a share for every class,
+/// x − center itself is needed too, and the unit is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Relative<R, const MODE: u32> {
     center: R,
+    scale: R,
     shift: R,
 }
 
 impl<R: Real, const MODE: u32> Relative<R, MODE> {
-    const SHIFTS: bool = MODE == mode::CLASS;
+    const SHIFTS: bool = !mode::is_dense(MODE);
 
     /// Whether `center` is so far from 0 that it has to be subtracted from the logits beforehand.
     #[inline(always)]
-    pub(crate) fn is_far(center: R) -> bool {
-        Self::SHIFTS && center.magnitude() >= R::FAR
+    pub(crate) fn is_far(center: R, scale: R) -> bool {
+        if MODE == mode::LOG_PROB {
+            (center * scale).magnitude() >= R::FAR
+        } else {
+            Self::SHIFTS && center.magnitude() >= R::FAR
+        }
     }
 
     #[inline(always)]
-    pub(crate) fn to(center: R) -> Self {
-        let center = if Self::is_far(center) { R::ZERO } else { center };
-        Relative { center, shift: R::shift_from(center) }
+    pub(crate) fn to(center: R, scale: R) -> Self {
+        let center = if Self::is_far(center, scale) { R::ZERO } else { center };
+        Relative { center, scale, shift: R::shift_from(center, R::factor_of(scale)) }
     }
 
     /// The center that `exp` still has to subtract: 0, if it was [far](Self::is_far) and has been
@@ -314,7 +350,11 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     /// The same base for exponentials of whole vectors.
     #[inline(always)]
     pub(crate) fn base(self) -> Base<R> {
-        if Self::SHIFTS { Base::Shift(self.shift) } else { Base::Center(self.center) }
+        if Self::SHIFTS {
+            Base::Shift(self.shift, R::factor_of(self.scale))
+        } else {
+            Base::Center(self.center, self.scale)
+        }
     }
 
     /// [`exp`](Self::exp) of the center: what the largest logits have.
@@ -325,7 +365,11 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
 
     #[inline(always)]
     pub(crate) fn unit(self) -> R {
-        if Self::SHIFTS { R::unshift(self.center, self.shift) } else { R::ONE }
+        if Self::SHIFTS {
+            R::unshift(self.center, R::factor_of(self.scale), self.shift)
+        } else {
+            R::ONE
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::finish::{finish, has_sums};
 use super::label::Label;
+use super::log_prob::{self, exps_and_dot};
 use super::mode;
 use super::pass::{Pass, writes};
 use super::stats::Stats;
@@ -46,7 +47,8 @@ pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
 }
 
 impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
-    const DENSE: bool = MODE != mode::CLASS;
+    const DENSE: bool = Stats::<R>::parts_used(MODE) == 4;
+    const LOG_PROB: bool = MODE == mode::LOG_PROB;
 
     /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
     /// −∞ − −∞ is NaN.
@@ -61,19 +63,32 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         Stats::of_parts(self.parts()).of_row()
     }
 
+    /// Σ exp(x − `center`), for a center that is larger than the largest logit, and the factor by
+    /// which that rescales the exponentials.
+    #[inline(always)]
+    fn rescaled_sum(self, center: R, scale: R) -> (R, R) {
+        let sum = R::ONE + self.others;
+        let factor = log_prob::scaled::<R, MODE>(self.max - center, scale).exp_below();
+        (sum * factor, factor)
+    }
+
     /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is larger than the largest logit.
     #[inline(always)]
-    fn relative_to(self, max: R) -> (R, R) {
+    fn relative_to(self, max: R, scale: R) -> (R, R) {
         let center = Self::center(max);
-        let sum = (R::ONE + self.others) * (self.max - center).exp_below();
-        let dot = self.dot + self.weight * (Self::center(self.max) - center);
-        (sum, if Self::DENSE { dot } else { R::ZERO })
+        let (sum, factor) = self.rescaled_sum(center, scale);
+        let dot = if Self::LOG_PROB {
+            log_prob::rescaled_dot(self.dot, [factor, sum], self.max, center, scale)
+        } else {
+            self.dot + self.weight * (Self::center(self.max) - center)
+        };
+        (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
     }
 }
 
 impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     type Real = R;
-    const PARTS: usize = if Self::DENSE { 4 } else { 2 };
+    const PARTS: usize = Stats::<R>::parts_used(MODE);
 
     #[inline(always)]
     fn none() -> Self {
@@ -81,10 +96,10 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     }
 
     #[inline(always)]
-    fn with(self, other: Self) -> Self {
+    fn with(self, other: Self, scale: R) -> Self {
         let (high, low) = if other.max > self.max { (other, self) } else { (self, other) };
         let ties = low.max == high.max;
-        let (sum, dot) = low.relative_to(high.max);
+        let (sum, dot) = low.relative_to(high.max, scale);
         Self {
             max: high.max,
             others: high.others + if ties { R::ONE + low.others } else { sum },
@@ -94,15 +109,19 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     }
 
     #[inline(always)]
-    fn over_warp(self) -> Self {
+    fn over_warp(self, scale: R) -> Self {
         let max = warp_max(self.max);
         let has = self.max == max;
-        let (sum, dot) = self.relative_to(max);
+        let (sum, dot) = self.relative_to(max, scale);
         let (others, dot) = if has { (self.others, self.dot) } else { (sum, dot) };
         let ties = R::from_i32(ballot(has).count_ones().cast_signed() - 1);
         if Self::DENSE {
             let values = warp_sums([others, dot, self.weight], WARP_SIZE);
             return Self { max, others: ties + values[0], dot: values[1], weight: values[2] };
+        }
+        if Self::LOG_PROB {
+            let [others, dot] = warp_sums([others, dot], WARP_SIZE);
+            return Self { max, others: ties + others, dot, weight: R::ZERO };
         }
         let [others] = warp_sums([others], WARP_SIZE);
         Self { max, others: ties + others, dot: R::ZERO, weight: R::ZERO }
@@ -119,17 +138,19 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     }
 }
 
-/// Σ exp(x − center) over N vectors and, with `EXACT`, the sum over those exponentials that are
-/// not 1.
+/// Σ exp((x − center) · scale) over N vectors and, with `EXACT`, the sum over those exponentials
+/// that are not 1. Writes the vectors' dot of [`log_prob`] to `dot`.
 #[inline(always)]
-fn sum_of_exps<E: Element, const N: usize, const EXACT: bool>(
+fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     x: [Vec16; N],
-    center: E::Real,
+    [center, scale]: [E::Real; 2],
+    dot: &mut E::Real,
 ) -> (E::Real, E::Real) {
     let (zero, one) = (E::Real::ZERO, E::Real::ONE);
     // Two accumulators each, which halve the chain of dependent additions.
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
-    E::exps(x, Base::Center(center), |_, exps| {
+    let base = Base::Center(center, scale);
+    let add = |_, exps: [E::Real; MAX_LANES]| {
         unrolled!(for lane in 0..E::LANES as usize; {
             let exp = exps[lane];
             sums[lane % 2] = sums[lane % 2] + exp;
@@ -138,7 +159,12 @@ fn sum_of_exps<E: Element, const N: usize, const EXACT: bool>(
                 rests[lane % 2] = rests[lane % 2] + rest;
             }
         });
-    });
+    };
+    if MODE == mode::LOG_PROB {
+        *dot = exps_and_dot::<E, N>(x, base, [center, scale], add);
+    } else {
+        E::exps(x, base, add);
+    }
     (sums[0] + sums[1], rests[0] + rests[1])
 }
 
@@ -271,6 +297,7 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         let is_new = greatest > stats.max;
         let max = if is_new { greatest } else { stats.max };
         let (before, center) = (Self::Stats::center(stats.max), Self::Stats::center(max));
+        let scale = self.scale_of_logits();
         if Self::DENSE {
             if is_new {
                 stats.dot = stats.dot + stats.weight * (before - center);
@@ -278,9 +305,14 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
             // SAFETY: the caller's conditions.
             unsafe { self.add_shares::<N, WHOLE>(stats, center, (x, t), columns, counts) };
         }
-        let (sum, rest) = sum_of_exps::<E, N, EXACT>(x, center);
+        let mut dot = E::Real::ZERO;
+        let (sum, rest) = sum_of_exps::<E, MODE, N, EXACT>(x, [center, scale], &mut dot);
         if is_new {
-            let rescaled = (E::Real::ONE + stats.others) * (stats.max - center).exp_below();
+            let (rescaled, factor) = stats.rescaled_sum(center, scale);
+            if Self::LOG_PROB {
+                let factors = [factor, rescaled];
+                stats.dot = log_prob::rescaled_dot(stats.dot, factors, stats.max, center, scale);
+            }
             // If the others sum to less than 1/2, only one logit is the largest, and they are
             // the exponentials that are not 1.
             let others = sum - E::Real::ONE;
@@ -288,6 +320,9 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
             stats.others = rescaled + others;
         } else {
             stats.others = stats.others + sum;
+        }
+        if Self::LOG_PROB {
+            stats.dot = stats.dot + dot;
         }
         stats.max = max;
     }
@@ -311,6 +346,11 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         let stats = stats.stats();
         // SAFETY: the caller's conditions.
         unsafe { Pass::finish_row::<{ writes::ALL }>(self, row, target, stats, picked, workspace) }
+    }
+
+    #[inline(always)]
+    fn scale(&self) -> E::Real {
+        self.scale_of_logits()
     }
 
     #[inline(always)]

@@ -95,20 +95,26 @@ pub(super) fn exp_below(x: f32) -> f32 {
     math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
 }
 
+/// The factor of `ex2`'s argument, with the scale in it.
+#[inline(always)]
+pub(super) fn factor_of(scale: f32) -> f32 {
+    core::f32::consts::LOG2_E * scale
+}
+
 /// −center · log₂ e, so that an exponential is one multiply-add and one `ex2`. A center whose shift
 /// is infinite is beyond [`Real::FAR`].
 #[inline(always)]
-pub(super) fn shift_from(center: f32) -> f32 {
-    -(center * core::f32::consts::LOG2_E)
+pub(super) fn shift_from(center: f32, factor: f32) -> f32 {
+    -(center * factor)
 }
 
 #[inline(always)]
-pub(super) fn exp_shifted(x: f32, shift: f32) -> f32 {
-    math::exp2_approx_f32(x.fma(core::f32::consts::LOG2_E, shift))
+pub(super) fn exp_shifted(x: f32, factor: f32, shift: f32) -> f32 {
+    math::exp2_approx_f32(x.fma(factor, shift))
 }
 
 /// The rounding error of the shift is itself an f32, so the multiply-add computes it exactly.
 #[inline(always)]
-pub(super) fn unshift(center: f32, shift: f32) -> f32 {
-    math::exp2_approx_f32((-center).fma(core::f32::consts::LOG2_E, -shift))
+pub(super) fn unshift(center: f32, factor: f32, shift: f32) -> f32 {
+    math::exp2_approx_f32((-center).fma(factor, -shift))
 }

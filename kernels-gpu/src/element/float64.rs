@@ -177,15 +177,26 @@ pub(crate) fn exp_below(x: f64) -> f64 {
     exp
 }
 
+/// The scale itself, which is applied to the difference.
+#[inline(always)]
+pub(crate) fn factor_of(scale: f64) -> f64 {
+    scale
+}
+
 /// In f64 the shift is the center itself, negated and not rounded.
 #[inline(always)]
-pub(crate) fn exp_shifted(x: f64, shift: f64) -> f64 {
-    exp_below(x + shift)
+pub(crate) fn shift_from(center: f64, _: f64) -> f64 {
+    -center
+}
+
+#[inline(always)]
+pub(crate) fn exp_shifted(x: f64, factor: f64, shift: f64) -> f64 {
+    exp_below((x + shift) * factor)
 }
 
 /// 1, because the shift is not rounded.
 #[inline(always)]
-pub(crate) fn unshift(_: f64, _: f64) -> f64 {
+pub(crate) fn unshift(_: f64, _: f64, _: f64) -> f64 {
     1.0
 }
 

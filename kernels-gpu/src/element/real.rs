@@ -104,15 +104,20 @@ pub trait Real:
     /// would be subnormal are 0; in f64 the error is 1 unit in the last place, and the result is 0
     /// from −708 down. NaN gives NaN, if an arithmetic operation made it.
     fn exp_below(self) -> Self;
-    /// Prepares e^(x − center) for many x and one center: [`exp_shifted`](Self::exp_shifted)(x,
-    /// shift) · [`unshift`](Self::unshift)(center, shift), which takes one rounding and one
-    /// instruction per x less than [`exp_below`](Self::exp_below).
-    fn shift_from(center: Self) -> Self;
-    /// e^(x − center), up to the factor [`unshift`](Self::unshift), for x at most the center.
-    fn exp_shifted(self, shift: Self) -> Self;
+    /// Prepares e^((x − center) · scale) for many x and one center and scale: with `factor`,
+    /// [`exp_shifted`](Self::exp_shifted)(x, factor, shift) · [`unshift`](Self::unshift)(center,
+    /// factor, shift), which takes one rounding and one instruction per x less than
+    /// [`exp_below`](Self::exp_below).
+    fn factor_of(scale: Self) -> Self;
+    /// The shift of a center, in the unit that the factor makes.
+    fn shift_from(center: Self, factor: Self) -> Self;
+    /// e^((x − center) · scale), up to the factor [`unshift`](Self::unshift), for x at most the
+    /// center.
+    fn exp_shifted(self, factor: Self, shift: Self) -> Self;
     /// A factor near 1 that corrects for the rounding of the shift.
-    fn unshift(center: Self, shift: Self) -> Self;
-    /// The magnitude of a center from which on a shift is rounded too coarsely to be corrected.
+    fn unshift(center: Self, factor: Self, shift: Self) -> Self;
+    /// The magnitude of a scaled center from which on a shift is rounded too coarsely to be
+    /// corrected.
     const FAR: Self;
 
     /// The magnitude.
@@ -142,7 +147,7 @@ macro_rules! reals {
     ($(
         $name:ident: $bits:ty, $from_i32:path, $fma:path, $divide:path, $quickly_divide:path,
         $min_max:path, $exp_of:path, $exp_below:path,
-        shift $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
+        shift $factor_of:path, $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         tails $artanh:path, $exp:path;
     )+) => {$(
@@ -211,18 +216,23 @@ macro_rules! reals {
             }
 
             #[inline(always)]
-            fn shift_from(center: Self) -> Self {
-                $shift_from(center)
+            fn factor_of(scale: Self) -> Self {
+                $factor_of(scale)
             }
 
             #[inline(always)]
-            fn exp_shifted(self, shift: Self) -> Self {
-                $exp_shifted(self, shift)
+            fn shift_from(center: Self, factor: Self) -> Self {
+                $shift_from(center, factor)
             }
 
             #[inline(always)]
-            fn unshift(center: Self, shift: Self) -> Self {
-                $unshift(center, shift)
+            fn exp_shifted(self, factor: Self, shift: Self) -> Self {
+                $exp_shifted(self, factor, shift)
+            }
+
+            #[inline(always)]
+            fn unshift(center: Self, factor: Self, shift: Self) -> Self {
+                $unshift(center, factor, shift)
             }
 
             const FAR: Self = $far;
@@ -304,12 +314,14 @@ macro_rules! reals {
 reals! {
     f32: u32, float32::from_i32, math::fma_f32, math::divide_plain_f32, float32::quickly_divide,
         float32::min_max, float32::exp, float32::exp_below,
-        shift float32::shift_from, float32::exp_shifted, float32::unshift, 16_777_216.0,
+        shift float32::factor_of, float32::shift_from, float32::exp_shifted, float32::unshift,
+        16_777_216.0,
         float32::quick_ln, unit float32::LN_UNIT, float32::less_ln, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
         tails float32::artanh_tail, float32::exp_tail;
     f64: u64, float64::from_i32, math::fma_f64, float64::quickly_divide, float64::quickly_divide,
         float64::min_max, float64::exp, float64::exp_below,
-        shift core::ops::Neg::neg, float64::exp_shifted, float64::unshift, f64::NAN,
+        shift float64::factor_of, float64::shift_from, float64::exp_shifted, float64::unshift,
+        f64::NAN,
         float64::quick_ln, unit 1.0, float64::less_ln, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         tails float64::artanh_tail, float64::exp_tail;

@@ -88,6 +88,10 @@ pub(crate) trait RowLoss {
         workspace: Workspace,
     ) -> [f64; TERMS];
 
+    /// By what differences of elements are multiplied before their exponentials are taken, where
+    /// statistics merge.
+    fn scale(&self) -> Real<Self>;
+
     /// Whether the call uses the sums over the grid.
     fn needs_sums(&self) -> bool;
 
@@ -106,11 +110,11 @@ pub(crate) trait RowStats: Copy {
     const PARTS: usize;
     /// The statistics of no element.
     fn none() -> Self;
-    /// Merges these statistics with `other`.
-    fn with(self, other: Self) -> Self;
+    /// Merges these statistics with `other`. `scale` is [`RowLoss::scale`].
+    fn with(self, other: Self, scale: Self::Real) -> Self;
     /// Merges the statistics of all lanes of the warp, and returns the result in each. All lanes
     /// call it.
-    fn over_warp(self) -> Self;
+    fn over_warp(self, scale: Self::Real) -> Self;
     /// The statistics as numbers, to exchange them through memory.
     fn parts(self) -> [Self::Real; 4];
     /// The statistics that have these [`parts`](Self::parts).

@@ -56,13 +56,14 @@ impl SplitRow {
     /// [`stream`](super::stream::stream)'s conditions; one warp of each of the row's groups calls
     /// it, once.
     #[inline(always)]
-    pub(super) unsafe fn merge<S: RowStats>(
+    pub(super) unsafe fn merge<L: RowLoss>(
         &self,
+        loss: &L,
         workspace: Workspace,
         group: u32,
         segment: Segment,
-        stats: S,
-    ) -> Option<S> {
+        stats: L::Stats,
+    ) -> Option<L::Stats> {
         let counter = self.base() + 2 * self.groups * PART_WORDS + self.first;
         // SAFETY: each group writes the words of its own part; the counter is this row's.
         unsafe {
@@ -82,22 +83,22 @@ impl SplitRow {
                 return None;
             }
             sync_warp();
-            let mut sum = S::none();
+            let mut sum = L::Stats::none();
             let mut from = 0;
             while from < self.count {
                 let part = from + lane_id();
                 if part < self.count {
                     let word = self.part_word(self.first + part, part == 0);
-                    let mut parts = [S::Real::ZERO; 4];
+                    let mut parts = [Real::<L>::ZERO; 4];
                     unrolled!(for index in 0..4; {
                         let bits = workspace.take_word(word + index as u32);
-                        parts[index] = S::Real::from_bits64(bits);
+                        parts[index] = Real::<L>::from_bits64(bits);
                     });
-                    sum = sum.with(S::from_parts(parts));
+                    sum = sum.with(L::Stats::from_parts(parts), loss.scale());
                 }
                 from += WARP_SIZE;
             }
-            Some(sum.over_warp())
+            Some(sum.over_warp(loss.scale()))
         }
     }
 

@@ -46,10 +46,10 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
             let target = loss.target(row);
             let picked = load_picked(loss, row, &target, group.leads());
             let stats = tiles.accumulate(loss, &span, segment);
-            let mut stats = merge_group(stats, group, turn);
+            let mut stats = merge_group(stats, loss.scale(), group, turn);
             if !L::is_exact(&stats) {
                 let exact = tiles.accumulate_again(loss, &span, segment);
-                stats = merge_group(exact, group, REDO);
+                stats = merge_group(exact, loss.scale(), group, REDO);
             }
             if segment.begin == 0 && segment.end == layout.row_tiles {
                 if group.leads() {
@@ -60,7 +60,7 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
                 starts_split_row |= segment.begin == 0;
                 if group.warp == 0 {
                     let split_row = SplitRow::new(loss, segment.row);
-                    if let Some(stats) = split_row.merge(workspace, index, segment, stats) {
+                    if let Some(stats) = split_row.merge(loss, workspace, index, segment, stats) {
                         // Which block finishes the row is left to chance. For a fixed order of
                         // the sums, its terms go to an entry of their own.
                         split_row.finish(loss, workspace, &target, picked, stats);
@@ -325,8 +325,8 @@ const REDO: u32 = 2;
 /// is enough: a warp may write the statistics of the next row while another still reads these, and
 /// writes this buffer again only behind the next row's barrier.
 #[inline(always)]
-fn merge_group<S: RowStats>(stats: S, group: RowGroup, turn: u32) -> S {
-    let warp_total = stats.over_warp();
+fn merge_group<S: RowStats>(stats: S, scale: S::Real, group: RowGroup, turn: u32) -> S {
+    let warp_total = stats.over_warp(scale);
     if group.is_warp() {
         return warp_total;
     }
@@ -351,5 +351,5 @@ fn merge_group<S: RowStats>(stats: S, group: RowGroup, turn: u32) -> S {
             }
         });
     }
-    S::from_parts(parts).over_warp()
+    S::from_parts(parts).over_warp(scale)
 }

@@ -8,8 +8,9 @@ use tests::filled::{filled, total};
 use tests::number::Number;
 use tests::random::uniform;
 
-const READ: Pattern = Pattern { reads: 1, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
-const READ_WRITE: Pattern = Pattern { reads: 1, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
+pub(crate) const READ: Pattern = Pattern { reads: 1, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
+pub(crate) const READ_WRITE: Pattern =
+    Pattern { reads: 1, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
 const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
 const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
 
@@ -35,7 +36,7 @@ pub(crate) fn copies(bytes: usize) -> usize {
 }
 
 /// Holds every 997th element of a gradient against float64.
-fn check_gradient<T: Number>(
+pub(crate) fn check_gradient<T: Number>(
     name: &str,
     got: &Tensor<T>,
     expected: impl Fn(usize) -> f64,

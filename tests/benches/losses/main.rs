@@ -19,6 +19,7 @@ mod first_call;
 mod heat;
 mod landscape;
 mod layout;
+mod log_prob;
 mod losses;
 mod options;
 mod peers;
@@ -131,6 +132,8 @@ fn measure(options: &Options) -> Result<Value> {
     bench.cross_entropy::<f32>(4096, 50257)?;
     bench.cross_entropy::<bf16>(65536, 1000)?;
     bench.cross_entropy::<f32>(262_144, 128)?;
+    bench.log_prob::<bf16>(8192, 151_936)?;
+    bench.log_prob::<f32>(65536, 1000)?;
     bench.small()?;
     bench.check_wanted()?;
 

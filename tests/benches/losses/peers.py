@@ -101,11 +101,24 @@ def version_of(package):
         return "of unknown version"
 
 
+# Of the entropy in the mean that the benchmark has the gradient of.
+ENTROPY = 0.01
+
+
+def policy(x, t):
+    """The mean over the rows of -log p - ENTROPY H, of a class's log-probability and the row's entropy."""
+    log_p = F.log_softmax(x, 1, dtype=torch.float32)
+    entropy = -(log_p.exp() * log_p).sum(1)
+    return -(log_p.gather(1, t[:, None]).squeeze(1) + ENTROPY * entropy).mean()
+
+
 def pytorch(case):
     if case["loss"] == "mse":
         return lambda x, t: F.mse_loss(x, t)
     if case["loss"] == "cross_entropy":
         return lambda x, t: F.cross_entropy(x, t)
+    if case["loss"] == "log_prob":
+        return policy
     if case["log_input"]:
         return lambda x, t: F.kl_div(x, t, reduction="batchmean")
     return lambda p, t: F.kl_div(p.log(), t, reduction="batchmean")
@@ -140,8 +153,8 @@ def ways(case, backward, found):
     """All ways to compute a row."""
     loss = pytorch(case)
     both = with_gradient if backward else lambda loss: loss
-    name = {"mse": "mse_loss", "kl_div": "kl_div", "cross_entropy": "cross_entropy"}[case["loss"]]
-    yield Way("PyTorch", f"F.{name}", both(loss))
+    names = {"mse": "F.mse_loss", "kl_div": "F.kl_div", "cross_entropy": "F.cross_entropy"}
+    yield Way("PyTorch", names.get(case["loss"], "F.log_softmax and gather"), both(loss))
     for mode in "default", "max-autotune-no-cudagraphs":
         optional = mode != "default"
         compiled = torch.compile(loss, dynamic=False, mode=mode)
@@ -215,6 +228,12 @@ def reference(case, x, t):
         return (t * (t.log() - log_p)).sum(), by_x / rows
     log_p = x.log_softmax(1)
     terms = -log_p.gather(1, t[:, None])
+    if case["loss"] == "log_prob":
+        p = log_p.exp()
+        entropy = -(p * log_p).sum(1, keepdim=True)
+        gradient = p + ENTROPY * p * (log_p + entropy)
+        gradient.scatter_add_(1, t[:, None], -torch.ones_like(terms))
+        return (terms - ENTROPY * entropy).sum(), gradient / rows
     gradient = log_p.exp_().scatter_add_(1, t[:, None], -torch.ones_like(terms))
     return terms.sum(), gradient / rows
 

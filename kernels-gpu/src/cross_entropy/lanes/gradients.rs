@@ -66,8 +66,12 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         to: [Row<E>; 2],
         tile: &Tile<N>,
     ) {
+        if MODE == mode::LOG_PROB {
+            // SAFETY: the caller's conditions.
+            return unsafe { self.log_prob_gradients_of_tile(pass, class, factors, to[0], tile) };
+        }
         let mut relative_tile = *tile;
-        let relative = relative_tile.relative_to::<E, MODE>(factors.center);
+        let relative = relative_tile.relative_to::<E, MODE>(factors.center, pass.scale_of_logits());
         let factor = factors.factor * relative.unit();
         let first = self.cut.vector(tile.first);
         let mut gradients = [Vec16::default(); N];
@@ -107,6 +111,37 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             // SAFETY: the caller's conditions.
             unsafe { to[0].store_vectors(first, gradients, offset, has) };
         }
+    }
+
+    /// [`gradients_of_tile`](Self::gradients_of_tile) of log-probabilities and entropies. It is
+    /// apart because LLVM makes other code of that for losses if this is part of it.
+    ///
+    /// # Safety
+    /// The kernels' conditions 1 and 3.
+    #[inline(always)]
+    unsafe fn log_prob_gradients_of_tile<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        class: Option<(u32, E::Real)>,
+        factors: &Factors<E::Real>,
+        to: Row<E>,
+        tile: &Tile<N>,
+    ) {
+        let mut relative_tile = *tile;
+        let relative = relative_tile.relative_to::<E, MODE>(factors.center, pass.scale_of_logits());
+        let first = self.cut.vector(tile.first);
+        let mut gradients = [Vec16::default(); N];
+        unrolled!(for k in 0..N; {
+            let mut values = pass.gradients_of_vector(relative_tile.x[k], relative, factors);
+            if let Some((class, value)) = class {
+                set::<E>(&mut values, self.span(tile, k).lane_of(class), value);
+            }
+            gradients[k] = E::narrow_all(values);
+        });
+        let offset = |k| k as u32 * tile.stride;
+        let has = |k| self.span(tile, k).count > 0;
+        // SAFETY: the caller's conditions.
+        unsafe { to.store_vectors(first, gradients, offset, has) };
     }
 
     /// Writes the gradients of a tile from its exponentials, which are in registers: each

@@ -108,7 +108,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 self.absorb_tile(pass, &mut stats, &tile);
             }
         });
-        stats.of_group::<false>(WARP_SIZE)
+        stats.of_group::<{ mode::CLASS }>(WARP_SIZE)
     }
 
     /// The logit of the row's class, in the thread that writes the gradient of its vector.

@@ -2,6 +2,7 @@
 
 use super::Lanes;
 use crate::cross_entropy::label::Label;
+use crate::cross_entropy::log_prob::scaled;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass};
 use crate::cross_entropy::row_group::RowGroup;
@@ -91,7 +92,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         let mut stats = Stats::<E::Real>::NONE;
         if any(peeled.is_some()) {
             let x = peeled.map_or(E::Real::NEG_INFINITY, |peeled| peeled.x.widen());
-            stats = stats.relative_to(warp_max(stats.max.max(x)));
+            stats = stats.relative_to::<MODE>(warp_max(stats.max.max(x)), pass.scale_of_logits());
             if let Some(peeled) = peeled {
                 // SAFETY: the caller's condition.
                 unsafe { pass.absorb_peeled(&mut stats, peeled) };
@@ -118,7 +119,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         let mut by_input = E::Real::ZERO;
         // The gradients of an ignored row are 0, whatever its logits are.
         if label.counts {
-            by_input = (x - factors.center).exp_below() * factors.factor;
+            let exp = scaled::<_, MODE>(x - factors.center, pass.scale_of_logits()).exp_below();
+            let per_exp = [factors.factor, factors.by_share];
+            by_input = exp * pass.per_exp(x, factors.center, per_exp);
         }
         // SAFETY: the caller's conditions.
         unsafe {
@@ -146,7 +149,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     unsafe fn absorb_peeled(&self, stats: &mut Stats<E::Real>, Peeled { index, x, t }: Peeled<E>) {
         let x = x.widen();
-        stats.absorb(x);
+        stats.absorb::<MODE>(x, self.scale_of_logits());
         if Self::DENSE {
             // SAFETY: the caller's conditions.
             unsafe { self.absorb_share(stats, index, x, t.widen()) };

@@ -7,10 +7,12 @@
 use super::Lanes;
 use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
 use super::vector::{sum, widen};
+use crate::cross_entropy::log_prob::{exps_and_dot, scaled};
+use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::Pass;
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cross_entropy::stats::{Relative, Stats};
-use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{group_max, warp_max, warp_sums};
 use cuda_std::warp::{WARP_SIZE, any};
 
@@ -19,12 +21,16 @@ pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
 
 /// The number of a tile's exponentials relative to `center` that are 1, and the sum of the others.
 #[inline(always)]
-fn ties_and_rest<E: Element, const N: usize>(tile: &Tile<N>, center: E::Real) -> [E::Real; 2] {
+fn ties_and_rest<E: Element, const MODE: u32, const N: usize>(
+    tile: &Tile<N>,
+    center: E::Real,
+    scale: E::Real,
+) -> [E::Real; 2] {
     let (mut ties, mut rest) = (E::Real::ZERO, E::Real::ZERO);
     unrolled!(for k in 0..N; {
         let x = widen::<E>(tile.x[k]);
         unrolled!(for lane in 0..E::LANES as usize; {
-            let exp = (x[lane] - center).exp_below();
+            let exp = scaled::<_, MODE>(x[lane] - center, scale).exp_below();
             let tie = exp == E::Real::ONE;
             ties = ties + if tie { E::Real::ONE } else { E::Real::ZERO };
             rest = rest + if tie { E::Real::ZERO } else { exp };
@@ -52,6 +58,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ) -> (Stats<E::Real>, Exps<E::Real, N>) {
         const { assert!(Self::ONE_TILE) };
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+        let scale = pass.scale_of_logits();
         let mut stats = Stats::<E::Real>::NONE;
         let mut exps = [[zero; MAX_LANES]; N];
         stats.max = stats.max.max(E::greatest(tile.x));
@@ -61,18 +68,22 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         // SAFETY: the caller's conditions.
         unsafe { self.absorb_target(pass, &mut stats, tile) };
         let mut relative_tile = *tile;
-        let relative = relative_tile.relative_to::<E, MODE>(stats.center());
+        let relative = relative_tile.relative_to::<E, MODE>(stats.center(), scale);
         let mut total = zero;
-        E::exps(relative_tile.x, relative.base(), |k, of_vector| {
+        let add = |k: usize, of_vector| {
             exps[k] = of_vector;
             total = total + sum::<E>(of_vector);
-        });
+        };
+        if MODE == mode::LOG_PROB {
+            let (x, base, center) = (relative_tile.x, relative.base(), relative.center());
+            stats.dot = exps_and_dot::<E, N>(x, base, [center, scale], add) * relative.unit();
+        } else {
+            E::exps(relative_tile.x, relative.base(), add);
+        }
         stats.rest = total * relative.unit();
         // `ties` is 0 so far: the ties are in `rest`.
         let [rest] = warp_sums([stats.rest + stats.ties], lanes);
-        if Pass::<E, MODE>::DENSE {
-            [stats.dot, stats.weight] = warp_sums([stats.dot, stats.weight], lanes);
-        }
+        stats = stats.dot_of_group::<MODE>(lanes);
         if any(rest < one + one) {
             // One logit may exceed all others by so much that their exponentials would be lost in
             // a sum with its 1: add them up apart.
@@ -88,8 +99,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 });
                 stats.rest = total * relative.unit();
             } else {
+                let tile = relative_tile.rematerialize();
                 [stats.ties, stats.rest] =
-                    ties_and_rest::<E, N>(&relative_tile.rematerialize(), relative.center());
+                    ties_and_rest::<E, MODE, N>(&tile, relative.center(), scale);
             }
             (stats.exps_of_group(lanes), exps)
         } else {
@@ -133,11 +145,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             // SAFETY: as above.
             tile = unsafe { self.tile_of_lanes(first, WARP_SIZE, true, group) };
         }
-        if Pass::<E, MODE>::DENSE {
-            stats.of_group::<true>(WARP_SIZE)
-        } else {
-            stats.of_group::<false>(WARP_SIZE)
-        }
+        stats.of_group::<MODE>(WARP_SIZE)
     }
 
     /// The thread's statistics of its register-resident `tile` of a longer row and, if the row
@@ -190,11 +198,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             }
             first += group.warps() * WARP_FLIGHT;
         }
-        if Pass::<E, MODE>::DENSE {
-            stats.of_group::<true>(WARP_SIZE)
-        } else {
-            stats.of_group::<false>(WARP_SIZE)
-        }
+        stats.of_group::<MODE>(WARP_SIZE)
     }
 
     /// Adds a tile to the thread's statistics: one step of the online softmax. All lanes of a warp
@@ -210,18 +214,26 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         stats: &mut Stats<E::Real>,
         tile: &Tile<N>,
     ) {
+        let scale = pass.scale_of_logits();
         let greatest = E::greatest(tile.x);
         let has_max = any(greatest >= stats.max);
         if has_max {
-            *stats = stats.relative_to(warp_max(stats.max.max(greatest)));
+            *stats = stats.relative_to::<MODE>(warp_max(stats.max.max(greatest)), scale);
         }
         // SAFETY: the caller's condition.
         unsafe { self.absorb_target(pass, stats, tile) };
         let center = stats.center();
-        let (mut total, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center));
+        let mut dot = E::Real::ZERO;
+        let (mut total, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center, scale));
         if !exact {
-            let relative = Relative::<_, MODE>::to(center);
-            E::exps(tile.x, relative.base(), |_, exps| total = total + sum::<E>(exps));
+            let relative = Relative::<_, MODE>::to(center, scale);
+            let add = |_, exps| total = total + sum::<E>(exps);
+            if MODE == mode::LOG_PROB {
+                let base = relative.base();
+                dot = exps_and_dot::<E, N>(tile.x, base, [center, scale], add) * relative.unit();
+            } else {
+                E::exps(tile.x, relative.base(), add);
+            }
             total = total * relative.unit();
             // If every lane has at least 2/32, the warp's sum is at least 2, of which the largest
             // exponential, 1, is at most half.
@@ -230,10 +242,17 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if exact {
             // One logit may exceed all others by so much that their exponentials would be lost in
             // a sum with its 1: add them up apart.
-            let [ties, rest] = ties_and_rest::<E, N>(&tile.rematerialize(), center);
+            let [ties, rest] = ties_and_rest::<E, MODE, N>(&tile.rematerialize(), center, scale);
             (stats.ties, total) = (stats.ties + ties, rest);
+            if MODE == mode::LOG_PROB {
+                let (x, base) = (tile.rematerialize().x, Base::Center(center, scale));
+                dot = exps_and_dot::<E, N>(x, base, [center, scale], |_, _| ());
+            }
         }
         stats.rest = stats.rest + total;
+        if MODE == mode::LOG_PROB {
+            stats.dot = stats.dot + dot;
+        }
     }
 
     /// Adds the target's shares of a tile's classes to the thread's statistics, where the target

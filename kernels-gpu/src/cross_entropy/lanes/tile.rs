@@ -85,8 +85,9 @@ impl<const N: usize> Tile<N> {
     pub(super) fn relative_to<E: Element, const MODE: u32>(
         &mut self,
         center: E::Real,
+        scale: E::Real,
     ) -> Relative<E::Real, MODE> {
-        if Relative::<_, MODE>::is_far(center) {
+        if Relative::<_, MODE>::is_far(center, scale) {
             unrolled!(for k in 0..N; {
                 let mut differences = [E::LOWEST; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
@@ -96,7 +97,7 @@ impl<const N: usize> Tile<N> {
                 self.x[k] = E::pack(differences);
             });
         }
-        Relative::to(center)
+        Relative::to(center, scale)
     }
 }
 

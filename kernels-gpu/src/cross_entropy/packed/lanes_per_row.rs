@@ -11,9 +11,9 @@
 use super::part::{Chunk, Pairs, Part, Split};
 use super::stage::{Stage, for_each_stage};
 use super::{Share, add_loss, computes, factors_of_row};
-use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass, TERMS};
 use crate::cross_entropy::stats::{Relative, Stats};
+use crate::cross_entropy::{log_prob, mode};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::reduce::Workspace;
 use crate::tile::Tile;
@@ -140,7 +140,8 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             while turn < WARP_SIZE && first + turn < rows {
                 let lane = turn + split.slot;
                 let factors = factors_from_lane::<E::Real, MODE>(&factors, lane);
-                let is_any_far = any(Relative::<_, MODE>::is_far(factors.center));
+                let is_any_far =
+                    any(Relative::<_, MODE>::is_far(factors.center, pass.scale_of_logits()));
                 if first + lane < rows {
                     self.gradients(pass, first + lane, split, &factors, is_any_far);
                 }
@@ -210,13 +211,21 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         };
         stats.max = split.over_row(stats.max, E::Real::max);
         let center = stats.center();
-        let is_far = Relative::<_, MODE>::is_far(center);
-        let relative = Relative::<_, MODE>::to(center);
-        let mut sum = zero;
+        let scale = pass.scale_of_logits();
+        let is_far = Relative::<_, MODE>::is_far(center, scale);
+        let relative = Relative::<_, MODE>::to(center, scale);
+        let (mut sum, mut dot) = (zero, zero);
         // SAFETY: as above.
         unsafe {
             x.for_each(Self::PAIRS, |chunk, vector| {
-                E::exps([vector], relative.base(), |_, exps| sum = sum + sum_of::<E>(exps));
+                let add = |_, exps| sum = sum + sum_of::<E>(exps);
+                let base = relative.base();
+                if MODE == mode::LOG_PROB {
+                    dot =
+                        dot + log_prob::exps_and_dot::<E, 1>([vector], base, [center, scale], add);
+                } else {
+                    E::exps([vector], base, add);
+                }
                 if Self::DENSE {
                     let t = self.targets_of(&x, row, chunk);
                     unrolled!(for lane in 0..E::LANES as usize; {
@@ -234,6 +243,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         (stats.ties, stats.rest) = (one, sum - one);
         if any(sum < E::Real::from_f64(2.0) || is_far) {
             let (mut ties, mut rest) = (zero, zero);
+            if MODE == mode::LOG_PROB {
+                dot = zero;
+            }
             // A shift of so large a logit would lose its digits: these rows subtract it first.
             let far_center = if is_far { center } else { zero };
             // SAFETY: as above.
@@ -245,6 +257,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                         let exp = relative.exp(logit - far_center);
                         ties = ties + if is_largest { one } else { zero };
                         rest = rest + if is_largest { zero } else { exp };
+                        if MODE == mode::LOG_PROB {
+                            dot = exp.fma(log_prob::apart(logit, center, scale), dot);
+                        }
                     });
                 });
             }
@@ -258,6 +273,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         if Self::DENSE {
             stats.dot = split.over_row(stats.dot, add);
             stats.weight = split.over_row(stats.weight, add);
+        }
+        if MODE == mode::LOG_PROB {
+            stats.dot = split.over_row(dot, add) * relative.unit();
         }
         stats.of_row()
     }
@@ -292,9 +310,10 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let args = self.stage.args;
         let x = self.logits_of(row, split);
         let of_target = MODE == mode::PROBABILITIES && args.grad_target.start != 0;
-        let is_far = Relative::<_, MODE>::is_far(factors.center);
-        let relative = Relative::<_, MODE>::to(factors.center);
-        let factor = factors.factor * relative.unit();
+        let scale = pass.scale_of_logits();
+        let is_far = Relative::<_, MODE>::is_far(factors.center, scale);
+        let relative = Relative::<_, MODE>::to(factors.center, scale);
+        let per_exp = pass.factors_of_exp(factors, relative.unit());
         // A shift of so large a logit would lose its digits: these rows subtract it first.
         let far_center = if is_far { factors.center } else { E::Real::ZERO };
         // SAFETY: the caller's conditions.
@@ -315,7 +334,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                     }
                     unrolled!(for lane in 0..E::LANES as usize; {
                         let logit = E::extract(vector, lane as u32).widen();
-                        by_input[lane] = relative.exp(by_input[lane]) * factor;
+                        let apart = by_input[lane];
+                        by_input[lane] =
+                            relative.exp(apart) * pass.per_exp(apart, relative.center(), per_exp);
                         if Self::DENSE
                             && let Some(class) = chunk.column::<E>(lane as u32, x.cols)
                         {

@@ -22,7 +22,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(crate) unsafe fn begin_finish(&self, finishes: bool) -> bool {
         if finishes && MODE != mode::PROBABILITIES && self.args.fault != 0 {
             // SAFETY: the caller's conditions.
-            unsafe { store(&raw mut (*self.fault()).classes, 0) };
+            unsafe {
+                store(&raw mut (*self.fault()).classes, 0);
+                if let Some(fault) = self.entropy_fault() {
+                    store(&raw mut (*fault).classes, 0);
+                }
+            }
         }
         self.is_plain()
     }
@@ -63,9 +68,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                     if args.unsigned_classes != 0 {
                         target &= i64::from(u32::MAX);
                     }
-                    store(&raw mut (*self.fault()).row, row);
-                    store(&raw mut (*self.fault()).target, target);
-                    store(&raw mut (*self.fault()).classes, self.args.cols.into());
+                    self.store_fault(self.fault(), row, target);
+                    if let Some(fault) = self.entropy_fault() {
+                        self.store_fault(fault, row, target);
+                    }
                 }
             }
         }
@@ -75,6 +81,20 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[inline(always)]
     fn fault(&self) -> *mut TargetFault {
         self.args.fault as *mut TargetFault
+    }
+
+    /// Reports at `fault` that the `target` of a row is no class.
+    ///
+    /// # Safety
+    /// A [`TargetFault`] is at `fault`, and no other thread accesses it.
+    #[inline(always)]
+    unsafe fn store_fault(&self, fault: *mut TargetFault, row: u64, target: i64) {
+        // SAFETY: the caller's condition.
+        unsafe {
+            store(&raw mut (*fault).row, row);
+            store(&raw mut (*fault).target, target);
+            store(&raw mut (*fault).classes, self.args.cols.into());
+        }
     }
 
     /// Issues the loads of the normaliser, in the block that sums up the grid: before the sums

@@ -23,7 +23,8 @@ pub(crate) struct Factors<R> {
     pub(crate) inverse: R,
     /// The gradient of logit x is exp(x − `center`) · `factor`, ...
     pub(crate) factor: R,
-    /// ... less `by_share` times the class's share of the target, [`Pass::share_of`].
+    /// ... less `by_share` times the class's share of the target, [`Pass::share_of`]; where
+    /// entropies are computed, times exp(x − `center`) (z − m).
     pub(crate) by_share: R,
     /// The sum of all shares.
     pub(crate) weight: R,
@@ -84,10 +85,15 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let mut factors =
             Factors { counts: true, center: stats.max, inverse, weight, ..Factors::NONE };
         factors.others = stats.others() * inverse;
-        if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
-            factors.log_sum = stats.log_sum();
+        if MODE == mode::LOG_PROB {
+            let expected = stats.dot * inverse;
+            self.upstream_factors(label, expected, [scale, z_scale()], &mut factors);
+        } else {
+            if MODE == mode::PROBABILITIES || self.args.z_loss != 0.0 {
+                factors.log_sum = stats.log_sum();
+            }
+            self.scale_factors(label, scale, z_scale, &mut factors);
         }
-        self.scale_factors(label, scale, z_scale, &mut factors);
         factors
     }
 
@@ -128,7 +134,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             weight,
             ..Factors::NONE
         };
-        self.scale_factors(label, scale(Total::Weights), || scale(Total::Rows), &mut factors);
+        if MODE == mode::LOG_PROB {
+            // `saved::EXPECTED` is where other modes save the weight.
+            let upstreams = [scale(Total::Weights), scale(Total::Rows)];
+            self.upstream_factors(label, weight, upstreams, &mut factors);
+        } else {
+            self.scale_factors(label, scale(Total::Weights), || scale(Total::Rows), &mut factors);
+        }
         factors
     }
 
@@ -169,9 +181,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors: &Factors<E::Real>,
         logit: E::Real,
     ) -> E::Real {
-        let apart = logit - factors.center;
-        let p = apart.exp_below() * factors.inverse;
-        self.at_class_of(label, factors, p, apart == E::Real::ZERO)
+        if MODE == mode::LOG_PROB {
+            self.log_prob_at_class(factors, logit)
+        } else {
+            let apart = logit - factors.center;
+            let p = apart.exp_below() * factors.inverse;
+            self.at_class_of(label, factors, p, apart == E::Real::ZERO)
+        }
     }
 
     /// The gradient of the class's logit, from its probability `p` and whether it is the

@@ -93,7 +93,9 @@ impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
 /// Arguments of the call, and constants that follow from them.
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether the target has a share for every class.
-    pub(crate) const DENSE: bool = MODE != mode::CLASS;
+    pub(crate) const DENSE: bool = mode::is_dense(MODE);
+    /// Whether gradients need the logits themselves, beside their exponentials.
+    pub(crate) const NEEDS_LOGITS: bool = MODE != mode::CLASS;
 
     /// An argument of the epilogue. Opaque in a pass that finishes late, so that the compiler loads
     /// it where it is used.
@@ -133,7 +135,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// have the constant 1.
     #[inline(always)]
     fn confidence(&self) -> E::Real {
-        if MODE == mode::CLASS { E::Real::ONE } else { E::Real::from_f64(self.args.keep) }
+        if Self::DENSE { E::Real::from_f64(self.args.keep) } else { E::Real::ONE }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Pass;
 use crate::abi::CrossEntropyArgs;
+use crate::cross_entropy::mode;
 use crate::element::{Element, Real};
 use crate::reduce::Normaliser;
 use cuda_std::memory::load;
@@ -76,6 +77,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The kernels' condition 1; `row` is below `rows`.
     #[inline(always)]
     pub(crate) unsafe fn scale(&self, row: u64, totals: impl Totals, which: Total) -> E::Real {
+        if MODE == mode::LOG_PROB {
+            // SAFETY: the caller's condition.
+            return unsafe { self.upstream(row, which) };
+        }
         let args = self.args;
         let mut upstream = E::Real::ONE;
         if args.upstream != 0 {

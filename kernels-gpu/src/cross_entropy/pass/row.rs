@@ -38,7 +38,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// The address of saved value `which` (one of [`saved`]) of a row.
     #[inline(always)]
-    pub(super) fn saved(&self, row: u64, which: u64) -> *mut E::Real {
+    pub(in crate::cross_entropy) fn saved(&self, row: u64, which: u64) -> *mut E::Real {
         let start = self.epilogue_arg(self.args.saved) as *mut E::Real;
         start.wrapping_add((which * self.args.rows + row) as usize)
     }
@@ -51,6 +51,28 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// 2. The first thread of the row's group calls this.
     #[inline(always)]
     pub(crate) unsafe fn finish_row<const WRITES: u32>(
+        &self,
+        row: u64,
+        label: &Label<E::Real>,
+        stats: Stats<E::Real>,
+        logit: E::Real,
+        workspace: Workspace,
+    ) -> [f64; TERMS] {
+        if MODE == mode::LOG_PROB {
+            // SAFETY: the caller's conditions.
+            unsafe { self.finish_log_prob::<WRITES>(row, label, stats, logit, workspace) }
+        } else {
+            // SAFETY: the caller's conditions.
+            unsafe { self.finish_loss::<WRITES>(row, label, stats, logit, workspace) }
+        }
+    }
+
+    /// [`finish_row`](Self::finish_row) of a loss.
+    ///
+    /// # Safety
+    /// As [`finish_row`](Self::finish_row).
+    #[inline(always)]
+    unsafe fn finish_loss<const WRITES: u32>(
         &self,
         row: u64,
         label: &Label<E::Real>,

@@ -156,7 +156,7 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
         let (stats, exps) = lanes.stats_of_tile::<MODE, VECTORS, GRADS>(pass, &tile, group);
         let stats = stats.of_row();
         if group.lane == 0 {
-            RowsOfBlock::stage(group.in_block, stats, Pass::<E, MODE>::DENSE);
+            RowsOfBlock::stage(group.in_block, stats, MODE);
         }
         if let Some(loaded_normaliser) = loaded_normaliser {
             let scale_of = |which| pass.scale(row, loaded_normaliser, which);
@@ -171,7 +171,8 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
                 let tile = tile.rematerialize();
                 lanes.gradients_of_tile::<MODE, VECTORS>(pass, class, &factors, to, &tile);
             } else {
-                let unit = Relative::<_, MODE>::to(factors.center).unit();
+                let scale = pass.scale_of_logits();
+                let unit = Relative::<_, MODE>::to(factors.center, scale).unit();
                 let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
                 // Recompute the indices of the vectors: kept since the loads, they would take
                 // registers.
@@ -228,7 +229,7 @@ unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAI
     while index < rows {
         // SAFETY: the caller's conditions.
         unsafe {
-            let stats = RowsOfBlock::staged(index, Pass::<E, MODE>::DENSE);
+            let stats = RowsOfBlock::staged(index, MODE);
             let class = if MODE == mode::PROBABILITIES {
                 pass.args.ignore_index
             } else {

@@ -31,10 +31,10 @@ impl RowsOfBlock {
     /// 1. One thread stages each row, once.
     /// 2. A barrier stands between this and every read.
     #[inline(always)]
-    pub(super) unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, dense: bool) {
+    pub(super) unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, mode: u32) {
         let parts = stats.parts();
         unrolled!(for part in 0..4; {
-            if part < Stats::<R>::parts_used(dense) {
+            if part < Stats::<R>::parts_used(mode) {
                 // SAFETY: the caller's conditions.
                 unsafe { rows_of_block().set(Self::index_of(part, row), parts[part].to_bits64()) };
             }
@@ -66,10 +66,10 @@ impl RowsOfBlock {
     /// # Safety
     /// They have been [staged](Self::stage), and a barrier stands between.
     #[inline(always)]
-    pub(super) unsafe fn staged<R: Real>(row: u32, dense: bool) -> Stats<R> {
+    pub(super) unsafe fn staged<R: Real>(row: u32, mode: u32) -> Stats<R> {
         let mut parts = [R::ZERO; 4];
         unrolled!(for part in 0..4; {
-            if part < Stats::<R>::parts_used(dense) {
+            if part < Stats::<R>::parts_used(mode) {
                 // SAFETY: the caller's condition.
                 parts[part] = R::from_bits64(unsafe { rows_of_block().get(Self::index_of(part, row)) });
             }

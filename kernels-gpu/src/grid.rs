@@ -11,7 +11,8 @@ cuda_std::shared_array! {
 }
 
 /// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the
-/// last block to arrive. Returns whether this block is that one. The order of the additions does not depend on which block that is.
+/// last block to arrive. Returns whether this block is that one. The order of the additions does
+/// not depend on which block that is.
 ///
 /// Partial sum `k` of a block is word `k * entries + block` of the workspace. `entries` may be more
 /// than the blocks of the grid: the caller then sets the words of the other entries.

@@ -133,9 +133,13 @@ where
         let mut apart = place(&vec![T::default(); rows * cols], offset + 1);
         loss.backward_into(input.view(), classes, &saved, upstreams, apart.view_mut(), &stream)
             .unwrap();
+        // Nothing but the stream knows of the work on raw memory.
+        stream.synchronize().unwrap();
         self.check("backward_into", [&log_prob, &entropy], Some(&apart.to_vec()));
         let mut over = place(&self.x, offset);
         loss.backward_in_place(over.view_mut(), classes, &saved, upstreams, &stream).unwrap();
+        // Nothing but the stream knows of the work on raw memory.
+        stream.synchronize().unwrap();
         self.check("backward_in_place", [&log_prob, &entropy], Some(&over.to_vec()));
 
         let (log_prob, entropy, gradient) =
@@ -155,6 +159,8 @@ where
             &stream,
         )
         .unwrap();
+        // Nothing but the stream knows of the work on raw memory.
+        stream.synchronize().unwrap();
         self.check("forward_backward_into", [&log_prob, &entropy], Some(&apart.to_vec()));
         let (mut log_prob, mut entropy) = (zeros(), zeros());
         let results = (&mut log_prob, &mut entropy);
@@ -162,6 +168,8 @@ where
         let to = over.view_mut();
         loss.forward_backward_in_place(to, classes, results, upstreams, &mut workspace, &stream)
             .unwrap();
+        // Nothing but the stream knows of the work on raw memory.
+        stream.synchronize().unwrap();
         self.check("forward_backward_in_place", [&log_prob, &entropy], Some(&over.to_vec()));
         let (mut log_prob, mut entropy) = (zeros(), zeros());
         loss.forward_into(

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 9] = [
+const QUICK: [&str; 10] = [
     "bce",
     "golden",
     "graphs",
@@ -17,9 +17,10 @@ const QUICK: [&str; 9] = [
     "options",
     "split_rows",
     "stress",
+    "tiled_rows",
 ];
 /// Those that take minutes.
-const SLOW: [&str; 4] = ["concurrency", "cross_entropy", "elementwise", "log_prob"];
+const SLOW: [&str; 5] = ["concurrency", "cross_entropy", "elementwise", "grids", "log_prob"];
 
 /// The emulator's devices with many multiprocessors and with few, by number.
 const DEVICES: [&str; 2] = ["0", "2"];

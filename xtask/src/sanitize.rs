@@ -19,11 +19,11 @@ const SANITIZER: &str = "compute-sanitizer";
 const TOOLS: [&str; 4] = ["memcheck", "racecheck", "synccheck", "initcheck"];
 
 /// The suite of the library's own tests.
-const LIBRARY: &str = "fused_loss";
+pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 19] = [
+const SUITES: [&str; 21] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -35,6 +35,7 @@ const SUITES: [&str; 19] = [
     "fuzz",
     "golden",
     "graphs",
+    "grids",
     "kl_div",
     "large",
     "log_prob",
@@ -43,6 +44,7 @@ const SUITES: [&str; 19] = [
     "options",
     "split_rows",
     "stress",
+    "tiled_rows",
 ];
 
 pub(crate) fn run(sh: &Shell, flags: &flags::Sanitize) -> Result<()> {
@@ -131,7 +133,7 @@ fn build(sh: &Shell, suites: &[&str]) -> Result<Vec<PathBuf>> {
 }
 
 /// The executables that cargo's messages name, one JSON object a line.
-fn executables(messages: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn executables(messages: &str) -> impl Iterator<Item = &str> {
     messages.lines().filter_map(|message| {
         let (_, rest) = message.split_once("\"executable\":\"")?;
         Some(rest.split_once('"')?.0)
@@ -148,7 +150,7 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// The binary of each suite among files that cargo has named: after the suite, and behind a hyphen
 /// a hash, unless somebody has taken that away.
-fn find_binaries(
+pub(crate) fn find_binaries(
     files: Vec<PathBuf>,
     suites: &[&'static str],
 ) -> Result<BTreeMap<&'static str, PathBuf>> {

@@ -78,6 +78,12 @@ impl Rows {
         CACHE_LINE as usize - self.alignment
     }
 
+    /// The most blocks of packed rows that share a multiprocessor: two in f64, whose sums are so
+    /// large that tiles of three would be too small.
+    fn most_resident(&self) -> usize {
+        if self.element_bytes == 8 { 2 } else { usize::MAX }
+    }
+
     /// The sums of a vector of packed rows.
     fn vector_sums(&self) -> usize {
         if self.alignment.is_multiple_of(VECTOR) && self.row_bytes().is_multiple_of(VECTOR) {
@@ -141,17 +147,22 @@ pub(crate) fn tiled(rows: &Rows, device: Device) -> Option<Tiled> {
     if rows.rows == 0 || rows.cols == 0 || rows.row_bytes() >= 1 << 30 {
         return None;
     }
-    let Device { multiprocessors, shared_bytes, registers_for } = device;
-    let blocks = multiprocessors * registers_for;
-    let block_bytes = (shared_bytes / registers_for).saturating_sub(RESERVED + ARRAYS_BYTES);
-    let packed = (rows.contiguous && rows.reduction == reduction::ROWS)
-        .then(|| rows.rows_of_tile(block_bytes, blocks))
-        .flatten();
-    match packed {
-        Some(tile_rows) => pack(rows, tile_rows, blocks),
-        None if rows.row_bytes() >= LEAST_ROW_BYTES => cut(rows, block_bytes, blocks),
-        None => None,
+    if rows.contiguous && rows.reduction == reduction::ROWS {
+        let resident = device.registers_for.min(rows.most_resident());
+        let (block_bytes, blocks) = share(device, resident);
+        if let Some(tile_rows) = rows.rows_of_tile(block_bytes, blocks) {
+            return pack(rows, tile_rows, blocks);
+        }
     }
+    let (block_bytes, blocks) = share(device, device.registers_for);
+    (rows.row_bytes() >= LEAST_ROW_BYTES).then(|| cut(rows, block_bytes, blocks)).flatten()
+}
+
+/// The bytes of shared memory for tiles of a block, and the blocks of a device, where `resident`
+/// blocks share a multiprocessor.
+fn share(device: Device, resident: usize) -> (usize, usize) {
+    let bytes = (device.shared_bytes / resident).saturating_sub(RESERVED + ARRAYS_BYTES);
+    (bytes, device.multiprocessors * resident)
 }
 
 /// Tiles of `tile_rows` packed rows.
@@ -185,6 +196,8 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
         vectors -= BLOCK;
     }
     let of_row = row_vectors.div_ceil(vectors);
+    // Tiles of the same size, as far as a tile has as many vectors for each thread.
+    let vectors = row_vectors.div_ceil(of_row).next_multiple_of(BLOCK);
     let mut splits = (PARTS_PER_BLOCK * blocks / rows.rows).clamp(1, of_row);
     if rows.reduction == reduction::ROWS {
         splits = splits.min(MAX_PARTIALS as usize / rows.rows).max(1);
@@ -216,4 +229,106 @@ fn launch(
     };
     let rows = RowsLaunch { launch, group_threads: number(group_threads), splits: number(splits) };
     Tiled { rows, args }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An H200's room for kernels of two blocks, and of three; and that of smaller devices.
+    const DEVICES: [Device; 4] = [
+        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 },
+        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 },
+        Device { multiprocessors: 84, shared_bytes: 100 << 10, registers_for: 3 },
+        Device { multiprocessors: 2, shared_bytes: 64 << 10, registers_for: 1 },
+    ];
+
+    fn dense(rows: usize, cols: usize, element_bytes: usize) -> Rows {
+        let bits = 128 | (cols * element_bytes);
+        Rows {
+            reduction: reduction::ROWS,
+            rows,
+            cols,
+            element_bytes,
+            contiguous: true,
+            alignment: 1 << bits.trailing_zeros(),
+            alike: true,
+        }
+    }
+
+    fn each_plan(mut check: impl FnMut(&Rows, Device, Tiled)) {
+        let lengths = (1..300).chain([1_000, 1_023, 2_048, 2_050, 4_095, 8_192, 20_003, 262_144]);
+        for (cols, device) in lengths.flat_map(|cols| DEVICES.map(|device| (cols, device))) {
+            for (rows, element_bytes) in [1, 7, 396, 1_000, 1 << 20]
+                .into_iter()
+                .flat_map(|rows| [2, 4, 8].map(|b| (rows, b)))
+            {
+                let dense = dense(rows, cols, element_bytes);
+                for rows in [dense, Rows { alignment: element_bytes, alike: false, ..dense }] {
+                    if let Some(plan) = tiled(&rows, device) {
+                        check(&rows, device, plan);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_blocks_of_a_launch_are_resident() {
+        each_plan(|rows, device, Tiled { rows: RowsLaunch { launch, .. }, .. }| {
+            let bytes = launch.shared_bytes as usize + RESERVED + ARRAYS_BYTES;
+            let resident = match launch.blocks {
+                blocks if blocks as usize > 2 * device.multiprocessors => device.registers_for,
+                _ => device.registers_for.min(2),
+            };
+            assert!(bytes * resident <= device.shared_bytes, "{rows:?}: {bytes}");
+            let blocks = device.multiprocessors * device.registers_for;
+            assert!(launch.blocks as usize <= blocks && launch.blocks > 0, "{rows:?}");
+        });
+    }
+
+    #[test]
+    fn tiles_have_all_vectors_of_all_rows() {
+        each_plan(|rows, _, Tiled { rows: RowsLaunch { splits, .. }, args }| {
+            assert!(args.vectors.is_multiple_of(TILED_BLOCK) && args.vectors <= 4 * TILED_BLOCK);
+            let bytes = args.vectors as usize * VECTOR;
+            let most = rows.most_lead();
+            if args.rows == 0 {
+                assert!(most + rows.row_bytes() <= args.of_row as usize * bytes, "{rows:?}");
+                assert!(splits.get() <= args.of_row, "{rows:?}");
+                assert_eq!(args.items as usize, rows.rows * splits.get() as usize, "{rows:?}");
+                assert!(splits.get() == 1 || args.items <= MAX_PARTIALS, "{rows:?}");
+            } else {
+                assert!(most + args.rows as usize * rows.row_bytes() <= bytes, "{rows:?}");
+                assert_eq!(args.items as usize, rows.rows.div_ceil(args.rows as usize));
+                assert_eq!(splits.get(), 1);
+            }
+        });
+    }
+
+    /// The kernels divide an element's number in a tile by a multiplication.
+    #[test]
+    fn elements_of_tiles_are_divided_by_columns() {
+        each_plan(|rows, _, Tiled { args, .. }| {
+            for element in (0..args.rows * rows.cols as u32).step_by(7) {
+                let row = match args.per_col {
+                    0 => element,
+                    per_col => ((u64::from(element) * u64::from(per_col)) >> 32) as u32,
+                };
+                assert_eq!(row as usize, element as usize / rows.cols, "{rows:?}");
+            }
+        });
+    }
+
+    /// Tiles of packed rows begin at cache lines where that costs few rows.
+    #[test]
+    fn tiles_begin_at_cache_lines() {
+        let rows_of_tile = |cols| {
+            let plan = tiled(&dense(1 << 20, cols, 4), DEVICES[0]).expect("rows are packed");
+            plan.args.rows as usize
+        };
+        for cols in [7, 100, 128, 250] {
+            assert!((rows_of_tile(cols) * cols * 4).is_multiple_of(128), "{cols} columns");
+        }
+    }
 }

@@ -418,10 +418,45 @@ mod tests {
             let loss = CrossEntropy::none();
             loss.forward_into(&x, &x, &mut losses, &mut workspace, &stream).unwrap();
             stream.synchronize().unwrap();
-            let mut words = vec![0_i64; Workspace::BYTES / 8];
-            workspace.buffer.read(0, &mut words).unwrap();
-            let left = words.iter().position(|&word| word != 0);
-            assert_eq!(left, None, "{rows}x{cols}: the first word that is not 0");
+            assert_eq!(first_word_left(&workspace), None, "{rows}x{cols}");
         }
+    }
+
+    /// The thread that takes a sum from the workspace clears its word, so that the next launch finds
+    /// nothing published. That includes the words of the normaliser.
+    #[test]
+    fn losses_that_are_summed_leave_the_workspace_as_it_was() {
+        let gpu = gpu();
+        let (stream, mut workspace) = (gpu.stream().unwrap(), Workspace::new(&gpu).unwrap());
+        for (rows, cols) in [(3, 50_000), (2, 3), (300, 40), (100, 700)] {
+            let x = Tensor::from_slice(&gpu, [rows, cols], &vec![0.5_f32; rows * cols]).unwrap();
+            let target = Tensor::from_slice(&gpu, [rows], &vec![1_i64; rows]).unwrap();
+            let mut loss = Loss::zeros(&gpu, []).unwrap();
+            let mut gradient = Tensor::<f32>::zeros(&gpu, [rows, cols]).unwrap();
+            for smoothing in [0.0, 0.1] {
+                let mean = CrossEntropy::mean().label_smoothing(smoothing);
+                mean.forward_into(&x, &target, &mut loss, &mut workspace, &stream).unwrap();
+                loss.item().unwrap();
+                assert_eq!(first_word_left(&workspace), None, "{rows}x{cols}, forward");
+                let (loss, grads, workspace) = (&mut loss, &mut gradient, &mut workspace);
+                mean.forward_backward_into(&x, &target, &mut *loss, grads, workspace, &stream)
+                    .unwrap();
+                loss.item().unwrap();
+                assert_eq!(first_word_left(workspace), None, "{rows}x{cols}, both");
+            }
+            Mse::sum().forward_into(&x, &gradient, &mut loss, &mut workspace, &stream).unwrap();
+            loss.item().unwrap();
+            assert_eq!(first_word_left(&workspace), None, "{rows}x{cols}, squares");
+        }
+    }
+
+    /// The index of the first word that a launch should have cleared. The totals that one launch
+    /// leaves for the next are not among them, nor are the saved values of rows.
+    fn first_word_left(workspace: &Workspace) -> Option<usize> {
+        use kernels_gpu::abi::workspace::{PARTIALS, SAVED, TOTALS};
+        let mut words = vec![0_i64; Workspace::BYTES / 8];
+        workspace.buffer.read(0, &mut words).unwrap();
+        words[(TOTALS / 8) as usize..(PARTIALS / 8) as usize].fill(0);
+        words[..(SAVED / 8) as usize].iter().position(|&word| word != 0)
     }
 }

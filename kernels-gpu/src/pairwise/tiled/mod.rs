@@ -31,10 +31,11 @@ cuda_std::shared_array! {
     fn warp_sums_of_row() -> [f64; 64];
 }
 
-/// A tile: which of a block's runs, and which part of it.
+/// A part of a run. A block computes items, one after another: runs, or parts of long rows that
+/// several blocks share.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// The number of the run, or of the part of a split row.
+    /// The number of the item.
     item: u32,
     /// The tile's number in the row.
     number: u32,
@@ -176,13 +177,42 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                     scale = self.pass.scale(run.row(args));
                 }
             }
-            let stage = self.shared.stage(turn);
-            let vectors = args.tiles.vectors / WARPS;
-            let first = tile.number * args.tiles.vectors + warp_id() * vectors;
-            // Nearly all vectors are whole, and their pairs plain. The others wait, so that they do
-            // not slow the loop: bit k is set if the thread's vector k does.
-            let mut waiting = 0_u32;
-            let mut slot = lane_id();
+            self.vectors::<TERMS, GRADS>(run, tile, turn, scale, sum);
+            if !TERMS {
+                return;
+            }
+            if is_packed {
+                sync_threads();
+                self.sum_rows(run, turn);
+            } else if tile.number + 1 == tile.end && args.reduction == reduction::ROWS {
+                self.finish_item(tile, *sum);
+                *sum = 0.0;
+            }
+        }
+    }
+
+    /// Computes the warp's vectors of a tile.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute).
+    #[inline(always)]
+    unsafe fn vectors<const TERMS: bool, const GRADS: bool>(
+        &self,
+        run: &Run<E, L>,
+        tile: Tile,
+        turn: u32,
+        scale: E::Real,
+        sum: &mut f64,
+    ) {
+        let stage = self.shared.stage(turn);
+        let vectors = self.pass.args.tiles.vectors / WARPS;
+        let first = tile.number * self.pass.args.tiles.vectors + warp_id() * vectors;
+        // Nearly all vectors are whole, and their pairs plain. The others wait, so that they do not
+        // slow the loop: bit k is set if the thread's vector k does.
+        let mut waiting = 0_u32;
+        let mut slot = lane_id();
+        // SAFETY: the caller's conditions; the vectors are the tile's.
+        unsafe {
             while slot < vectors {
                 let vector = first + slot;
                 let mut is_done = !run.has(vector);
@@ -190,15 +220,9 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                     let [x, t] = stage.get(run, slot);
                     is_done = run.tensors.are_plain(x, t);
                     if is_done {
-                        let lanes = Lanes::all::<E>();
+                        let (pair, lanes) = ([x, t], Lanes::all::<E>());
                         self.vector::<TERMS, GRADS, true>(
-                            run,
-                            vector,
-                            [x, t],
-                            lanes,
-                            turn,
-                            scale,
-                            sum,
+                            run, vector, pair, lanes, turn, scale, sum,
                         );
                     }
                 }
@@ -222,16 +246,6 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 // Opaque: LLVM would join the two in local memory.
                 let pair = [opaque_vec16(x), opaque_vec16(t)];
                 self.vector::<TERMS, GRADS, false>(run, vector, pair, lanes, turn, scale, sum);
-            }
-            if !TERMS {
-                return;
-            }
-            if is_packed {
-                sync_threads();
-                self.sum_rows(run, turn);
-            } else if tile.number + 1 == tile.end && args.reduction == reduction::ROWS {
-                self.finish_item(tile, *sum);
-                *sum = 0.0;
             }
         }
     }
@@ -418,7 +432,7 @@ impl Packed {
         let per_col = args.tiles.per_col;
         let row = match per_col {
             0 => element,
-            _ => (u64::from(element) * u64::from(per_col) >> 32) as u32,
+            _ => ((u64::from(element) * u64::from(per_col)) >> 32) as u32,
         };
         Packed { row, boundary: run.lead + (row + 1) * args.cols as u32 - begin }
     }

@@ -8,6 +8,7 @@ use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::pairwise::Pairwise;
 use core::marker::PhantomData;
 use cuda_std::SharedArray;
+use cuda_std::hint::opaque_vec16;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
@@ -270,7 +271,12 @@ impl Stage {
             let slots = self.tensors[tensor];
             // SAFETY: the caller's conditions.
             vectors[tensor] = unsafe {
-                if shift == 0 { slots.get(slot) } else { shifted::<E>(slots, slot, shift) }
+                if shift == 0 {
+                    slots.get(slot)
+                } else {
+                    // Opaque: LLVM would join the two in local memory.
+                    opaque_vec16(shifted::<E>(slots, slot, shift))
+                }
             };
         });
         vectors

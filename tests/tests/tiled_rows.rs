@@ -1,0 +1,226 @@
+//! Losses by row, and of long rows with gaps: rows packed into tiles, cut into tiles, and shared by
+//! several blocks, over alignments, gaps, dtypes and upstream gradients. Most numbers are small
+//! integers, whose sums and products are exact in any order.
+
+use approx::assert_relative_eq;
+use fused_loss::{Float, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, Workspace};
+use half::{bf16, f16};
+use tests::number::Number;
+use tests::random::uniforms;
+use tests::{Placed, gpu};
+
+/// Where the tensors of a call begin, in elements behind a 16-byte boundary, and how far their rows
+/// are apart beyond their length.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    offsets: [usize; 3],
+    gaps: [usize; 3],
+}
+
+const DENSE: Layout = Layout { offsets: [0; 3], gaps: [0; 3] };
+
+fn place<T: Number>(
+    data: &[f64],
+    [rows, cols]: [usize; 2],
+    layout: Layout,
+    number: usize,
+) -> Placed<T> {
+    let data: Vec<T> = data.iter().map(|&x| T::round(x)).collect();
+    let stride = cols + layout.gaps[number];
+    Placed::rows(&data, [rows, cols], stride, layout.offsets[number], T::round(f64::NAN))
+}
+
+fn wide<T: Number>(numbers: Vec<T>) -> Vec<f64> {
+    numbers.into_iter().map(Number::wide).collect()
+}
+
+/// Squared errors by row, and both gradients times an upstream gradient a row.
+fn check_squares<T: Number>(shape: [usize; 2], layout: Layout)
+where
+    T::Loss: Number,
+{
+    let [rows, cols] = shape;
+    let stream = gpu().stream().unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let x: Vec<f64> = (0..rows * cols).map(|index| (index * 7 % 11 % 5) as f64).collect();
+    let t: Vec<f64> = (0..rows * cols).map(|index| (index * 5 % 13 % 4) as f64).collect();
+    let apart: Vec<f64> = x.iter().zip(&t).map(|(x, t)| x - t).collect();
+    let expected: Vec<f64> =
+        apart.chunks(cols).map(|row| row.iter().map(|apart| apart * apart).sum()).collect();
+    let scale = |row: usize| (row % 7) as f64 - 2.0;
+    let upstream: Vec<T::Loss> = (0..rows).map(|row| T::Loss::round(scale(row))).collect();
+    let upstream = Tensor::from_slice(gpu(), [rows], &upstream).unwrap();
+    let what = format!("{rows}×{cols} {}, {layout:?}", std::any::type_name::<T>());
+
+    let (x, t) = (place::<T>(&x, shape, layout, 0), place::<T>(&t, shape, layout, 1));
+    let unwritten = vec![f64::NAN; rows * cols];
+    let mse = Mse::new().reduction(RowSum);
+    let losses = mse.forward(x.view(), t.view(), &stream).unwrap();
+    assert_eq!(wide(losses.values().to_vec().unwrap()), expected, "{what}, forward");
+
+    let by = |sign: f64| {
+        apart.iter().enumerate().map(move |(at, apart)| sign * 2.0 * apart * scale(at / cols))
+    };
+    for in_one_pass in [true, false] {
+        let mut loss = Loss::zeros(gpu(), [rows]).unwrap();
+        let mut by_x = place::<T>(&unwritten, shape, layout, 2);
+        let mut by_t = place::<T>(&unwritten, shape, layout, 2);
+        let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
+        if in_one_pass {
+            mse.forward_backward_into(
+                x.view(),
+                t.view(),
+                &mut loss,
+                grads.scaled_by(&upstream),
+                &mut workspace,
+                &stream,
+            )
+            .unwrap();
+            assert_eq!(wide(loss.values().to_vec().unwrap()), expected, "{what}, in one pass");
+        } else {
+            mse.backward_into(x.view(), t.view(), &upstream, grads, &stream).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert!(wide(by_x.to_vec()).into_iter().eq(by(1.0)), "{what}: by input, {in_one_pass}");
+        assert!(wide(by_t.to_vec()).into_iter().eq(by(-1.0)), "{what}: by target, {in_one_pass}");
+    }
+}
+
+/// Shapes of each kind: rows shorter than a vector, packed rows that fill tiles and that do not,
+/// rows of one tile, and rows of several tiles.
+const SHAPES: [[usize; 2]; 11] = [
+    [1_001, 1],
+    [700, 3],
+    [701, 7],
+    [300, 16],
+    [300, 33],
+    [37, 250],
+    [37, 1_001],
+    [5, 4_096],
+    [4, 4_099],
+    [3, 9_000],
+    [2, 20_003],
+];
+
+#[test]
+fn rows_of_many_lengths() {
+    for shape in SHAPES {
+        check_squares::<f32>(shape, DENSE);
+        check_squares::<f64>(shape, DENSE);
+        check_squares::<f16>(shape, DENSE);
+        check_squares::<bf16>(shape, DENSE);
+    }
+}
+
+/// Tensors may begin at any element, alike or not, and each may have gaps between its rows. Vectors
+/// that are not aligned are read from those around them, never beyond a row, and stored element by
+/// element where gradients are aligned otherwise than each other.
+#[test]
+fn rows_of_tensors_with_other_alignments() {
+    let layouts = [
+        Layout { offsets: [1, 1, 1], ..DENSE },
+        Layout { offsets: [0, 1, 0], ..DENSE },
+        Layout { offsets: [3, 0, 1], ..DENSE },
+        Layout { gaps: [1, 0, 0], ..DENSE },
+        Layout { offsets: [1, 2, 3], gaps: [3, 8, 5] },
+    ];
+    for layout in layouts {
+        for shape in [[700, 3], [300, 33], [37, 1_001], [4, 4_099], [2, 20_003]] {
+            check_squares::<f32>(shape, layout);
+            check_squares::<bf16>(shape, layout);
+        }
+        check_squares::<f64>([37, 1_001], layout);
+        check_squares::<f64>([3, 5_001], layout);
+    }
+}
+
+/// So many rows that each block takes several tiles.
+#[test]
+fn tiles_that_a_block_takes_one_after_the_other() {
+    check_squares::<f32>([9_000, 103], DENSE);
+    check_squares::<bf16>([900, 4_100], DENSE);
+}
+
+/// A scalar over rows with gaps that are long enough for tiles.
+#[test]
+fn a_sum_over_rows_with_gaps() {
+    fn check<T: Number>(shape: [usize; 2], layout: Layout)
+    where
+        T::Loss: Number,
+    {
+        let [rows, cols] = shape;
+        let stream = gpu().stream().unwrap();
+        let mut workspace = Workspace::new(gpu()).unwrap();
+        let x: Vec<f64> = (0..rows * cols).map(|index| (index % 3) as f64).collect();
+        let expected: f64 = x.iter().map(|x| (x - 1.0) * (x - 1.0)).sum();
+        let gradient = x.iter().map(|x| 2.0 * (x - 1.0));
+        let t = place::<T>(&vec![1.0; rows * cols], shape, layout, 1);
+        let x = place::<T>(&x, shape, layout, 0);
+        let sum = Mse::sum().forward(x.view(), t.view(), &stream).unwrap();
+        assert_eq!(sum.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
+        let mut to = place::<T>(&vec![f64::NAN; rows * cols], shape, layout, 2);
+        let mut loss = Loss::zeros(gpu(), []).unwrap();
+        for _ in 0..2 {
+            let grads = Grads::input(to.view_mut());
+            Mse::sum()
+                .forward_backward_into(
+                    x.view(),
+                    t.view(),
+                    &mut loss,
+                    grads,
+                    &mut workspace,
+                    &stream,
+                )
+                .unwrap();
+            assert_eq!(loss.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
+        }
+        assert!(wide(to.to_vec()).into_iter().eq(gradient), "{shape:?}, {layout:?}");
+    }
+    for gaps in [[1, 0, 0], [4, 8, 0], [1, 1, 1]] {
+        check::<f32>([7, 5_003], Layout { gaps, ..DENSE });
+        check::<f64>([5, 2_049], Layout { gaps, offsets: [1, 0, 0] });
+        check::<bf16>([7, 9_001], Layout { gaps, offsets: [1, 2, 3] });
+    }
+}
+
+/// Probabilities of 0 are not plain numbers: their vectors are computed in another way than those
+/// beside them, in both kinds of rows. A row with a NaN has no loss, and its neighbours have theirs.
+#[test]
+fn divergences_with_zeros_and_nan() {
+    fn check<T: Number + Float<Loss = f32>>([rows, cols]: [usize; 2]) {
+        let stream = gpu().stream().unwrap();
+        let draw = |seed| uniforms(seed, rows * cols).into_iter().map(|u| f64::from(u).abs() + 0.1);
+        let x: Vec<T> = draw(1).map(T::round).collect();
+        let mut t: Vec<T> = draw(2).map(T::round).collect();
+        for index in (0..t.len()).filter(|index| index % 5 == 0 || index % 97 < 9) {
+            t[index] = T::round(0.0);
+        }
+        t[2 * cols + cols / 2] = T::round(f64::NAN);
+        let term = |(x, t): (&T, &T)| match t.wide() {
+            0.0 => 0.0,
+            t => t * (t.ln() - x.wide().ln()),
+        };
+        let expected: Vec<f64> = x
+            .chunks(cols)
+            .zip(t.chunks(cols))
+            .map(|(x, t)| x.iter().zip(t).map(term).sum::<f64>() / cols as f64)
+            .collect();
+        let x = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+        let t = Tensor::from_slice(gpu(), [rows, cols], &t).unwrap();
+        let kl = KlDiv::new().log_input(false).reduction(RowMean);
+        let (losses, _) = kl.forward_backward(&x, &t, &stream).unwrap();
+        for losses in [losses, kl.forward(&x, &t, &stream).unwrap()] {
+            for (row, got) in losses.values().to_vec().unwrap().into_iter().enumerate() {
+                let got = f64::from(got);
+                assert_eq!(got.is_nan(), row == 2, "{rows}×{cols}, row {row}: {got}");
+                if row != 2 {
+                    assert_relative_eq!(got, expected[row], max_relative = 2e-5, epsilon = 1e-6);
+                }
+            }
+        }
+    }
+    for shape in [[300, 5], [301, 33], [20, 1_000], [3, 9_001]] {
+        check::<f32>(shape);
+        check::<bf16>(shape);
+    }
+}

@@ -5,7 +5,7 @@ use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::kernel::Launch;
 use crate::memory::{self, Nearest, Range};
 use crate::order::Order;
-use crate::race::{Clock, Conflict, History, Touch};
+use crate::race::{Clock, Conflict, CopiedFrom, History, Touch};
 use crate::stack::ThreadStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use cuda_std::host::{self, Access, Copied, Machine, Place};
@@ -108,6 +108,8 @@ struct Block<'a> {
     failed: &'a AtomicBool,
     shared: RefCell<Vec<Shared>>,
     clock: Clock,
+    /// What the block's threads copy from global memory.
+    copied: RefCell<CopiedFrom>,
     /// Whether a thread has stored to memory since this was last reset.
     has_stored: Cell<bool>,
 }
@@ -184,6 +186,21 @@ impl<'a> Thread<'a> {
         panic::resume_unwind(Box::new(Fault { code, report }))
     }
 
+    /// Ends the launch if an asynchronous copy may still read what this thread is about to write.
+    fn check_not_copied(&self, address: usize, bytes: usize, place: Place) {
+        let copied = self.block.copied.borrow();
+        let result = copied.write((address, bytes), self.index, &self.block.clock);
+        if let Err(Conflict { verb, thread, place: other }) = result {
+            let what = format!(
+                "writes {bytes} bytes of global memory at {address:#x} that thread {thread} {verb} \
+                 at {}:{}, with no barrier between the two",
+                other.file(),
+                other.line()
+            );
+            self.fault(LAUNCH_FAILED, what, place);
+        }
+    }
+
     fn find(&self, address: usize, bytes: usize) -> bool {
         if self.recent.iter().any(|range| range.get().contains(address, bytes)) {
             return true;
@@ -258,6 +275,7 @@ impl Machine for Thread<'_> {
 
     fn copy_to_shared(&self, copy: Copied) {
         self.touch_shared(copy.to, copy.bytes, Touch::StartCopy, copy.place);
+        self.block.copied.borrow_mut().start(source(&copy), (self.index, copy.place));
         let mut batches = self.copies.borrow_mut();
         batches.last_mut().expect("one is not ended").push(copy);
     }
@@ -269,7 +287,12 @@ impl Machine for Thread<'_> {
     fn take_copies(&self, but: usize) -> Vec<Copied> {
         let mut batches = self.copies.borrow_mut();
         let ended = batches.len() - 1;
-        batches.drain(..ended.saturating_sub(but)).flatten().collect()
+        let copies: Vec<_> = batches.drain(..ended.saturating_sub(but)).flatten().collect();
+        let mut copied = self.block.copied.borrow_mut();
+        for copy in &copies {
+            copied.end(source(copy), (self.index, copy.place), &self.block.clock);
+        }
+        copies
     }
 
     fn dynamic_shared_memory(&self) -> usize {
@@ -301,6 +324,7 @@ impl Machine for Thread<'_> {
         match access {
             Access::Store => {
                 self.block.has_stored.set(true);
+                self.check_not_copied(address, bytes, place);
                 // SAFETY: found in one allocation.
                 unsafe { memory::mark_written(address, bytes) };
             }
@@ -374,6 +398,11 @@ impl Thread<'_> {
     }
 }
 
+/// The address and number of the bytes that a copy reads.
+fn source(copy: &Copied) -> (usize, usize) {
+    (copy.from + copy.first, copy.bytes - copy.first)
+}
+
 fn verb(access: Access) -> &'static str {
     match access {
         Access::Load => "reads",
@@ -436,6 +465,7 @@ impl<'a> Running<'a> {
             failed,
             shared: RefCell::default(),
             clock: Clock::new(launch.block),
+            copied: RefCell::default(),
             has_stored: Cell::new(false),
         });
         let threads: Vec<_> = (0..launch.block).map(|index| Thread::new(&block, index)).collect();

@@ -1,4 +1,5 @@
-//! Races in shared memory: who accessed it last, and what orders that before the next access.
+//! Races in shared memory: who accessed it last, and what orders that before the next access. And
+//! races in global memory with asynchronous copies, which may read it until they are waited for.
 //!
 //! A block's barrier orders all accesses before it ahead of all accesses after it. `sync_warp` does
 //! so for the accesses of one warp. Shuffles and votes do not: CUDA gives them no memory ordering.
@@ -6,6 +7,7 @@
 use cuda_std::host::{Access, Place};
 use cuda_std::warp::WARP_SIZE;
 use std::cell::Cell;
+use std::collections::HashMap;
 
 /// The time in a block. Each warp has its own; a barrier sets all of them to one later time.
 pub(crate) struct Clock {
@@ -159,6 +161,75 @@ impl History {
             }
             let time = if touch == Touch::StartCopy { Stamp::PENDING } else { stamp.time };
             *unit = Unit { write: Stamp { time, ..stamp }, ..Unit::NEW };
+        }
+        Ok(())
+    }
+}
+
+/// The global memory that a block's asynchronous copies read. A copy may read it until its thread
+/// has waited for the copy, so another thread may write it only after that wait and a barrier.
+#[derive(Default)]
+pub(crate) struct CopiedFrom {
+    /// The last copies from each 16 bytes of global memory, by the index of the 16 bytes, with the
+    /// bytes that each has read. There are two: a row may end and the next may begin within them.
+    vectors: HashMap<usize, [(u16, Stamp); 2]>,
+}
+
+impl CopiedFrom {
+    /// The bytes of one vector among `bytes` bytes from `address` on, as bits.
+    fn bits((address, bytes): (usize, usize), vector: usize) -> u16 {
+        let begin = address.max(16 * vector) - 16 * vector;
+        let end = (address + bytes).min(16 * vector + 16) - 16 * vector;
+        ((1_u32 << end) - (1_u32 << begin)) as u16
+    }
+
+    /// Notes a copy that `thread` starts.
+    pub(crate) fn start(&mut self, from: (usize, usize), (thread, place): (u32, Place)) {
+        self.note(from, Stamp { time: Stamp::PENDING, thread, place: Some(place) });
+    }
+
+    /// Notes that `thread` has waited for a copy.
+    pub(crate) fn end(
+        &mut self,
+        from: (usize, usize),
+        (thread, place): (u32, Place),
+        clock: &Clock,
+    ) {
+        let time = clock.of_thread(thread);
+        self.note(from, Stamp { time, thread, place: Some(place) });
+    }
+
+    fn note(&mut self, from: (usize, usize), stamp: Stamp) {
+        let (address, bytes) = from;
+        for vector in address / 16..(address + bytes).div_ceil(16) {
+            let [last, other] = self.vectors.entry(vector).or_insert([(0, Stamp::NONE); 2]);
+            let bits = Self::bits(from, vector);
+            if last.0 & bits == 0 {
+                *other = *last;
+            }
+            *last = (bits, stamp);
+        }
+    }
+
+    /// Whether `thread` may write `bytes` bytes from `address` on now.
+    pub(crate) fn write(
+        &self,
+        to: (usize, usize),
+        thread: u32,
+        clock: &Clock,
+    ) -> Result<(), Conflict> {
+        if self.vectors.is_empty() {
+            return Ok(());
+        }
+        let (address, bytes) = to;
+        for vector in address / 16..(address + bytes).div_ceil(16) {
+            for &(bits, copy) in self.vectors.get(&vector).into_iter().flatten() {
+                let is_pending = copy.time == Stamp::PENDING;
+                let is_ordered = copy.thread == thread || clock.is_between(copy, thread);
+                if bits & Self::bits(to, vector) != 0 && (is_pending || !is_ordered) {
+                    return Err(conflict("copies", copy));
+                }
+            }
         }
         Ok(())
     }

@@ -790,3 +790,40 @@ fn a_copy_over_what_others_have_read() {
     assert_race(kernel, memory, &[what, "that thread 32 reads at"]);
     assert!(memory::free(memory));
 }
+
+#[test]
+fn a_write_to_global_memory_that_is_copied() {
+    /// Thread 0 copies 16 bytes, of which thread WRITER writes four.
+    unsafe fn kernel<const WRITER: u32, const WAITS: bool, const BARRIER: bool>(args: *const u8) {
+        let own = thread_idx_x();
+        // SAFETY: as the machine allows, if the copy is waited for before a barrier.
+        unsafe {
+            let from = address(args) as *const Vec16;
+            if own == 0 {
+                rest().copy_end(0, from, 8);
+                end_copies();
+                if WAITS {
+                    wait_for_copies::<0>();
+                }
+            }
+            if BARRIER {
+                sync_threads();
+            }
+            if own == WRITER {
+                // What is before the first byte is not read.
+                store(from.cast::<u32>().cast_mut(), 1);
+                store(from.cast::<u32>().cast_mut().add(2), 1);
+            }
+            sync_threads();
+            wait_for_copies::<0>();
+        }
+    }
+    let memory = allocate_written(16);
+    run(kernel::<40, true, true>, 1, memory).unwrap();
+    run(kernel::<0, true, false>, 1, memory).unwrap();
+    let what = format!("writes 4 bytes of global memory at {:#x} that thread 0", memory + 8);
+    assert_race(kernel::<40, true, false>, memory, &["thread 40:", &what, "copies at"]);
+    assert_race(kernel::<40, false, true>, memory, &["thread 40:", &what]);
+    assert_race(kernel::<0, false, false>, memory, &["thread 0:", &what]);
+    assert!(memory::free(memory));
+}

@@ -969,6 +969,22 @@ fn a_row_that_begins_with_minus_infinity() {
     }
 }
 
+/// Such a row has no distribution. A target of probabilities would otherwise make a loss of +∞.
+#[test]
+fn a_row_of_nothing_but_minus_infinity_with_probabilities() {
+    let stream = gpu().stream().unwrap();
+    for cols in [6, 300, 2_000, 40_000] {
+        let input = Tensor::from_slice(gpu(), [1, cols], &vec![f32::NEG_INFINITY; cols]).unwrap();
+        let target = Tensor::from_slice(gpu(), [1, cols], &vec![1.0 / cols as f32; cols]).unwrap();
+        let sum = CrossEntropy::sum();
+        let (both, gradient) = sum.forward_backward(&input, &target, &stream).unwrap();
+        for loss in [sum.forward(&input, &target, &stream).unwrap(), both] {
+            assert!(loss.item().unwrap().is_nan(), "{cols} columns");
+        }
+        assert!(gradient.to_vec().unwrap().iter().all(|by| by.is_nan()), "{cols} columns");
+    }
+}
+
 #[test]
 fn rows_of_infinity_nan_or_nothing_but_minus_infinity_are_nan() {
     let stream = gpu().stream().unwrap();

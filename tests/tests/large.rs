@@ -71,6 +71,35 @@ fn rows_more_than_two_to_the_thirty_one_elements_apart() {
     assert_eq!((gradient[0].to_f32(), gradient[2 * cols - 1].to_f32()), (2.0, 4.0));
 }
 
+/// The same distance between rows of logits, in rows that a warp packs and in rows of a block.
+#[test]
+fn logits_more_than_two_to_the_thirty_one_elements_apart() {
+    let stride = (1_usize << 31) + 3;
+    for cols in [1_000, 40_003] {
+        let sparse = Sparse::new(2 * (stride + cols));
+        for row in [0, 1] {
+            let mut logits = vec![f16::ZERO; cols];
+            logits[cols / 2 + row] = f16::from_f32(4.0 + row as f32);
+            sparse.write(row * stride, &logits);
+        }
+        // SAFETY: within the allocation, which lives to the end.
+        let x =
+            unsafe { View::<f16>::from_raw_strided(gpu(), sparse.0, [2, cols], stride) }.unwrap();
+        let classes = [cols as i64 / 2, cols as i64 / 2];
+        let target = Tensor::from_slice(gpu(), [2], &classes).unwrap();
+        let stream = gpu().stream().unwrap();
+        let sums = [4.0_f64, 5.0].map(|largest| largest.exp() + (cols - 1) as f64);
+        let expected = (sums[0].ln() - 4.0) + sums[1].ln();
+        let loss = CrossEntropy::sum().forward(x, &target, &stream).unwrap().item().unwrap();
+        assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-6);
+        let (loss, gradient) = CrossEntropy::sum().forward_backward(x, &target, &stream).unwrap();
+        assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-6);
+        let gradient = gradient.to_vec().unwrap();
+        let likeliest = gradient[cols + cols / 2 + 1].to_f64();
+        assert_relative_eq!(likeliest, 5.0_f64.exp() / sums[1], max_relative = 1e-3);
+    }
+}
+
 /// The first table of the semantics: 32768×32768, f32, mean.
 #[test]
 #[ignore = "needs a GPU and 18 GB of host memory"]
@@ -129,23 +158,26 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     for (index, (&gradient, &x)) in gradient.iter().zip(&x).enumerate() {
         assert_eq!(gradient.to_f32(), 2.0 * x.to_f32(), "element {index}");
     }
-    // As rows with a loss each, of which the last lies beyond 2³¹ elements.
-    let (rows, cols) = (46_343, 46_341);
-    // SAFETY: within the tensors, which live to the end.
-    let (x, t) = unsafe {
-        (
-            View::<f16>::from_raw(gpu(), on_x.as_raw(), [rows, cols]).unwrap(),
-            View::<f16>::from_raw(gpu(), on_t.as_raw(), [rows, cols]).unwrap(),
-        )
-    };
-    assert!(rows * cols > 1 << 31);
-    let losses = Mse::new().reduction(RowSum).forward(x, t, &stream).unwrap();
-    let losses = losses.values().to_vec().unwrap();
-    let mut expected = vec![0.0; rows];
-    for (place, value) in [(0, 1.0_f32), ((1 << 31) - 1, 2.0), (1 << 31, 3.0)] {
-        expected[place / cols] += value * value;
+    // As rows with a loss each: long ones, and short ones, of which a block sums a chunk.
+    for (rows, cols) in [(46_343, 46_341), (len / 64, 64)] {
+        assert!(rows * cols > 1 << 31);
+        // SAFETY: within the tensors, which live to the end.
+        let (x, t) = unsafe {
+            (
+                View::<f16>::from_raw(gpu(), on_x.as_raw(), [rows, cols]).unwrap(),
+                View::<f16>::from_raw(gpu(), on_t.as_raw(), [rows, cols]).unwrap(),
+            )
+        };
+        let losses = Mse::new().reduction(RowSum).forward(x, t, &stream).unwrap();
+        let losses = losses.values().to_vec().unwrap();
+        let mut expected = vec![0.0; rows];
+        for (place, value) in [(0, 1.0_f32), ((1 << 31) - 1, 2.0), (1 << 31, 3.0), (len - 1, 4.0)] {
+            if place < rows * cols {
+                expected[place / cols] += value * value;
+            }
+        }
+        assert!(losses == expected, "{rows}×{cols}");
     }
-    assert_eq!(losses, expected);
 }
 
 /// The last of the semantics' first table: 16384×16384, Σ p log(p/t) ÷ D for each row, with the

@@ -40,8 +40,12 @@ struct Input {
 impl Input {
     /// Rows of ordinary logits, of which every fifth is ignored, and holds NaN.
     fn new(cols: usize) -> Self {
-        let rows = rows();
-        let mut x: Vec<f32> = uniforms(5, rows * cols).iter().map(|x| 8.0 * x).collect();
+        Self::drawn(5, rows(), cols)
+    }
+
+    /// The same, for `rows` rows of logits that are drawn from `seed`.
+    fn drawn(seed: u64, rows: usize, cols: usize) -> Self {
+        let mut x: Vec<f32> = uniforms(seed, rows * cols).iter().map(|x| 8.0 * x).collect();
         // In the head, in the tail, and anywhere.
         let class = |row: usize| match row % 5 {
             0 => 0,
@@ -130,6 +134,55 @@ fn the_mean_and_its_gradient_at_any_alignment() {
             .unwrap();
         assert_eq!(loss.item().unwrap().to_bits(), all[0].0, "in place");
         assert!(bits(&x.to_vec()) == all[0].1, "in place");
+    }
+}
+
+/// With enough multiprocessors, all rows are computed at a time, and a row has more blocks than a
+/// warp has lanes.
+#[test]
+fn rows_that_all_blocks_share_at_a_time() {
+    let (cols, stream) = (COLS + 7, any_gpu().stream().unwrap());
+    let input = Input::drawn(3, 3, cols);
+    let expected = input.expected(PLAIN);
+    let x = Tensor::from_slice(any_gpu(), [3, cols], &input.x).unwrap();
+    let target = Tensor::from_slice(any_gpu(), [3], &input.classes).unwrap();
+    let (loss, gradient) = CrossEntropy::sum().forward_backward(&x, &target, &stream).unwrap();
+    let sum = expected.iter().map(|row| row.loss).sum::<f64>();
+    assert_relative_eq!(f64::from(loss.item().unwrap()), sum, max_relative = 1e-6);
+    check_gradients(&gradient.to_vec().unwrap(), &expected, |_| 1.0);
+}
+
+/// There are more rounds than have words of their own in the workspace, and a second launch has
+/// other rows: no block takes the statistics of an earlier round or launch for those of its row. The
+/// loss is divided by the weights of the classes, the z-loss by the number of rows.
+#[test]
+fn rounds_and_launches_take_the_same_words_again() {
+    let (rows, cols, stream) = (rows().max(7), COLS + 31, gpu().stream().unwrap());
+    let weight: Vec<f32> = uniforms(6, cols).iter().map(|w| w + 1.5).collect();
+    let wide: Vec<f64> = weight.iter().map(|&w| f64::from(w)).collect();
+    let weights = Tensor::from_slice(gpu(), [cols], &weight).unwrap();
+    let mean = CrossEntropy::mean().weight(&weights).z_loss(1e-2);
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    for seed in [1, 2] {
+        let input = Input::drawn(seed, rows, cols);
+        let counting = input.classes.iter().filter_map(|&class| usize::try_from(class).ok());
+        let count = counting.clone().count() as f64;
+        let weights: f64 = counting.map(|class| wide[class]).sum();
+        let options = Options { weight: &wide, label_smoothing: 0.0, z_loss: 1e-2 };
+        let mut expected = input.expected(options);
+        let loss: f64 = expected.iter().map(|row| row.loss / weights + row.z / count).sum();
+        for by in expected.iter_mut().flat_map(|row| &mut row.z_by_input) {
+            *by *= weights / count;
+        }
+        let x = Tensor::from_slice(gpu(), [rows, cols], &input.x).unwrap();
+        let target = Tensor::from_slice(gpu(), [rows], &input.classes).unwrap();
+        let mut got = Loss::zeros(gpu(), []).unwrap();
+        let mut to = Tensor::zeros(gpu(), [rows, cols]).unwrap();
+        let (to_loss, to_gradient) = (&mut got, &mut to);
+        mean.forward_backward_into(&x, &target, to_loss, to_gradient, &mut workspace, &stream)
+            .unwrap();
+        assert_relative_eq!(f64::from(got.item().unwrap()), loss, max_relative = 1e-6);
+        check_gradients(&to.to_vec().unwrap(), &expected, |_| 1.0 / weights);
     }
 }
 

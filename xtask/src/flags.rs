@@ -87,6 +87,11 @@ xflags::xflags! {
             /// Where to begin: the seed that a run or a finding has printed. By default a new one.
             optional --seed number: u64
         }
+        /// Plants bugs in the kernels, and sees that a test on the emulator finds each.
+        cmd mutants {
+            /// Only mutants with this in their name or their file's.
+            repeated --only part: String
+        }
         /// Runs tests on the emulator with the threads, warps and blocks of each launch in an order that is drawn
         /// from a seed, on a device of many multiprocessors and on one of few.
         cmd orders {

@@ -7,6 +7,7 @@ mod demo;
 mod deny;
 mod flags;
 mod fuzz;
+mod mutants;
 mod orders;
 mod package;
 mod ptx;
@@ -44,6 +45,7 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
         XtaskCmd::Package(_) => package::run(&sh),
         XtaskCmd::Sanitize(flags) => sanitize::run(&sh, &flags),
         XtaskCmd::Fuzz(flags) => fuzz::run(&sh, &flags),
+        XtaskCmd::Mutants(flags) => mutants::run(&sh, &flags),
         XtaskCmd::Orders(flags) => orders::run(&sh, &flags),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }

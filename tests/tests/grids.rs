@@ -1,0 +1,300 @@
+//! Grids of many blocks, and blocks of many rows: sums over groups of blocks, and rows that a block
+//! takes one after the other in the same shared memory. Most numbers are small integers, whose sums
+//! are exact in any order.
+
+use approx::assert_relative_eq;
+use fused_loss::{CrossEntropy, Loss, Mse, RowSum, Tensor, View, Workspace};
+use half::bf16;
+use tests::number::Number;
+use tests::random::uniforms;
+use tests::{Placed, gpu};
+
+/// Every 64th block sums a group of blocks before the end of the grid. The last block adds those
+/// sums and the blocks of no group, each once. The second launch has other numbers, so a sum that
+/// the first has left in the workspace would be seen.
+#[test]
+fn a_sum_over_groups_of_blocks() {
+    let stream = gpu().stream().unwrap();
+    // f64 has the fewest elements a block: more than 1200 blocks.
+    let len = 2_500_007;
+    let x: Vec<f64> = (0..len).map(|index| f64::from(index % 7)).collect();
+    let on_gpu = Tensor::from_slice(gpu(), [x.len()], &x).unwrap();
+    for t in [0.0, 3.0] {
+        let expected: f64 = x.iter().map(|x| (x - t) * (x - t)).sum();
+        let t = Tensor::from_slice(gpu(), [x.len()], &vec![t; x.len()]).unwrap();
+        assert_eq!(Mse::sum().forward(&on_gpu, &t, &stream).unwrap().item().unwrap(), expected);
+    }
+}
+
+/// Rows of many lengths are summed by lanes of a warp, a warp, a block or several blocks, with gaps
+/// between rows and without, at every alignment.
+#[test]
+fn sums_of_rows_of_many_lengths() {
+    fn check<T: Number>(rows: usize, cols: usize, gap: usize, offsets: [usize; 2])
+    where
+        T::Loss: Number,
+    {
+        let stream = gpu().stream().unwrap();
+        let numbers =
+            [|index: usize| (index * 7 % 11 % 5) as f64, |index| (index * 5 % 13 % 4) as f64];
+        let square = |index| (numbers[0](index) - numbers[1](index)).powi(2);
+        let expected: Vec<f64> =
+            (0..rows).map(|row| (row * cols..(row + 1) * cols).map(square).sum()).collect();
+        let [x, t] = numbers.map(|number| -> Vec<T> {
+            (0..rows * cols).map(|index| T::round(number(index))).collect()
+        });
+        let place = |data: &[T], offset| {
+            Placed::rows(data, [rows, cols], cols + gap, offset, T::round(f64::NAN))
+        };
+        let x = place(&x, offsets[0]);
+        let t = place(&t, offsets[1]);
+        let sum = Mse::new().reduction(RowSum);
+        let losses = sum.forward(x.view(), t.view(), &stream).unwrap().values().to_vec().unwrap();
+        let losses: Vec<_> = losses.into_iter().map(Number::wide).collect();
+        assert_eq!(losses, expected, "{rows}×{cols}, gaps of {gap}, {offsets:?}");
+    }
+    for cols in [1, 3, 5, 16, 32, 47, 48, 64, 101, 250, 1_027] {
+        for (gap, offsets) in [(0, [0, 0]), (0, [1, 1]), (0, [1, 2]), (1, [0, 0]), (3, [2, 3])] {
+            check::<f32>(37, cols, gap, offsets);
+            check::<bf16>(37, cols, gap, offsets);
+        }
+    }
+    // Several rows a chunk.
+    check::<f32>(2_200, 16, 0, [0, 0]);
+    check::<f32>(2_200, 32, 0, [0, 0]);
+    // Several blocks a row.
+    check::<f32>(3, 20_003, 0, [0, 0]);
+    check::<f64>(2, 9_001, 1, [0, 1]);
+}
+
+/// Where one tensor is aligned otherwise than the other, its elements are read with the vectors
+/// around them. No vector before its memory or behind it is read.
+#[test]
+fn a_target_that_ends_with_its_memory() {
+    let (len, stream) = (1_000, gpu().stream().unwrap());
+    let x = Tensor::from_slice(gpu(), [len], &vec![2.0_f32; len]).unwrap();
+    for offset in 1..4 {
+        let memory = Tensor::<f32>::zeros(gpu(), [offset + len]).unwrap();
+        let address = memory.as_raw() + 4 * offset as u64;
+        // SAFETY: within the tensor, which lives to the end.
+        let t = unsafe { View::<f32>::from_raw(gpu(), address, [len]) }.unwrap();
+        assert_eq!(Mse::mean().forward(&x, t, &stream).unwrap().item().unwrap(), 4.0);
+    }
+}
+
+/// There are so many rows that a block takes several, and they are so long that all threads of the
+/// block sum each row.
+#[test]
+fn rows_that_a_block_sums_one_after_the_other() {
+    let (rows, cols, stream) = (2_120, 1_030, gpu().stream().unwrap());
+    let x: Vec<f32> = (0..rows * cols).map(|index| (index % 5) as f32).collect();
+    let expected: Vec<f32> = x.chunks(cols).map(|row| row.iter().map(|x| x * x).sum()).collect();
+    let x = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let t = Tensor::zeros(gpu(), [rows, cols]).unwrap();
+    let losses = Mse::new().reduction(RowSum).forward(&x, &t, &stream).unwrap();
+    assert_eq!(losses.values().to_vec().unwrap(), expected);
+}
+
+/// A block's share of streamed rows ends within a row, so that blocks have parts of two rows. They
+/// merge the parts one after the other in the same shared memory.
+#[test]
+fn shares_of_two_rows() {
+    let stream = gpu().stream().unwrap();
+    for (rows, cols) in [(3, 90_000), (7, 33_333), (300, 3_001)] {
+        let x = uniforms(11, rows * cols);
+        let classes: Vec<i64> = (0..rows).map(|row| (row * 1_013 % cols) as i64).collect();
+        let smoothing = 0.1;
+        let of_row = |(row, &class): (&[f32], &i64)| {
+            let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+            let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / cols as f64;
+            sum.ln() - (1.0 - smoothing) * f64::from(row[class as usize]) - smoothing * mean
+        };
+        let expected: f64 = x.chunks(cols).zip(&classes).map(of_row).sum();
+        let x = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+        let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        let sum = CrossEntropy::sum().label_smoothing(smoothing);
+        for _ in 0..2 {
+            let loss = sum.forward(&x, &classes, &stream).unwrap().item().unwrap();
+            assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-6);
+        }
+    }
+}
+
+/// A row is so long that it has more parts than the warp that merges them has lanes.
+#[test]
+fn more_parts_of_a_row_than_lanes_of_a_warp() {
+    let (rows, cols, stream) = (2, 300_001, gpu().stream().unwrap());
+    let x = uniforms(23, rows * cols);
+    let of_row = |(row, class): (&[f32], usize)| {
+        let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+        sum.ln() - f64::from(row[class])
+    };
+    let classes = [cols - 1, 70_000];
+    let expected: f64 = x.chunks(cols).zip(classes).map(of_row).sum();
+    let x = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let classes = Tensor::from_slice(gpu(), [rows], &classes.map(|class| class as i64)).unwrap();
+    let sum = CrossEntropy::sum();
+    let (saving, _) = sum.forward_saving(&x, &classes, &stream).unwrap();
+    for loss in [sum.forward(&x, &classes, &stream).unwrap(), saving] {
+        assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-6);
+    }
+}
+
+/// Checks loss and gradients of rows in every pass, also in place, and with targets of 8 bits where
+/// these have enough classes. Targets are the first class, the last and others.
+fn check_rows(rows: usize, cols: usize, gap: usize) {
+    let stream = gpu().stream().unwrap();
+    let x = uniforms(13, rows * cols);
+    let class = |row: usize| [row * 37 % cols, cols - 1, 0][row % 3];
+    let classes: Vec<i64> = (0..rows).map(|row| class(row) as i64).collect();
+    let sums: Vec<f64> =
+        x.chunks(cols).map(|row| row.iter().map(|&x| f64::from(x).exp()).sum()).collect();
+    let expected: f64 =
+        (0..rows).map(|row| sums[row].ln() - f64::from(x[row * cols + class(row)])).sum();
+    let assert_loss = |loss: &Loss<f32>| {
+        let got = f64::from(loss.item().unwrap());
+        assert_relative_eq!(got, expected, max_relative = 1e-6);
+    };
+    let assert_gradient = |gradient: Vec<f32>| {
+        for (index, by) in gradient.into_iter().enumerate() {
+            let (row, col) = (index / cols, index % cols);
+            let of_class = if class(row) == col { 1.0 } else { 0.0 };
+            let off = f64::from(by) - (f64::from(x[index]).exp() / sums[row] - of_class);
+            assert!(off.abs() <= 1e-6, "{rows}×{cols}, row {row}, {col}: got {by}");
+        }
+    };
+    let mut input = Placed::rows(&x, [rows, cols], cols + gap, 0, f32::NAN);
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let sum = CrossEntropy::sum();
+    let (loss, saved) = sum.forward_saving(input.view(), &target, &stream).unwrap();
+    assert_loss(&loss);
+    assert_loss(&sum.forward(input.view(), &target, &stream).unwrap());
+    let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    let gradient = sum.backward(input.view(), &target, &saved, &one, &stream).unwrap();
+    assert_gradient(gradient.to_vec().unwrap());
+    if cols <= 256 {
+        let classes: Vec<u8> = classes.iter().map(|&class| class as u8).collect();
+        let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        assert_loss(&sum.forward(input.view(), &target, &stream).unwrap());
+    }
+    let (loss, gradient) = sum.forward_backward(input.view(), &target, &stream).unwrap();
+    assert_loss(&loss);
+    assert_gradient(gradient.to_vec().unwrap());
+    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    sum.forward_backward_in_place(input.view_mut(), &target, &mut loss, &mut workspace, &stream)
+        .unwrap();
+    assert_loss(&loss);
+    assert_gradient(input.to_vec());
+}
+
+/// The gaps are so long that a tile is read row by row.
+#[test]
+fn packed_rows_with_gaps() {
+    for (rows, cols, gap) in [(40, 7, 60), (40, 30, 100), (70, 101, 91)] {
+        check_rows(rows, cols, gap);
+    }
+}
+
+/// Lanes of a warp have a row in registers. A block has several rows; its first warp finishes them.
+#[test]
+fn short_rows_of_whole_vectors() {
+    for (rows, cols) in [(37, 128), (9, 500), (70, 256)] {
+        check_rows(rows, cols, 0);
+    }
+}
+
+/// A block has a row in registers. There are few rows, and more than multiprocessors.
+#[test]
+fn rows_of_whole_vectors_in_the_registers_of_a_block() {
+    for (rows, cols) in [(3, 2_000), (1_030, 2_052)] {
+        check_rows(rows, cols, 0);
+    }
+}
+
+/// Some rows have a head and a tail, and one ends one vector before the end of a tile.
+#[test]
+fn rows_of_many_tiles() {
+    for (rows, cols) in [(5, 4_099), (3, 40_003), (3, 4_092)] {
+        check_rows(rows, cols, 0);
+    }
+}
+
+/// Logits rise so much along a row that exponentials relative to the first ones would overflow.
+#[test]
+fn rows_whose_logits_rise() {
+    let stream = gpu().stream().unwrap();
+    // A warp streams each row of the last shape.
+    for (rows, cols) in [(1, 50), (1, 600), (1, 5_003), (1, 60_001), (1_100, 2_501)] {
+        let x: Vec<f32> = (0..cols).map(|col| 400.0 * col as f32 / cols as f32 - 300.0).collect();
+        let largest = f64::from(x[cols - 1]);
+        let sum: f64 = x.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+        let log_sum = sum.ln() + largest;
+        let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / cols as f64;
+        let input = Tensor::from_slice(gpu(), [rows, cols], &x.repeat(rows)).unwrap();
+        let target = Tensor::from_slice(gpu(), [rows], &vec![cols as i64 / 2; rows]).unwrap();
+        let of_class = f64::from(x[cols / 2]);
+        for smoothing in [0.0, 0.1] {
+            let expected = log_sum - (1.0 - smoothing) * of_class - smoothing * mean;
+            let loss_of = CrossEntropy::mean().label_smoothing(smoothing);
+            let loss = loss_of.forward(&input, &target, &stream).unwrap().item().unwrap();
+            assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-6);
+            let (loss, _) = loss_of.forward_backward(&input, &target, &stream).unwrap();
+            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-6);
+        }
+    }
+}
+
+/// There are so many packed rows that a warp stages three tiles or more in turn. A tile has one row,
+/// because gaps are read with the rows.
+#[test]
+fn tiles_that_a_warp_takes_one_after_the_other() {
+    let (rows, cols, stream) = (5_600, 511, gpu().stream().unwrap());
+    let x: Vec<f64> = (0..rows * cols).map(|index| (index / cols % 3 + index % 2) as f64).collect();
+    let of_row = |row: &[f64]| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[5];
+    let expected: f64 = x.chunks(cols).map(of_row).sum();
+    let x = Placed::rows(&x, [rows, cols], cols + 60, 0, f64::NAN);
+    let target = Tensor::from_slice(gpu(), [rows], &vec![5_i64; rows]).unwrap();
+    let loss = CrossEntropy::sum().forward(x.view(), &target, &stream).unwrap().item().unwrap();
+    assert_relative_eq!(loss, expected, max_relative = 1e-12);
+}
+
+/// The probabilities of streamed rows begin at another offset from a 16-byte boundary than the
+/// logits: a whole number of words further on, or half a word.
+#[test]
+fn probabilities_that_are_aligned_otherwise() {
+    fn check<T: Number<Loss = f32>>(offset: usize) {
+        let (rows, cols, stream) = (3, 20_000, gpu().stream().unwrap());
+        let round = |values: Vec<f32>| -> Vec<T> {
+            values.into_iter().map(|value| T::round(f64::from(value))).collect()
+        };
+        let x = round(uniforms(17, rows * cols));
+        let t = uniforms(19, rows * cols).into_iter().map(|t| (t + 1.0) / cols as f32);
+        let t = round(t.collect());
+        let of_row = |(x, t): (&[T], &[T])| {
+            let log_sum = x.iter().map(|x| x.wide().exp()).sum::<f64>().ln();
+            x.iter().zip(t).map(|(x, t)| t.wide() * (log_sum - x.wide())).sum::<f64>()
+        };
+        let expected: f64 = x.chunks(cols).zip(t.chunks(cols)).map(of_row).sum();
+        let on_gpu = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+        let t = Placed::rows(&t, [rows, cols], cols, offset, T::round(0.0));
+        let loss = CrossEntropy::sum().forward(&on_gpu, t.view(), &stream).unwrap();
+        assert_relative_eq!(loss.item().unwrap().wide(), expected, max_relative = 1e-6);
+    }
+    check::<f32>(1);
+    check::<bf16>(2);
+    check::<bf16>(3);
+}
+
+/// There are more long rows than a forward pass that saves may have blocks, so that a block takes
+/// several.
+#[test]
+fn long_rows_that_share_a_block_in_a_forward_pass() {
+    let (rows, cols, stream) = (53_000, 1_537, gpu().stream().unwrap());
+    let input = Tensor::<f32>::zeros(gpu(), [rows, cols]).unwrap();
+    let classes: Vec<i64> = (0..rows).map(|row| (row % cols) as i64).collect();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let (loss, _) = CrossEntropy::sum().forward_saving(&input, &target, &stream).unwrap();
+    let expected = rows as f64 * (cols as f64).ln();
+    assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-6);
+}

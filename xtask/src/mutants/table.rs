@@ -1,0 +1,16 @@
+//! The mutants.
+
+mod cross_entropy;
+mod pairwise;
+mod split;
+mod sums;
+mod sync;
+
+use super::plant::Mutant;
+
+/// All mutants, those of synchronisation first.
+pub(super) fn all() -> Vec<&'static Mutant> {
+    let tables =
+        [sync::MUTANTS, split::MUTANTS, sums::MUTANTS, pairwise::MUTANTS, cross_entropy::MUTANTS];
+    tables.into_iter().flatten().collect()
+}

@@ -133,6 +133,9 @@ fn rows_that_would_overlap() {
 fn a_stride_of_one_row() {
     let t = Tensor::from_slice(gpu(), [1, 4], &[1.0_f32; 4]).unwrap();
     let x = Tensor::<f32>::zeros(gpu(), [1, 4]).unwrap();
+    // Long enough for tiles.
+    let long_t = Tensor::from_slice(gpu(), [1, 5_000], &[1.0_f32; 5_000]).unwrap();
+    let long_x = Tensor::<f32>::zeros(gpu(), [1, 5_000]).unwrap();
     let class = Tensor::from_slice(gpu(), [1], &[0_i64]).unwrap();
     for stride in [1 << 60, 1 << 61, 1 << 62, 1 << 63, usize::MAX] {
         // SAFETY: the tensor's row, which lives to the end.
@@ -142,6 +145,12 @@ fn a_stride_of_one_row() {
         assert_eq!(loss.item().unwrap(), 4.0);
         let loss = Mse::new().reduction(RowSum).forward(row, &t, &stream).unwrap();
         assert_eq!(loss.values().to_vec().unwrap(), [4.0]);
+        // SAFETY: as above.
+        let long =
+            unsafe { View::<f32>::from_raw_strided(gpu(), long_x.as_raw(), [1, 5_000], stride) };
+        let long = long.unwrap();
+        let loss = Mse::new().reduction(RowSum).forward(long, &long_t, &stream).unwrap();
+        assert_eq!(loss.values().to_vec().unwrap(), [5_000.0]);
         let (loss, _) = CrossEntropy::mean().forward_backward(row, &class, &stream).unwrap();
         assert!((loss.item().unwrap() - 4.0_f32.ln()).abs() < 1e-6);
         // SAFETY: no elements.

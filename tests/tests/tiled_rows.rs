@@ -3,8 +3,9 @@
 //! integers, whose sums and products are exact in any order.
 
 use approx::assert_relative_eq;
-use fused_loss::{Float, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, Workspace};
+use fused_loss::{Float, Gpu, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, View, Workspace};
 use half::{bf16, f16};
+use std::sync::OnceLock;
 use tests::number::Number;
 use tests::random::uniforms;
 use tests::{Placed, gpu};
@@ -19,7 +20,18 @@ struct Layout {
 
 const DENSE: Layout = Layout { offsets: [0; 3], gaps: [0; 3] };
 
+/// The GPU, or the emulator's device with two multiprocessors, which has the work of few rows for
+/// each block that other devices have of many.
+fn small_gpu() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| match gpu() {
+        gpu if gpu.is_emulated() => Gpu::emulated(2).unwrap(),
+        gpu => gpu.clone(),
+    })
+}
+
 fn place<T: Number>(
+    gpu: &Gpu,
     data: &[f64],
     [rows, cols]: [usize; 2],
     layout: Layout,
@@ -27,7 +39,7 @@ fn place<T: Number>(
 ) -> Placed<T> {
     let data: Vec<T> = data.iter().map(|&x| T::round(x)).collect();
     let stride = cols + layout.gaps[number];
-    Placed::rows(&data, [rows, cols], stride, layout.offsets[number], T::round(f64::NAN))
+    Placed::on(gpu, &data, [rows, cols], stride, layout.offsets[number], T::round(f64::NAN))
 }
 
 fn wide<T: Number>(numbers: Vec<T>) -> Vec<f64> {
@@ -39,9 +51,17 @@ fn check_squares<T: Number>(shape: [usize; 2], layout: Layout)
 where
     T::Loss: Number,
 {
+    check_squares_on::<T>(gpu(), shape, layout);
+}
+
+/// [`check_squares`] on this device.
+fn check_squares_on<T: Number>(gpu: &Gpu, shape: [usize; 2], layout: Layout)
+where
+    T::Loss: Number,
+{
     let [rows, cols] = shape;
-    let stream = gpu().stream().unwrap();
-    let mut workspace = Workspace::new(gpu()).unwrap();
+    let stream = gpu.stream().unwrap();
+    let mut workspace = Workspace::new(gpu).unwrap();
     let x: Vec<f64> = (0..rows * cols).map(|index| (index * 7 % 11 % 5) as f64).collect();
     let t: Vec<f64> = (0..rows * cols).map(|index| (index * 5 % 13 % 4) as f64).collect();
     let apart: Vec<f64> = x.iter().zip(&t).map(|(x, t)| x - t).collect();
@@ -49,10 +69,10 @@ where
         apart.chunks(cols).map(|row| row.iter().map(|apart| apart * apart).sum()).collect();
     let scale = |row: usize| (row % 7) as f64 - 2.0;
     let upstream: Vec<T::Loss> = (0..rows).map(|row| T::Loss::round(scale(row))).collect();
-    let upstream = Tensor::from_slice(gpu(), [rows], &upstream).unwrap();
+    let upstream = Tensor::from_slice(gpu, [rows], &upstream).unwrap();
     let what = format!("{rows}×{cols} {}, {layout:?}", std::any::type_name::<T>());
 
-    let (x, t) = (place::<T>(&x, shape, layout, 0), place::<T>(&t, shape, layout, 1));
+    let (x, t) = (place::<T>(gpu, &x, shape, layout, 0), place::<T>(gpu, &t, shape, layout, 1));
     let unwritten = vec![f64::NAN; rows * cols];
     let mse = Mse::new().reduction(RowSum);
     let losses = mse.forward(x.view(), t.view(), &stream).unwrap();
@@ -62,9 +82,9 @@ where
         apart.iter().enumerate().map(move |(at, apart)| sign * 2.0 * apart * scale(at / cols))
     };
     for in_one_pass in [true, false] {
-        let mut loss = Loss::zeros(gpu(), [rows]).unwrap();
-        let mut by_x = place::<T>(&unwritten, shape, layout, 2);
-        let mut by_t = place::<T>(&unwritten, shape, layout, 2);
+        let mut loss = Loss::zeros(gpu, [rows]).unwrap();
+        let mut by_x = place::<T>(gpu, &unwritten, shape, layout, 2);
+        let mut by_t = place::<T>(gpu, &unwritten, shape, layout, 2);
         let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
         if in_one_pass {
             mse.forward_backward_into(
@@ -141,6 +161,33 @@ fn tiles_that_a_block_takes_one_after_the_other() {
     check_squares::<bf16>([900, 4_100], DENSE);
 }
 
+/// Rows of several tiles each, which a block takes whole; and parts of rows of several tiles.
+#[test]
+fn runs_of_several_tiles() {
+    let few = if gpu().is_emulated() { 1 } else { 80 };
+    for rows in [30 * few, 5 * few] {
+        check_squares_on::<f32>(small_gpu(), [rows, 20_003], DENSE);
+        check_squares_on::<bf16>(small_gpu(), [rows, 40_000], DENSE);
+    }
+}
+
+/// A shifted vector is read from the two aligned vectors around it, but none that begins before the
+/// memory of its tensor, or ends behind it.
+#[test]
+fn tensors_that_begin_and_end_with_their_memory() {
+    let (stream, [rows, cols]) = (gpu().stream().unwrap(), [3, 4_101]);
+    let x = Tensor::from_slice(gpu(), [rows, cols], &vec![2.0_f32; rows * cols]).unwrap();
+    for offset in 1..4 {
+        let memory = Tensor::<f32>::zeros(gpu(), [offset + rows * cols]).unwrap();
+        let address = memory.as_raw() + 4 * offset as u64;
+        // SAFETY: within the tensor, which lives to the end.
+        let t = unsafe { View::<f32>::from_raw(gpu(), address, [rows, cols]) }.unwrap();
+        let mse = Mse::new().reduction(RowMean);
+        let losses = mse.forward(&x, t, &stream).unwrap().values().to_vec().unwrap();
+        assert_eq!(losses, [4.0; 3], "{offset}");
+    }
+}
+
 /// A scalar over rows with gaps that are long enough for tiles.
 #[test]
 fn a_sum_over_rows_with_gaps() {
@@ -154,11 +201,11 @@ fn a_sum_over_rows_with_gaps() {
         let x: Vec<f64> = (0..rows * cols).map(|index| (index % 3) as f64).collect();
         let expected: f64 = x.iter().map(|x| (x - 1.0) * (x - 1.0)).sum();
         let gradient = x.iter().map(|x| 2.0 * (x - 1.0));
-        let t = place::<T>(&vec![1.0; rows * cols], shape, layout, 1);
-        let x = place::<T>(&x, shape, layout, 0);
+        let t = place::<T>(gpu(), &vec![1.0; rows * cols], shape, layout, 1);
+        let x = place::<T>(gpu(), &x, shape, layout, 0);
         let sum = Mse::sum().forward(x.view(), t.view(), &stream).unwrap();
         assert_eq!(sum.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
-        let mut to = place::<T>(&vec![f64::NAN; rows * cols], shape, layout, 2);
+        let mut to = place::<T>(gpu(), &vec![f64::NAN; rows * cols], shape, layout, 2);
         let mut loss = Loss::zeros(gpu(), []).unwrap();
         for _ in 0..2 {
             let grads = Grads::input(to.view_mut());

@@ -194,8 +194,13 @@ impl<'a> Memory<'a> {
         Self::dense::<T>(self.address + offset, shape, self.device, self.usage)
     }
 
+    /// The memory as the kernels take it. The stride of a single row may be any number, so the
+    /// kernels get one that they can multiply.
     pub(crate) fn matrix(&self) -> Matrix {
-        Matrix { start: self.address, row_stride: self.row_stride as u64 }
+        let is_one = self.shape.rows() <= 1;
+        let row_stride =
+            if is_one { self.row_stride.min(self.shape.cols()) } else { self.row_stride };
+        Matrix { start: self.address, row_stride: row_stride as u64 }
     }
 }
 

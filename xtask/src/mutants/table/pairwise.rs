@@ -264,7 +264,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "} else if tile.number + 1 == tile.end && args.reduction == reduction::ROWS {",
         from: "tile.number + 1 == tile.end",
         to: "tile.number + 2 >= tile.end",
-        test: "grids::sums_of_rows_of_many_lengths",
+        test: "tiled_rows::runs_of_several_tiles",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -274,7 +274,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "Tile { item, number: share(split), end: share(split + 1) }",
         from: "share(split + 1)",
         to: "(share(split) + 1).max(share(split + 1) - 1)",
-        test: "grids::sums_of_rows_of_many_lengths",
+        test: "tiled_rows::runs_of_several_tiles",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -284,7 +284,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "let edge = u32::from(!self.is_aligned());",
         from: "u32::from(!self.is_aligned())",
         to: "0",
-        test: "tiled_rows::rows_of_tensors_with_other_alignments",
+        test: "tiled_rows::tensors_that_begin_and_end_with_their_memory",
         seen: Seen::OnEmulator,
     },
     Mutant {

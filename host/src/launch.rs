@@ -6,7 +6,7 @@ use crate::memory::Memory;
 use crate::plan::Launch;
 use crate::stream::Stream;
 use cust::sys::cuLaunchKernelEx;
-use kernels_gpu::abi::{Dtype, Matrix};
+use kernels_gpu::abi::{CACHE_LINE, Dtype, Matrix};
 use kernels_gpu::{Entry, Family};
 use std::ffi::c_void;
 
@@ -99,6 +99,19 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     check("cuLaunchKernelEx", unsafe {
         cuLaunchKernelEx(&config.raw(), function.0, params.as_mut_ptr(), std::ptr::null_mut())
     })
+}
+
+/// The largest power of two, up to a cache line, to which all rows of the tensors that are not null
+/// are aligned, in bytes.
+pub(crate) fn alignment<'a>(
+    tensors: impl IntoIterator<Item = &'a Matrix>,
+    element_bytes: usize,
+) -> usize {
+    let exist = tensors.into_iter().filter(|tensor| tensor.start != 0);
+    let bits = exist.fold(u64::from(CACHE_LINE), |bits, tensor| {
+        bits | tensor.start | (tensor.row_stride * element_bytes as u64)
+    });
+    1 << bits.trailing_zeros()
 }
 
 /// Whether rows begin as far from a boundary of 16 bytes in both tensors.

@@ -235,7 +235,7 @@ pub struct PairwiseArgs {
     /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves the row.
     pub upstream_col_stride: u32,
     /// How tiles are cut, for the tiled kernels.
-    pub tiles: TilesArgs,
+    pub tiles: TiledArgs,
     /// The loss, which the forward kernels write: one value, one a row, or one an element.
     pub loss: Matrix,
     /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
@@ -260,7 +260,7 @@ pub struct PairwiseArgs {
 /// 4. Weights have no strides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
-pub struct TilesArgs {
+pub struct TiledArgs {
     /// Rows of a tile, if rows are packed: then no tensor has gaps between its rows, and a tile has
     /// so many vectors as its rows need wherever they begin in a cache line. 0 if not.
     pub rows: u32,
@@ -288,7 +288,7 @@ pub struct TilesArgs {
     pub scales: u32,
 }
 
-impl TilesArgs {
+impl TiledArgs {
     /// One vector more is needed where vectors are shifted. With as many as a cache line has, the
     /// next warp's begin at a line.
     pub const PADDING: u32 = LINE_VECTORS;
@@ -519,7 +519,7 @@ pub struct CrossEntropyArgs {
     pub share: f64,
     /// Vectors of a row's logits that a block stages in dynamic shared memory between the reduction
     /// pass and the gradient pass, behind the vectors in registers. It reads the rest of the row
-    /// twice. The results do not depend on it. Where several blocks share a row: of its part of one.
+    /// twice. The results do not depend on it. Where several blocks share a row, of a block's part.
     pub staged_vectors: u32,
     /// Prefetch distance in rows: a block prefetches the row so many behind its own into the L2
     /// cache; 0 for none. The results do not depend on it.

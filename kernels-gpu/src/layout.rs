@@ -3,7 +3,7 @@
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, LogProbArgs, Matrix, PairwiseArgs, StreamArgs,
-    TargetFault, TileArgs, TilesArgs, saved, workspace,
+    TargetFault, TileArgs, TiledArgs, saved, workspace,
 };
 use crate::table::Entry;
 
@@ -52,7 +52,7 @@ const STRUCTURES: &[Structure] = &[
         grad_target,
         weights,
     }),
-    structure!(TilesArgs {
+    structure!(TiledArgs {
         rows,
         of_row,
         items,
@@ -148,7 +148,7 @@ const STRUCTURES: &[Structure] = &[
 const CONSTANTS: &[(&str, u64)] = &[
     ("stream depth", abi::STREAM_DEPTH as u64),
     ("tiled block", abi::TILED_BLOCK as u64),
-    ("tile padding", TilesArgs::PADDING as u64),
+    ("tile padding", TiledArgs::PADDING as u64),
     ("warp tile bytes", abi::WARP_TILE_BYTES as u64),
     ("max split groups", abi::MAX_SPLIT_GROUPS as u64),
     ("max partials", abi::MAX_PARTIALS as u64),

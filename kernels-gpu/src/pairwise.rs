@@ -28,29 +28,36 @@ use pass::Pass;
 ///
 /// - `$block` is the most threads of a dense block, `$both` that of the dense forward-backward
 ///   pass, in which a thread has `$flight` vectors of each tensor in flight.
-/// - `$rows`, `$rows_backward`, `$rows_both`: how many blocks of the `_rows` kernels fit on a
-///   multiprocessor at a time, by registers and without spills; `$tiled` and so on: the same for
-///   the `_tiled` kernels.
+/// - `$rows`, `$rows_backward`, `$rows_both`: how many blocks of the `_rows` kernels, and of the
+///   `_tiled` ones, fit on a multiprocessor at a time, by registers and without spills.
 macro_rules! kernels {
     (
         $loss:ident, $type:ty, $block:literal, $both:literal threads by $flight:literal,
-        rows by $rows:literal $rows_backward:literal $rows_both:literal,
-        tiled by $tiled:literal $tiled_backward:literal $tiled_both:literal
+        rows by $rows:literal $rows_backward:literal $rows_both:literal
     ) => {
         use crate::abi::{PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
         use crate::pairwise::{backward, dense_block, forward, forward_backward, tiled};
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows, 5 barriers;
-            BACKWARD = backward: backward::<E, $type, true, 2>, (PairwiseArgs), (dense_block::<E>($block)) by 1, 0 barriers;
-            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_backward, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>, (PairwiseArgs), (dense_block::<E>($both)) by 1, 3 barriers;
-            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>, (PairwiseArgs), ROWS_BLOCK by $rows_both, 5 barriers;
-            FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>, (PairwiseArgs), TILED_BLOCK by $tiled, 5 barriers;
-            BACKWARD_TILED = backward_tiled: tiled::<E, $type, false, true>, (PairwiseArgs), TILED_BLOCK by $tiled_backward, 1 barriers;
-            FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true, true>, (PairwiseArgs), TILED_BLOCK by $tiled_both, 6 barriers;
+            FORWARD = forward: forward::<E, $type, true, 2>,
+                (PairwiseArgs), (dense_block::<E>($block)) by 1, 3 barriers;
+            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>,
+                (PairwiseArgs), ROWS_BLOCK by $rows, 5 barriers;
+            BACKWARD = backward: backward::<E, $type, true, 2>,
+                (PairwiseArgs), (dense_block::<E>($block)) by 1, 0 barriers;
+            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>,
+                (PairwiseArgs), ROWS_BLOCK by $rows_backward, 0 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>,
+                (PairwiseArgs), (dense_block::<E>($both)) by 1, 3 barriers;
+            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>,
+                (PairwiseArgs), ROWS_BLOCK by $rows_both, 5 barriers;
+            FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>,
+                (PairwiseArgs), TILED_BLOCK by $rows, 5 barriers;
+            BACKWARD_TILED = backward_tiled: tiled::<E, $type, false, true>,
+                (PairwiseArgs), TILED_BLOCK by $rows_backward, 1 barriers;
+            FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true, true>,
+                (PairwiseArgs), TILED_BLOCK by $rows_both, 6 barriers;
         }
     };
 }
@@ -250,7 +257,7 @@ unsafe fn run<
 ///
 /// # Safety
 /// 1. As [`forward`].
-/// 2. `args.tiles` and the launch are as [`TilesArgs`](crate::abi::TilesArgs) says.
+/// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) says.
 #[inline(always)]
 pub(crate) unsafe fn tiled<
     E: Element,

@@ -60,6 +60,16 @@ fn emulated_device() -> Option<u32> {
     Some(number.parse().unwrap_or_else(|_| panic!("expected a device's number, got {number}")))
 }
 
+/// The GPU, or the emulator's device with two multiprocessors, whose blocks have as much to do for
+/// few rows as those of other devices for many.
+pub fn small_gpu() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| match gpu() {
+        gpu if gpu.is_emulated() => Gpu::emulated(2).unwrap(),
+        gpu => gpu.clone(),
+    })
+}
+
 /// Rows that begin `offset` elements behind a 16-byte boundary, `stride` elements apart, between
 /// guard elements.
 pub struct Placed<T> {

@@ -59,7 +59,7 @@ fn sums_of_rows_of_many_lengths() {
             check::<bf16>(37, cols, gap, offsets);
         }
     }
-    // Several rows a chunk.
+    // Several rows a tile.
     check::<f32>(2_200, 16, 0, [0, 0]);
     check::<f32>(2_200, 32, 0, [0, 0]);
     // Several blocks a row.
@@ -82,8 +82,7 @@ fn a_target_that_ends_with_its_memory() {
     }
 }
 
-/// There are so many rows that a block takes several, and they are so long that all threads of the
-/// block sum each row.
+/// There are so many rows that a block takes several tiles of them, one after the other.
 #[test]
 fn rows_that_a_block_sums_one_after_the_other() {
     let (rows, cols, stream) = (2_120, 1_030, gpu().stream().unwrap());
@@ -245,7 +244,7 @@ fn rows_whose_logits_rise() {
     }
 }
 
-/// There are so many packed rows that a warp stages three tiles or more in turn. A tile has one row,
+/// There are so many packed rows that a warp stages three tiles or more in turn. A tile has a row,
 /// because gaps are read with the rows.
 #[test]
 fn tiles_that_a_warp_takes_one_after_the_other() {

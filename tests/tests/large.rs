@@ -158,7 +158,7 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     for (index, (&gradient, &x)) in gradient.iter().zip(&x).enumerate() {
         assert_eq!(gradient.to_f32(), 2.0 * x.to_f32(), "element {index}");
     }
-    // As rows with a loss each: long ones, and short ones, of which a block sums a chunk.
+    // As rows with a loss each: long ones, and short ones, of which a tile has several.
     for (rows, cols) in [(46_343, 46_341), (len / 64, 64)] {
         assert!(rows * cols > 1 << 31);
         // SAFETY: within the tensors, which live to the end.

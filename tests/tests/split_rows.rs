@@ -5,20 +5,10 @@
 //! the rest is read twice.
 
 use approx::assert_relative_eq;
-use fused_loss::{CrossEntropy, Error, Gpu, Grads, Loss, Tensor, Workspace};
-use std::sync::OnceLock;
+use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, Workspace};
 use tests::random::uniforms;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
-use tests::{Placed, gpu as any_gpu};
-
-/// The GPU, or the emulator's device with two multiprocessors.
-fn gpu() -> &'static Gpu {
-    static GPU: OnceLock<Gpu> = OnceLock::new();
-    GPU.get_or_init(|| match any_gpu() {
-        gpu if gpu.is_emulated() => Gpu::emulated(2).unwrap(),
-        gpu => gpu.clone(),
-    })
-}
+use tests::{Placed, gpu as any_gpu, small_gpu as gpu};
 
 /// On a GPU, several for each group of blocks.
 fn rows() -> usize {
@@ -153,7 +143,7 @@ fn rows_that_all_blocks_share_at_a_time() {
 }
 
 /// There are more rounds than have words of their own in the workspace, and a second launch has
-/// other rows: no block takes the statistics of an earlier round or launch for those of its row. The
+/// other rows: no block takes the statistics of an earlier round or launch for its row's. The
 /// loss is divided by the weights of the classes, the z-loss by the number of rows.
 #[test]
 fn rounds_and_launches_take_the_same_words_again() {

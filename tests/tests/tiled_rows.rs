@@ -5,10 +5,9 @@
 use approx::assert_relative_eq;
 use fused_loss::{Float, Gpu, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, View, Workspace};
 use half::{bf16, f16};
-use std::sync::OnceLock;
 use tests::number::Number;
 use tests::random::uniforms;
-use tests::{Placed, gpu};
+use tests::{Placed, gpu, small_gpu};
 
 /// Where the tensors of a call begin, in elements behind a 16-byte boundary, and how far their rows
 /// are apart beyond their length.
@@ -19,16 +18,6 @@ struct Layout {
 }
 
 const DENSE: Layout = Layout { offsets: [0; 3], gaps: [0; 3] };
-
-/// The GPU, or the emulator's device with two multiprocessors, which has the work of few rows for
-/// each block that other devices have of many.
-fn small_gpu() -> &'static Gpu {
-    static GPU: OnceLock<Gpu> = OnceLock::new();
-    GPU.get_or_init(|| match gpu() {
-        gpu if gpu.is_emulated() => Gpu::emulated(2).unwrap(),
-        gpu => gpu.clone(),
-    })
-}
 
 fn place<T: Number>(
     gpu: &Gpu,
@@ -232,7 +221,7 @@ fn a_sum_over_rows_with_gaps() {
 }
 
 /// Probabilities of 0 are not plain numbers: their vectors are computed in another way than those
-/// beside them, in both kinds of rows. A row with a NaN has no loss, and its neighbours have theirs.
+/// beside them, in both kinds of rows. A row with a NaN has no loss; its neighbours have theirs.
 #[test]
 fn divergences_with_zeros_and_nan() {
     fn check<T: Number + Float<Loss = f32>>([rows, cols]: [usize; 2]) {

@@ -22,7 +22,7 @@ pub(super) struct Kernels {
 
 type CrossEntropyFamily = &'static Family<CrossEntropyArgs>;
 
-/// The kernels of one pass, by [`Regime`]. The plan does not choose a regime whose kernel is `None`.
+/// The kernels of one pass, by [`Regime`]. The plan chooses no regime whose kernel is `None`.
 pub(super) struct PassKernels {
     packed: Option<CrossEntropyFamily>,
     lane_rows: Option<CrossEntropyFamily>,

@@ -4,7 +4,7 @@ use super::call::Arguments;
 use super::kernels::Kernels;
 use crate::element::Float;
 use crate::error::Result;
-use crate::launch::{Argument, check_memory, launch, rows_are_alike};
+use crate::launch::{Argument, alignment, check_memory, launch, rows_are_alike};
 use crate::plan::packed;
 use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
@@ -287,14 +287,7 @@ impl<'a> Launches<'a> {
 
 /// How the rows of a call are laid out, as the plan of packed rows asks.
 fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: bool) -> packed::Rows {
-    let size = element_bytes as u64;
     let probabilities = args.probabilities();
-    let exist = |tensors: [Matrix; 2]| tensors.into_iter().filter(|tensor| tensor.start != 0);
-    let alignment = |tensors: [Matrix; 2]| {
-        let bits = exist(tensors)
-            .fold(128, |bits, tensor| bits | tensor.start | (tensor.row_stride * size));
-        1 << bits.trailing_zeros()
-    };
     let (reads, writes) = ([args.input, probabilities], [args.grad_input, args.grad_target]);
     let strides = |tensors: [Matrix; 2]| {
         tensors.map(|tensor| if tensor.start == 0 { 0 } else { tensor.row_stride as usize })
@@ -303,8 +296,8 @@ fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: boo
     packed::Rows {
         cols: args.cols as usize,
         element_bytes,
-        alignment: alignment(reads),
-        store_alignment: alignment(writes),
+        alignment: alignment(&reads, element_bytes),
+        store_alignment: alignment(&writes, element_bytes),
         // The target's gradient is laid out where its probabilities were.
         alike: [(args.grad_input, args.input), (args.grad_target, probabilities)]
             .iter()

@@ -4,13 +4,13 @@ use super::{Call, Pairwise};
 use crate::element::Float;
 use crate::error::{Error, Result};
 use crate::grads::Grads;
-use crate::launch::{Argument, rows_are_alike};
+use crate::launch::{Argument, alignment, rows_are_alike};
 use crate::memory::Memory;
 use crate::plan::tiled;
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
-use kernels_gpu::abi::{Broadcast, CACHE_LINE, Matrix, PairwiseArgs, TilesArgs, reduction};
+use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, TiledArgs, reduction};
 use std::num::NonZeroU32;
 
 /// What a launch needs, but for the plan's part of it.
@@ -20,7 +20,7 @@ pub(super) struct Arguments<'a> {
     pub(super) writes: Vec<Argument<'a>>,
     /// Whether all elements may be taken for one row.
     pub(super) dense: bool,
-    /// Whether no tensor that is cut into tiles has gaps between its rows.
+    /// Whether neither input, target nor a gradient has gaps between its rows.
     pub(super) contiguous: bool,
     /// Whether the tiled kernels can compute the call, but for the length of its rows.
     pub(super) can_tile: bool,
@@ -91,7 +91,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             group_threads: NonZeroU32::MIN,
             splits: NonZeroU32::MIN,
             upstream_col_stride: 0,
-            tiles: TilesArgs::default(),
+            tiles: TiledArgs::default(),
             loss: Matrix::default(),
             workspace: workspace.memory().address,
             upstream: Matrix::default(),
@@ -182,16 +182,13 @@ impl Arguments<'_> {
 
     /// The rows, as the plan of the tiled kernels asks.
     pub(super) fn rows(&self, shape: Shape, element_bytes: usize) -> tiled::Rows {
-        let bits = self.tensors().fold(u64::from(CACHE_LINE), |bits, tensor| {
-            bits | tensor.start | tensor.row_stride.wrapping_mul(element_bytes as u64)
-        });
         tiled::Rows {
             reduction: self.args.reduction,
             rows: shape.rows(),
             cols: shape.cols(),
             element_bytes,
             contiguous: self.contiguous,
-            alignment: 1 << bits.trailing_zeros(),
+            alignment: alignment(self.tensors(), element_bytes),
             alike: self
                 .tensors()
                 .all(|tensor| rows_are_alike(tensor, &self.args.input, element_bytes)),

@@ -143,27 +143,30 @@ impl<R: Reduction> Pairwise<'_, R> {
         let Arguments { mut args, reads, writes, dense, can_tile, .. } = arguments;
         check_memory(stream, &reads, &writes)?;
 
-        let tiled = if can_tile && !(dense && R::KIND == reduction::SCALAR) {
+        if dense {
+            // Elements without gaps are one row.
+            (args.rows, args.cols) = (1, shape.len() as u64);
+        }
+        let tiled = if can_tile && !dense {
             plan_tiles(forms.tiled, T::DTYPE, &rows, stream)?
         } else {
             None
         };
         let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
-            // Elements without gaps are one row.
-            (args.rows, args.cols) = (1, shape.len() as u64);
             (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
-        } else if let Some(Tiled { rows, args: tiles }) = tiled {
-            args.tiles = tiles;
-            (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
-            (forms.tiled, rows.launch)
         } else {
-            if dense {
-                (args.rows, args.cols) = (1, shape.len() as u64);
-            }
-            let (rows, cols) = (args.rows as usize, args.cols as usize);
-            let plan = plan::rows(R::KIND, rows, cols, size_of::<T>());
+            let (family, plan) = match tiled {
+                Some(Tiled { rows, args: tiles }) => {
+                    args.tiles = tiles;
+                    (forms.tiled, rows)
+                }
+                None => {
+                    let (rows, cols) = (args.rows as usize, args.cols as usize);
+                    (forms.rows, plan::rows(R::KIND, rows, cols, size_of::<T>()))
+                }
+            };
             (args.group_threads, args.splits) = (plan.group_threads, plan.splits);
-            (forms.rows, plan.launch)
+            (family, plan.launch)
         };
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the

@@ -422,8 +422,8 @@ mod tests {
         }
     }
 
-    /// The thread that takes a sum from the workspace clears its word, so that the next launch finds
-    /// nothing published. That includes the words of the normaliser.
+    /// The thread that takes a sum from the workspace clears its word, so that the next launch
+    /// finds nothing published. That includes the words of the normaliser.
     #[test]
     fn losses_that_are_summed_leave_the_workspace_as_it_was() {
         let gpu = gpu();

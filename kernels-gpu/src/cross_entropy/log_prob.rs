@@ -293,13 +293,25 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
-            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
-            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
-            FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (long_block::<E>($block)) by 1, 8 barriers;
-            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
+            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
+            FORWARD_BACKWARD_PACKED = forward_backward_packed:
+                packed::<E, MODE, { computes::BOTH }, false>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
+            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
+            FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>,
+                (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers;
+            FORWARD_BACKWARD = forward_backward:
+                forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>,
+                (CrossEntropyArgs),
+                (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>())))
+                    by 1, 6 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long:
+                forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>,
+                (CrossEntropyArgs), (long_block::<E>($block)) by 1, 8 barriers;
+            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>,
+                (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
     };
 }

@@ -204,18 +204,18 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         // SAFETY: the caller's conditions.
         unsafe {
             let lanes = Lanes::all::<E>();
-            self.store_grads_by_input::<PLAIN>(vector, x, t, scales, lanes);
-            self.store_grads_by_target::<PLAIN>(vector, x, t, scales, lanes);
+            self.store_grads::<PLAIN, false>(vector, x, t, scales, lanes);
+            self.store_grads::<PLAIN, true>(vector, x, t, scales, lanes);
         }
     }
 
-    /// Writes the gradients of a vector's `lanes` with respect to the input, with a scale for each
-    /// element, unless their tensor is null.
+    /// Writes the gradients of a vector's `lanes`, with a scale for each element, unless their
+    /// tensor is null: those with respect to the target with `BY_TARGET`, otherwise to the input.
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs).
     #[inline(always)]
-    pub(super) unsafe fn store_grads_by_input<const PLAIN: bool>(
+    pub(super) unsafe fn store_grads<const PLAIN: bool, const BY_TARGET: bool>(
         &self,
         vector: u64,
         x: Vec16,
@@ -224,7 +224,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         lanes: Lanes,
     ) {
         let col = self.head + vector * u64::from(E::LANES);
-        let to = opaque(self.grad_input);
+        let to = opaque(if BY_TARGET { self.grad_target } else { self.grad_input });
         if to == 0 {
             return;
         }
@@ -233,37 +233,11 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             // SAFETY: the caller's conditions.
             let loss = unsafe { self.loss_of(col + lane as u64) };
             let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-            grads[lane] = loss.grad_input::<PLAIN>(x, t, scales[lane]);
-        });
-        // SAFETY: the caller's conditions.
-        unsafe { self.store_lanes(to, vector, E::narrow_all(grads), lanes) };
-    }
-
-    /// Writes the gradients of a vector's `lanes` with respect to the target, with a scale for each
-    /// element, unless their tensor is null.
-    ///
-    /// # Safety
-    /// As [`pairs`](Self::pairs).
-    #[inline(always)]
-    pub(super) unsafe fn store_grads_by_target<const PLAIN: bool>(
-        &self,
-        vector: u64,
-        x: Vec16,
-        t: Vec16,
-        scales: [E::Real; MAX_LANES],
-        lanes: Lanes,
-    ) {
-        let col = self.head + vector * u64::from(E::LANES);
-        let to = opaque(self.grad_target);
-        if to == 0 {
-            return;
-        }
-        let mut grads = [E::Real::ZERO; MAX_LANES];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            // SAFETY: the caller's conditions.
-            let loss = unsafe { self.loss_of(col + lane as u64) };
-            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-            grads[lane] = loss.grad_target::<PLAIN>(x, t, scales[lane]);
+            grads[lane] = if BY_TARGET {
+                loss.grad_target::<PLAIN>(x, t, scales[lane])
+            } else {
+                loss.grad_input::<PLAIN>(x, t, scales[lane])
+            };
         });
         // SAFETY: the caller's conditions.
         unsafe { self.store_lanes(to, vector, E::narrow_all(grads), lanes) };
@@ -283,8 +257,9 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         }
         unrolled!(for lane in 0..E::LANES as usize; {
             if lanes.has(lane) {
+                let to = at.cast::<E>().wrapping_add(lane);
                 // SAFETY: the caller's conditions.
-                unsafe { store(at.cast::<E>().wrapping_add(lane), E::extract(values, lane as u32)) };
+                unsafe { store(to, E::extract(values, lane as u32)) };
             }
         });
     }

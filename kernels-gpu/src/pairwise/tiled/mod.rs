@@ -8,70 +8,25 @@
 
 mod run;
 mod stage;
+mod sums;
+mod tile;
 
 use super::Pairwise;
 use super::pass::Pass;
 use super::row::{Lanes, of_lane};
 use crate::abi::{PairwiseArgs, TILED_BLOCK, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{Workspace, grid_sums, warp_sums};
+use crate::reduce::{Workspace, grid_sums};
 use cuda_std::hint::opaque_vec16;
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
-use cuda_std::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 use run::Run;
 use stage::Shared;
+use tile::Tile;
 
 /// Warps of a block.
 const WARPS: u32 = TILED_BLOCK / WARP_SIZE;
-
-cuda_std::shared_array! {
-    /// The sums of the warps of a block over their parts of a row. Two buffers, for alternate rows:
-    /// a warp may write the sum of the next row while another still reads these.
-    fn warp_sums_of_row() -> [f64; 64];
-}
-
-/// A part of a run. A block computes items, one after another: runs, or parts of long rows that
-/// several blocks share.
-#[derive(Clone, Copy)]
-struct Tile {
-    /// The number of the item.
-    item: u32,
-    /// The tile's number in the row.
-    number: u32,
-    /// The end of the item's tiles.
-    end: u32,
-}
-
-impl Tile {
-    /// The first tile of an item.
-    #[inline(always)]
-    fn first(args: &PairwiseArgs, item: u32) -> Self {
-        let (splits, tiles) = (args.splits, args.tiles.of_row);
-        if splits.get() == 1 {
-            return Tile { item, number: 0, end: tiles };
-        }
-        let split = item % splits;
-        let share = |split: u32| split * tiles / splits;
-        Tile { item, number: share(split), end: share(split + 1) }
-    }
-
-    /// The block's next tile.
-    #[inline(always)]
-    fn next(self, args: &PairwiseArgs) -> Self {
-        if self.number + 1 < self.end {
-            Tile { number: self.number + 1, ..self }
-        } else {
-            Self::first(args, self.item + grid_dim_x())
-        }
-    }
-
-    /// The number of the run.
-    #[inline(always)]
-    fn run(self, args: &PairwiseArgs) -> u32 {
-        if args.splits.get() == 1 { self.item } else { self.item / args.splits }
-    }
-}
 
 /// The state of a block.
 struct Block<'a, E: Element, L> {
@@ -89,7 +44,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions hold.
-    /// 2. `args.tiles` and the launch are as [`TilesArgs`](crate::abi::TilesArgs) requires.
+    /// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) requires.
     /// 3. All threads of the block call it.
     #[inline(always)]
     pub(super) unsafe fn tiled<const TERMS: bool, const GRADS: bool>(&self, workspace: Workspace) {
@@ -340,76 +295,6 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         }
         sync_threads();
     }
-
-    /// Adds up what the threads have summed of each row, and writes the losses.
-    ///
-    /// # Safety
-    /// As [`compute`](Self::compute), for packed rows; a barrier has passed since the threads have
-    /// written their sums.
-    #[inline(always)]
-    unsafe fn sum_rows(&self, run: &Run<E, L>, turn: u32) {
-        let args = self.pass.args;
-        let group = args.group_threads.get();
-        let lane = thread_idx_x() & (group - 1);
-        let group_of = |thread: u32| thread >> group.trailing_zeros();
-        let groups = group_of(TILED_BLOCK);
-        // The shuffles need every lane of the warp, so a warp loops until the first of its groups
-        // has no row left.
-        let mut first_of_warp = group_of(thread_idx_x() - lane_id());
-        let mut row = group_of(thread_idx_x());
-        while first_of_warp < run.rows {
-            let mut sum = E::Real::ZERO;
-            if row < run.rows {
-                // SAFETY: the caller's conditions; the row is within the tile.
-                sum = unsafe { self.shared.sum_of_row(args, turn, run.lead, row, (lane, group)) };
-            }
-            let [sum] = warp_sums([sum.to_f64()], group);
-            if lane == 0 && row < run.rows {
-                // SAFETY: the caller's conditions; no other group has this row.
-                unsafe { self.pass.finish(run.row(args) + u64::from(row), sum) };
-            }
-            first_of_warp += groups;
-            row += groups;
-        }
-    }
-
-    /// Sums the threads' terms of a long row, or of a part of it, over the block. Writes the loss
-    /// of the row, or publishes the sum of the part.
-    ///
-    /// # Safety
-    /// As [`compute`](Self::compute), for rows that are not packed; all threads of the block call
-    /// it, once an item.
-    #[inline(always)]
-    unsafe fn finish_item(&self, tile: Tile, sum: f64) {
-        let args = self.pass.args;
-        // Items alternate between two buffers. Their numbers are `grid_dim_x` apart.
-        let buffer = tile.item / grid_dim_x().max(1) % 2 * WARP_SIZE;
-        let [sum] = warp_sums([sum], WARP_SIZE);
-        if lane_id() == 0 {
-            // SAFETY: the warp's own element; a barrier has passed since it was read last.
-            unsafe { warp_sums_of_row().set(buffer + warp_id(), sum) };
-        }
-        sync_threads();
-        if warp_id() > 0 {
-            return;
-        }
-        let mut sum = 0.0;
-        if lane_id() < WARPS {
-            // SAFETY: its warp wrote it before the barrier.
-            sum = unsafe { warp_sums_of_row().get(buffer + lane_id()) };
-        }
-        let [sum] = warp_sums([sum], WARPS);
-        if lane_id() == 0 {
-            // SAFETY: the caller's conditions; no other block has this item.
-            unsafe {
-                if args.splits.get() == 1 {
-                    self.pass.finish(tile.item.into(), sum);
-                } else {
-                    self.workspace.publish(tile.item, sum);
-                }
-            }
-        }
-    }
 }
 
 /// Where a vector of packed rows changes from one row to the next.
@@ -469,10 +354,10 @@ unsafe fn pairs<
         // SAFETY: the caller's conditions.
         unsafe {
             let (tensors, vector) = (&run.tensors, u64::from(vector));
-            tensors.store_grads_by_input::<PLAIN>(vector, x, t, scales, lanes);
+            tensors.store_grads::<PLAIN, false>(vector, x, t, scales, lanes);
             // Opaque: what both gradients need would take more registers than there are.
             let (x, t) = (opaque_vec16(x), opaque_vec16(t));
-            tensors.store_grads_by_target::<PLAIN>(vector, x, t, scales, lanes);
+            tensors.store_grads::<PLAIN, true>(vector, x, t, scales, lanes);
         }
     }
 }

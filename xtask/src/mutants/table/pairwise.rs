@@ -270,7 +270,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "tiled_split_one_tile_short",
         what: "a part of a split row has a tile less than its share",
-        file: "pairwise/tiled/mod.rs",
+        file: "pairwise/tiled/tile.rs",
         lines: "Tile { item, number: share(split), end: share(split + 1) }",
         from: "share(split + 1)",
         to: "(share(split) + 1).max(share(split + 1) - 1)",

@@ -359,7 +359,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "tiled_warps_unordered",
         what: "the sum of a long row is taken before all warps have written theirs",
-        file: "pairwise/tiled/mod.rs",
+        file: "pairwise/tiled/sums.rs",
         lines: "sync_threads();
         if warp_id() > 0 {",
         from: "sync_threads();",

@@ -1,6 +1,5 @@
 //! Lists the committed PTX for `src/ptx.rs`, and says which layouts it was compiled for.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -8,7 +7,7 @@ fn main() {
     let here = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap());
     println!("cargo::rerun-if-changed=ptx");
 
-    let mut table = String::from("&[\n");
+    let mut modules = Vec::new();
     for arch in sorted(&here.join("ptx")) {
         let name = arch.file_name().unwrap().to_str().unwrap().to_owned();
         let Some(capability) =
@@ -17,17 +16,20 @@ fn main() {
             continue;
         };
         for file in sorted(&arch) {
-            if file.extension().is_some_and(|extension| extension == "ptx") {
-                let module = file.file_stem().unwrap().to_str().unwrap();
+            let name = file.file_name().unwrap().to_str().unwrap();
+            if let Some(module) = name.strip_suffix(".ptx.gz") {
                 if module.starts_with("ceiling") && env::var_os("CARGO_FEATURE_BENCH").is_none() {
                     continue;
                 }
-                let text = format!("include_str!({file:?})");
-                writeln!(table, "    Ptx::new({module:?}, {capability}, {text}),").unwrap();
+                let compressed = format!("include_bytes!({file:?})");
+                modules.push(format!("    Ptx::new({module:?}, {capability}, {compressed}),\n"));
             }
         }
     }
-    table.push(']');
+    // An array rather than a slice: a module has a `OnceLock`, and a static may not borrow a
+    // temporary that has one.
+    let (count, modules) = (modules.len(), modules.concat());
+    let table = format!("static ALL: [Ptx; {count}] = [\n{modules}];\n");
     let out = PathBuf::from(env::var("OUT_DIR").unwrap());
     fs::write(out.join("ptx.rs"), table).unwrap();
 

@@ -29,8 +29,8 @@
 //! [`Stream::synchronize`], and to drop memory that queued work uses. A call that is refused has
 //! queued nothing.
 //!
-//! The kernels are PTX inside the library, each compiled by the driver for the first call that
-//! needs it. The driver is found at run time: a program that uses this crate builds and starts
+//! The kernels are PTX inside the library, compressed, each compiled by the driver for the first
+//! call that needs it. The driver is found at run time: a program that uses this crate builds and starts
 //! without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`]. With
 //! the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
 //!

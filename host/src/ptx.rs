@@ -1,23 +1,30 @@
-//! The PTX in the library: one text a module (a loss and dtype) and architecture, of which the
-//! driver gets one kernel at a time.
+//! The PTX in the library: one text a module (a loss and dtype) and architecture, compressed until
+//! one of its kernels is wanted. The driver gets one kernel at a time.
 
 use crate::error::{Error, Result};
+use flate2::bufread::GzDecoder;
 use kernels_gpu::LAYOUTS;
 use kernels_gpu::overlap::overlapping;
+use std::io::Read;
+use std::sync::OnceLock;
 
 /// One compiled module.
 pub(crate) struct Ptx {
     pub(crate) module: &'static str,
     /// The oldest compute capability it runs on, ten times major plus minor.
     capability: u32,
-    /// The header, which declares what the kernels share, and then the kernels.
-    text: &'static str,
+    /// The module's text as a gzip file, a fifth of its size.
+    compressed: &'static [u8],
+    /// The text, kept from the first use of one of its kernels: to decompress it again for each
+    /// would take 2.6 ms for the largest module, and 13 ms where this is not optimised.
+    text: OnceLock<Box<str>>,
 }
 
 /// What each kernel of a module begins with.
 const ENTRY: &str = ".visible .entry ";
 
-static ALL: &[Ptx] = include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+// `ALL`, an array of every module.
+include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 /// The [`LAYOUTS`] that the PTX was compiled for.
 const PTX_LAYOUTS: u64 = include!(concat!(env!("OUT_DIR"), "/layouts.rs"));
@@ -45,8 +52,22 @@ pub(crate) fn oldest() -> u32 {
 }
 
 impl Ptx {
-    pub(crate) const fn new(module: &'static str, capability: u32, text: &'static str) -> Self {
-        Ptx { module, capability, text }
+    const fn new(module: &'static str, capability: u32, compressed: &'static [u8]) -> Self {
+        Ptx { module, capability, compressed, text: OnceLock::new() }
+    }
+
+    /// The text of the whole module: the header, which declares what the kernels share, and then
+    /// the kernels.
+    fn whole(&self) -> &str {
+        self.text.get_or_init(|| {
+            let mut text = String::new();
+            // A test here reads every module: only a program that was damaged since it was
+            // compiled can fail.
+            GzDecoder::new(self.compressed)
+                .read_to_string(&mut text)
+                .expect("the PTX in the library is a gzip file with a checksum that fits");
+            text.into_boxed_str()
+        })
     }
 
     /// The text for the driver of one kernel, ended by a zero byte; `None` if the module has none
@@ -55,31 +76,38 @@ impl Ptx {
     /// The driver compiles all that it is given, so that the first call of a loss would wait for
     /// each kernel of the module if it got the whole text.
     pub(crate) fn text(&self, name: &str, overlaps: bool) -> Option<String> {
-        let begin = self.text.find(&format!("{ENTRY}{name}("))?;
-        let header = &self.text[..self.text.find(ENTRY)?];
+        let whole = self.whole();
+        let begin = whole.find(&format!("{ENTRY}{name}("))?;
+        let header = &whole[..whole.find(ENTRY)?];
         let behind = begin + ENTRY.len();
-        let end = self.text[behind..].find(ENTRY).map_or(self.text.len(), |next| behind + next);
-        let text = [header, &self.text[begin..end], "\0"].concat();
+        let end = whole[behind..].find(ENTRY).map_or(whole.len(), |next| behind + next);
+        let text = [header, &whole[begin..end], "\0"].concat();
         Some(if overlaps { overlapping(&text) } else { text })
     }
 
     /// What the text says of itself: `.version` and `.target`.
     pub(crate) fn describe(&self) -> String {
-        let line = |start| self.text.lines().find(|line| line.starts_with(start)).unwrap_or(start);
+        let line =
+            |start| self.whole().lines().find(|line| line.starts_with(start)).unwrap_or(start);
         format!("{}, {}", line(".version"), line(".target"))
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use kernels_gpu::abi::WAITS;
     use kernels_gpu::overlap::OVERLAPS;
 
+    /// A module that the library does not hold.
+    pub(crate) fn of_text(module: &'static str, text: &str) -> Ptx {
+        Ptx { module, capability: 80, compressed: &[], text: OnceLock::from(Box::from(text)) }
+    }
+
     /// The kernels of a module, in the order of its text.
-    fn names(ptx: &Ptx) -> impl Iterator<Item = &'static str> {
-        let name = |entry: &'static str| entry.split_once('(').expect("an entry has a name").0;
-        ptx.text.split(ENTRY).skip(1).map(name)
+    fn names(ptx: &Ptx) -> impl Iterator<Item = &str> {
+        let entries = ptx.whole().split(ENTRY).skip(1);
+        entries.map(|entry| entry.split_once('(').expect("an entry has a name").0)
     }
 
     /// The body of the one kernel of a text, and what is before it: the header and the parameters.
@@ -123,7 +151,7 @@ mod tests {
 
     /// Bytes of the shared arrays that a module declares before its kernels.
     fn arrays_bytes(ptx: &Ptx) -> usize {
-        let header = &ptx.text[..ptx.text.find(ENTRY).expect("a kernel")];
+        let (header, _) = ptx.whole().split_once(ENTRY).expect("a kernel");
         let declared = header.lines().filter(|line| line.starts_with(".shared "));
         let words = declared.map(|line| {
             assert!(line.contains(" .b64 "), "{line}");
@@ -168,7 +196,7 @@ mod tests {
 }
 ";
         let header = ".version 8.0\n.target sm_80\n.shared .align 16 .b64 sums[32];\n";
-        let ptx = Ptx::new("sum", 80, text);
+        let ptx = of_text("sum", text);
         for (name, body) in [
             ("sum", "\tbar.sync 0;\n}\n\n"),
             ("sum_rows", "\ttrap;\n}\n"),
@@ -185,13 +213,13 @@ mod tests {
     /// driver with the kernel before it alone.
     #[test]
     fn a_module_declares_all_that_its_kernels_share_before_them() {
-        for ptx in ALL {
-            assert_eq!(other_item(ptx.text), None, "{}", ptx.module);
-            let header = ptx.text.split(ENTRY).next().unwrap_or_default();
+        for ptx in &ALL {
+            assert_eq!(other_item(ptx.whole()), None, "{}", ptx.module);
+            let header = ptx.whole().split(ENTRY).next().unwrap_or_default();
             let kernels: String = names(ptx)
                 .map(|name| ptx.text(name, false).expect(name)[header.len()..].replace('\0', ""))
                 .collect();
-            assert!(*ptx.text == [header, &kernels].concat(), "{}: a part is lost", ptx.module);
+            assert!(*ptx.whole() == [header, &kernels].concat(), "{}: a part is lost", ptx.module);
             // A module holds one kernel: another would see other bytes than this one has written.
             let mut globals = header.lines().filter(|line| line.contains(".global"));
             assert!(globals.all(|line| line.contains(" = {")), "{}: {header}", ptx.module);
@@ -206,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_overlaps_waits_before_it_touches_memory() {
-        for ptx in ALL {
+        for ptx in &ALL {
             assert!(names(ptx).count() > 0, "{}", ptx.module);
             for name in names(ptx) {
                 let [plain, text] = [false, true].map(|overlaps| ptx.text(name, overlaps).unwrap());

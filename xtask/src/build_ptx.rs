@@ -2,6 +2,7 @@
 //! there is what they compile to.
 
 use crate::cuda_builder::{self, ARCHS, Compiler, PTX_VERSION};
+use crate::ptx::file::{self, SUFFIX};
 use crate::ptx::manifest::Manifest;
 use crate::ptx::{self, Program};
 use crate::sources::{SharedArray, Sources, sha256};
@@ -88,9 +89,11 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
             problems.extend(in_file(&file, task.check_text(arch, module, text)));
         }
         if let (Some(ptxas), []) = (&ptxas, &problems[..]) {
-            for module in modules.keys() {
+            for (module, text) in &modules {
                 let file = staged.join(format!("{module}.ptx"));
-                let found = task.assemble(ptxas, arch, module, &file, &mut table)?;
+                let found = task
+                    .assemble(ptxas, arch, module, text, &mut table)
+                    .with_context(|| file.display().to_string())?;
                 problems.extend(in_file(&file, found));
             }
         }
@@ -100,7 +103,9 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
             manifest.files.insert(in_manifest(arch, module), sha256(text.as_bytes()));
         }
     }
-    write(sh, Path::new(MANIFEST), &manifest.to_string())?;
+    let (file, text) = (Path::new(MANIFEST), manifest.to_string());
+    let is_unchanged = sh.read_file(file).is_ok_and(|old| old == text);
+    write_unless(is_unchanged, sh, file, text.as_bytes())?;
     for dir in task.unknown_dirs()? {
         remove(sh, &dir)?;
     }
@@ -125,19 +130,28 @@ pub(crate) fn check(
     for arch in ARCHS {
         for module in task.modules.keys() {
             let file = task.committed(arch, module);
-            let Ok(text) = sh.read_file(&file) else {
+            if !sh.path_exists(&file) {
                 problems.push(format!("{}: missing", file.display()));
                 continue;
+            }
+            let text = match read(sh, &file) {
+                Ok(text) => text,
+                Err(why) => {
+                    problems.push(format!("{}: {why:#}", file.display()));
+                    continue;
+                }
             };
             let mut found = task.check_text(arch, module, &text);
             found.extend(manifest.problem_of(&in_manifest(arch, module), &text));
             if let (Some(ptxas), []) = (&ptxas, &found[..]) {
-                found = task.assemble(ptxas, arch, module, &file, &mut table)?;
+                found = task
+                    .assemble(ptxas, arch, module, &text, &mut table)
+                    .with_context(|| file.display().to_string())?;
             }
             problems.extend(in_file(&file, found));
         }
         for file in task.unknown_files(arch)? {
-            problems.push(format!("{}: the kernel table has no such module", file.display()));
+            problems.push(format!("{}: no file of a module in the kernel table", file.display()));
         }
     }
     for dir in task.unknown_dirs()? {
@@ -175,9 +189,9 @@ pub(crate) fn check(
     for arch in ARCHS {
         for (module, text) in task.compile(compiler, arch)? {
             let file = task.committed(arch, &module);
-            if sh.read_file(&file)? != text {
+            if read(sh, &file)? != text {
                 problems.push(format!(
-                    "{}: not the bytes that this compiler makes of the same source",
+                    "{}: not the text that this compiler makes of the same source",
                     file.display()
                 ));
             }
@@ -208,10 +222,10 @@ impl<'a> Task<'a> {
 
     /// The file of a module in host/ptx, relative to the workspace.
     fn committed(&self, arch: &str, module: &str) -> PathBuf {
-        PathBuf::from(format!("{COMMITTED}/{arch}/{module}.ptx"))
+        PathBuf::from(format!("{COMMITTED}/{arch}/{module}{SUFFIX}"))
     }
 
-    /// The text of every module's file.
+    /// The text of every module.
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<BTreeMap<String, String>> {
         let program = Program::parse(&compiler.compile(self.sh, arch)?)?;
         let entries: Vec<&Entry> = self.modules.values().flatten().copied().collect();
@@ -238,7 +252,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// All that the text of a module's file shows.
+    /// All that the text of a module shows.
     fn check_text(&self, arch: &str, module: &str, text: &str) -> Vec<String> {
         match Program::parse(text) {
             Err(why) => vec![format!("{why:#}")],
@@ -254,26 +268,23 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Assembles a module's file, for each GPU as its driver gets it; adds its lines to the table.
+    /// Assembles a module, for each GPU as its driver gets it; adds its lines to the table.
     fn assemble(
         &self,
         ptxas: &Path,
         arch: &str,
         module: &str,
-        file: &Path,
+        text: &str,
         table: &mut Vec<[String; 9]>,
     ) -> Result<Vec<String>> {
         let output = self.sh.create_dir("target/ptx")?.join("assembled.cubin");
         let mut problems = Vec::new();
         for gpu in ptxas::gpus(arch) {
-            let mut text = self.sh.read_file(file)?;
-            if ptxas::capability(gpu) >= OVERLAPS_FROM {
-                text = overlapping(&text);
-            }
+            let overlaps = ptxas::capability(gpu) >= OVERLAPS_FROM;
+            let text = if overlaps { overlapping(text) } else { text.to_owned() };
             let input = Path::new("target/ptx/assembled.ptx");
             self.sh.write_file(input, text)?;
-            let usages = ptxas::assemble(self.sh, ptxas, input, gpu, &output)
-                .with_context(|| file.display().to_string())?;
+            let usages = ptxas::assemble(self.sh, ptxas, input, gpu, &output)?;
             problems.extend(usages.iter().filter_map(|usage| usage.problem(gpu)));
             for entry in &self.modules[module] {
                 match usages.iter().find(|usage| usage.function == entry.name) {
@@ -287,7 +298,10 @@ impl<'a> Task<'a> {
 
     fn replace_committed(&self, arch: &str, modules: &BTreeMap<String, String>) -> Result<()> {
         for (module, text) in modules {
-            write(self.sh, &self.committed(arch, module), text)?;
+            let file = self.committed(arch, module);
+            // Its bytes may be those of another version of the compressor.
+            let is_unchanged = read(self.sh, &file).is_ok_and(|old| old == *text);
+            write_unless(is_unchanged, self.sh, &file, &file::compress(text)?)?;
         }
         for file in self.unknown_files(arch)? {
             remove(self.sh, &file)?;
@@ -295,14 +309,15 @@ impl<'a> Task<'a> {
         Ok(())
     }
 
-    /// PTX files of modules that the table does not name.
+    /// Files of PTX that are none of the table's modules, or that are not compressed: all of them
+    /// would be packaged.
     fn unknown_files(&self, arch: &str) -> Result<Vec<PathBuf>> {
-        let known = |file: &Path| {
-            let stem = file.file_stem().and_then(|stem| stem.to_str());
-            stem.is_some_and(|stem| self.modules.contains_key(stem))
-        };
         let mut files = list(self.sh, &format!("{COMMITTED}/{arch}"))?;
-        files.retain(|file| file.extension().is_some_and(|ext| ext == "ptx") && !known(file));
+        files.retain(|file| {
+            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let module = name.strip_suffix(SUFFIX);
+            name.ends_with(".ptx") || module.is_some_and(|name| !self.modules.contains_key(name))
+        });
         Ok(files)
     }
 
@@ -317,19 +332,24 @@ impl<'a> Task<'a> {
     }
 }
 
-/// A module's path in the manifest.
+/// A module's path in the manifest, which has the hashes of the texts.
 fn in_manifest(arch: &str, module: &str) -> String {
     format!("{arch}/{module}.ptx")
 }
 
-/// Writes a file unless it has these bytes already: they keep their time then, and nothing that
-/// includes them is compiled again.
-fn write(sh: &Shell, file: &Path, text: &str) -> Result<()> {
-    if sh.read_file(file).is_ok_and(|old| old == text) {
+/// The text in the file of a module.
+fn read(sh: &Shell, file: &Path) -> Result<String> {
+    file::decompress(&sh.read_binary_file(file)?)
+}
+
+/// Writes a file unless what it says is unchanged: it keeps its bytes and its time then, no commit
+/// holds it again, and nothing that includes it is compiled again.
+fn write_unless(is_unchanged: bool, sh: &Shell, file: &Path, bytes: &[u8]) -> Result<()> {
+    if is_unchanged {
         println!("unchanged {}", file.display());
         return Ok(());
     }
-    sh.write_file(file, text)?;
+    sh.write_file(file, bytes)?;
     println!("wrote {}", file.display());
     Ok(())
 }

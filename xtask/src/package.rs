@@ -17,6 +17,8 @@ const PACKAGES: [&str; 5] = [
 /// Needs the last of these, and is published after it. Of a workspace of its own.
 const CANDLE: &str = "fused-loss-candle";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// What crates.io takes at most. The PTX is nearly all of its package.
+const MOST_BYTES: u64 = 10 << 20;
 
 /// Tells tests/tests/stranger.rs where the packages are.
 pub(crate) const UNPACKED: &str = "FUSED_LOSS_PACKAGES";
@@ -76,6 +78,8 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
     let unpacked = Unpacked::new(sh)?;
     for name in PACKAGES.into_iter().chain([CANDLE]) {
         let file = format!("target/packages/package/{name}-{VERSION}.crate");
+        let bytes = fs::metadata(sh.current_dir().join(&file))?.len();
+        ensure!(bytes <= MOST_BYTES, "{file} is {bytes} bytes, expected at most {MOST_BYTES}");
         // Files of today: those of a package have one date for ever, by which cargo would not see
         // that they have changed.
         cmd!(sh, "tar -xzmf {file} -C").arg(unpacked.path()).quiet().run()?;

@@ -1,7 +1,7 @@
 //! On the machine's device, or on the emulator.
 
 use super::*;
-use crate::ptx::Ptx;
+use crate::ptx::tests::of_text;
 use kernels_gpu::Entry;
 use std::ffi::c_void;
 
@@ -18,7 +18,7 @@ fn ptx_that_is_too_new_for_the_driver_says_so() {
     let gpu = gpu();
     let text = ".version 99.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\nret;\n}\n";
     let _current = gpu.bind().unwrap();
-    let error = gpu.load("f", &Ptx::new("mse_f32", 80, text)).err().unwrap();
+    let error = gpu.load("f", &of_text("mse_f32", text)).err().unwrap();
     let Error::UnsupportedPtx { name, driver, ptx, advice, log } = &error else {
         panic!("expected UnsupportedPtx, got {error}");
     };

@@ -7,7 +7,7 @@ use super::{Item, Kind, Program, words};
 use crate::sources::SharedArray;
 use kernels_gpu::Entry;
 
-/// What a module's file should hold.
+/// What a module's text should hold.
 pub(crate) struct Expected<'a> {
     pub(crate) version: &'a str,
     pub(crate) arch: &'a str,
@@ -16,7 +16,7 @@ pub(crate) struct Expected<'a> {
     pub(crate) shared_arrays: &'a [SharedArray],
 }
 
-/// The checks of one module's file.
+/// The checks of one module's text.
 pub(crate) fn module(program: &Program, expected: &Expected<'_>) -> Vec<String> {
     let mut problems = head(program, expected);
     problems.extend(entries(program, expected.entries));

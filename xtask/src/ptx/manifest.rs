@@ -1,7 +1,9 @@
-//! host/ptx/manifest.txt: what the committed PTX was made from and with, and the hash of each file.
+//! host/ptx/manifest.txt: what the committed PTX was made from and with, and the hash of each
+//! module's text.
 //!
-//! The files themselves say nothing of it. So a change of one kernel changes the files of the
-//! modules that hold it, and one line for each of them here.
+//! The texts themselves say nothing of it. So a change of one kernel changes the files of the
+//! modules that hold it, and one line for each of them here. The hashes are not of the compressed
+//! files, whose bytes another version of the compressor may change.
 
 use crate::sources::sha256;
 use anyhow::{Context, Result, bail};
@@ -9,7 +11,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// The first lines of the file.
-const TITLE: &str = "# The PTX beside this file: what it was made from, and the SHA-256 of each file.\n\
+const TITLE: &str = "# The PTX beside this file: what it was made from, and the SHA-256 of each text, \
+                     decompressed.\n\
                      # Made by: cargo xtask build-ptx; do not edit.\n";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,7 +25,7 @@ pub(crate) struct Manifest {
     pub(crate) rustc: String,
     /// What the kernels were compiled with, by architecture, e.g. `sm_80`.
     pub(crate) flags: BTreeMap<String, String>,
-    /// SHA-256 of each file, by its path beside the manifest, e.g. `sm_80/mse_f32.ptx`.
+    /// SHA-256 of each text, by the path of its file without `.gz`, e.g. `sm_80/mse_f32.ptx`.
     pub(crate) files: BTreeMap<String, String>,
 }
 
@@ -101,14 +104,14 @@ impl Manifest {
         problems
     }
 
-    /// What is wrong with a file that holds `text`, at a path beside the manifest.
+    /// What is wrong with the file of a module that holds `text`.
     pub(crate) fn problem_of(&self, file: &str, text: &str) -> Option<String> {
         let found = sha256(text.as_bytes());
         match self.files.get(file) {
             None => Some("the manifest does not name it".to_owned()),
-            Some(expected) if *expected != found => {
-                Some(format!("edited by hand: its sha256 is {found}, the manifest has {expected}"))
-            }
+            Some(expected) if *expected != found => Some(format!(
+                "edited by hand: its text has the sha256 {found}, the manifest has {expected}"
+            )),
             Some(_) => None,
         }
     }

@@ -3,7 +3,7 @@
 //! are exact in any order.
 
 use approx::assert_relative_eq;
-use fused_loss::{CrossEntropy, Loss, Mse, RowSum, Tensor, View, Workspace};
+use fused_loss::{CrossEntropy, Grads, Loss, Mse, RowSum, Tensor, View, Workspace};
 use half::bf16;
 use tests::number::Number;
 use tests::random::uniforms;
@@ -139,6 +139,11 @@ fn more_parts_of_a_row_than_lanes_of_a_warp() {
     }
 }
 
+/// Rows this far apart, between guards.
+fn place(data: &[f32], shape: [usize; 2], stride: usize) -> Placed<f32> {
+    Placed::rows(data, shape, stride, 0, f32::NAN)
+}
+
 /// Checks loss and gradients of rows in every pass, also in place, and with targets of 8 bits where
 /// these have enough classes. Targets are the first class, the last and others.
 fn check_rows(rows: usize, cols: usize, gap: usize) {
@@ -192,6 +197,34 @@ fn check_rows(rows: usize, cols: usize, gap: usize) {
 fn packed_rows_with_gaps() {
     for (rows, cols, gap) in [(40, 7, 60), (40, 30, 100), (70, 101, 91)] {
         check_rows(rows, cols, gap);
+    }
+}
+
+/// Gaps are so short that a tile is read with them. Gradients are written over the tiles of logits
+/// and of probabilities, of which either may have gaps where the gradients' memory has none.
+#[test]
+fn packed_rows_of_which_some_tensors_have_gaps() {
+    let (rows, cols, gap, stream) = (70, 8, 4, gpu().stream().unwrap());
+    let shape = [rows, cols];
+    let (x, t) = (uniforms(29, rows * cols), uniforms(31, rows * cols));
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mut gradients = |gaps: [usize; 4]| {
+        let [x, t] =
+            [(&x, gaps[0]), (&t, gaps[1])].map(|(data, gap)| place(data, shape, cols + gap));
+        let [mut by_x, mut by_t] =
+            [gaps[2], gaps[3]].map(|gap| place(&vec![0.0; rows * cols], shape, cols + gap));
+        let mut loss = Loss::zeros(gpu(), []).unwrap();
+        let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
+        CrossEntropy::sum()
+            .forward_backward_into(x.view(), t.view(), &mut loss, grads, &mut workspace, &stream)
+            .unwrap();
+        [vec![loss.item().unwrap()], by_x.to_vec(), by_t.to_vec()].concat()
+    };
+    let expected = gradients([0; 4]);
+    for gaps in (1..16).map(|which| [0, 1, 2, 3].map(|tensor| (which >> tensor & 1) * gap)) {
+        for (index, (got, expected)) in gradients(gaps).into_iter().zip(&expected).enumerate() {
+            assert!((got - expected).abs() <= 1e-5, "gaps of {gaps:?}, {index}: got {got}");
+        }
     }
 }
 

@@ -83,6 +83,14 @@ impl Rows {
         self.store_strides.iter().all(|&stride| stride == 0 || stride == self.row_bytes())
     }
 
+    /// Whether the rows that are written, `steps` bytes apart in shared memory, have no gaps there.
+    /// They may have some though they have none in global memory: where gradients overwrite the
+    /// tiles that were read, and then for one of the two tensors alone.
+    fn has_steps_without_gaps(&self, steps: [usize; 2]) -> bool {
+        let mut rows = self.store_strides.iter().zip(steps);
+        rows.all(|(&stride, step)| stride == 0 || step == self.row_bytes())
+    }
+
     /// Whether a tile is loaded as one span, gaps between rows included. Memory is read in sectors
     /// of 32 bytes, so gaps of less than that cost next to nothing.
     fn loads_span(&self) -> bool {
@@ -255,9 +263,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         step: numbers(read.steps),
         store_step: numbers(written.steps),
         load_span: loads_span.into(),
-        // If gradients overwrite the tile that was read, there may be gaps between rows in shared
-        // memory though there are none in global memory.
-        store_span: (stores_span && written.steps[0] == row_bytes).into(),
+        store_span: (stores_span && rows.has_steps_without_gaps(written.steps)).into(),
         copy_shift: copy_lanes.trailing_zeros(),
         order_right,
         order_mask,

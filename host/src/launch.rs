@@ -119,3 +119,37 @@ pub(crate) fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usiz
     let apart = (rows.row_stride ^ others.row_stride) * element_bytes as u64;
     (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows_at(start: u64, row_stride: u64) -> Matrix {
+        Matrix { start, row_stride }
+    }
+
+    /// Of every row of every tensor, up to a cache line. A tensor that is missing has no rows.
+    #[test]
+    fn rows_are_aligned_as_the_least_of_them() {
+        let alignment = |tensors: &[Matrix]| alignment(tensors, 4);
+        assert_eq!(alignment(&[]), 128);
+        assert_eq!(alignment(&[rows_at(0x1080, 32), rows_at(0x4000, 64)]), 128);
+        assert_eq!(alignment(&[rows_at(0x1080, 32), rows_at(0x4010, 64)]), 16);
+        assert_eq!(alignment(&[rows_at(0x1040, 16), rows_at(0x1040, 16)]), 64);
+        assert_eq!(alignment(&[rows_at(0x1010, 4), rows_at(0x1010, 4)]), 16);
+        assert_eq!(alignment(&[rows_at(0x1080, 33)]), 4);
+        assert_eq!(alignment(&[rows_at(0x1080, 32), rows_at(0, 1)]), 128);
+    }
+
+    /// The first rows begin as far from a boundary, and so do all that follow.
+    #[test]
+    fn rows_that_are_alike() {
+        let alike = |one, other| rows_are_alike(&one, &other, 4);
+        assert!(alike(rows_at(0x1004, 5), rows_at(0x2004, 5)));
+        assert!(alike(rows_at(0x1004, 5), rows_at(0x2014, 9)));
+        assert!(!alike(rows_at(0x1004, 5), rows_at(0x2008, 5)));
+        assert!(!alike(rows_at(0x1004, 5), rows_at(0x2004, 6)));
+        assert!(!alike(rows_at(0x1000, 4), rows_at(0x1000, 6)));
+        assert!(!alike(rows_at(0x1008, 4), rows_at(0x1000, 4)));
+    }
+}

@@ -2,8 +2,8 @@
 //! nothing queued.
 
 use fused_loss::{
-    CrossEntropy, Error, Gpu, Grads, Huber, Loss, Mse, RowSum, Saved, SmoothL1, Stream, Targets,
-    Tensor, View, ViewMut, Workspace,
+    CrossEntropy, Element, Error, Gpu, Grads, Huber, LogProb, Loss, Mse, RowSum, Saved, SmoothL1,
+    Stream, Targets, Tensor, Upstreams, View, ViewMut, Workspace,
 };
 use half::f16;
 use tests::{gpu, tensor};
@@ -219,6 +219,283 @@ fn gradients_that_overlap() {
         Mse::mean().backward_into(&x, &t, &upstream, Grads::both(one, other), &stream()),
         "grad_target: expected memory of its own, got memory that overlaps grad_input",
     );
+}
+
+/// An argument in memory where a kernel could not read or write it.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    Null,
+    OffABoundary,
+    OneForAll,
+    Gaps,
+}
+
+/// A view of `shape` that is wrong so. Nothing is ever read there.
+fn wrong_view<T: Element>(shape: &[usize], wrong: Wrong) -> View<'static, T> {
+    let (cols, address) = (shape.last().copied().unwrap_or(1), 0x7f00_0000_1000);
+    // SAFETY: the calls that get them are refused before anything reads them.
+    unsafe {
+        match wrong {
+            Wrong::Null => View::from_raw(gpu(), 0, shape),
+            Wrong::OffABoundary => View::from_raw(gpu(), address + 1, shape),
+            Wrong::OneForAll => View::from_raw(gpu(), address, [1]).unwrap().expand(shape),
+            Wrong::Gaps => View::from_raw_strided(gpu(), address, shape, cols + 3),
+        }
+    }
+    .unwrap()
+}
+
+/// The same, of what a call writes, which is never one for all.
+fn wrong_view_mut<T: Element>(shape: &[usize], wrong: Wrong) -> ViewMut<'static, T> {
+    let (cols, address) = (shape.last().copied().unwrap_or(1), 0x7f00_0000_1000);
+    // SAFETY: the calls that get them are refused before anything writes them.
+    unsafe {
+        match wrong {
+            Wrong::Null => ViewMut::from_raw(gpu(), 0, shape),
+            Wrong::OffABoundary => ViewMut::from_raw(gpu(), address + 1, shape),
+            Wrong::Gaps => ViewMut::from_raw_strided(gpu(), address, shape, cols + 3),
+            Wrong::OneForAll => unreachable!("one element is never written for all"),
+        }
+    }
+    .unwrap()
+}
+
+/// What the error says of an argument with these elements.
+fn of_wrong(argument: &str, shape: &[usize], bytes: usize, wrong: Wrong) -> String {
+    let (len, cols) = (shape.iter().product::<usize>(), shape.last().copied().unwrap_or(1));
+    let what = match wrong {
+        Wrong::Null => format!("a device address for {len} elements, got a null pointer"),
+        Wrong::OffABoundary => {
+            format!("an address that is a multiple of {bytes}, got 0x7f0000001001")
+        }
+        Wrong::OneForAll => "a stride of 1, elements beside each other, got 0".to_owned(),
+        Wrong::Gaps => format!("a stride of {cols}, rows without gaps, got {}", cols + 3),
+    };
+    format!("{argument}: expected {what}")
+}
+
+/// Elements read and written one for one, whose rows may have gaps.
+const ELEMENTS: [Wrong; 3] = [Wrong::Null, Wrong::OffABoundary, Wrong::OneForAll];
+/// A number or a class for each row, which has none.
+const OF_ROWS: [Wrong; 4] = [Wrong::Null, Wrong::OffABoundary, Wrong::OneForAll, Wrong::Gaps];
+const WRITTEN: [Wrong; 2] = [Wrong::Null, Wrong::OffABoundary];
+const WRITTEN_OF_ROWS: [Wrong; 3] = [Wrong::Null, Wrong::OffABoundary, Wrong::Gaps];
+/// An upstream gradient, of which one may stand for all.
+const UPSTREAM: [Wrong; 3] = [Wrong::Null, Wrong::OffABoundary, Wrong::Gaps];
+
+#[test]
+fn memory_that_cross_entropy_cannot_use() {
+    let (shape, rows, stream) = ([2, 2, 3], [2, 2], stream());
+    let x = Tensor::<f32>::zeros(gpu(), shape).unwrap();
+    let t = Tensor::<i64>::zeros(gpu(), rows).unwrap();
+    let (mut loss, mut workspace) =
+        (Loss::zeros(gpu(), rows).unwrap(), Workspace::new(gpu()).unwrap());
+    let none = CrossEntropy::none();
+    for wrong in ELEMENTS {
+        let view = || wrong_view::<f32>(&shape, wrong);
+        let of = |argument| of_wrong(argument, &shape, 4, wrong);
+        assert_message(none.forward(view(), &t, &stream), &of("input"));
+        assert_message(none.forward(&x, view(), &stream), &of("target"));
+        let weight = wrong_view::<f32>(&[3], wrong);
+        let expected = of_wrong("weight", &[3], 4, wrong);
+        assert_message(none.weight(weight).forward(&x, &t, &stream), &expected);
+    }
+    for wrong in OF_ROWS {
+        let classes = wrong_view::<i64>(&rows, wrong);
+        assert_message(none.forward(&x, classes, &stream), &of_wrong("target", &rows, 8, wrong));
+    }
+    for wrong in WRITTEN_OF_ROWS {
+        let result =
+            none.forward_into(&x, &t, wrong_view_mut::<f32>(&rows, wrong), &mut workspace, &stream);
+        assert_message(result, &of_wrong("loss", &rows, 4, wrong));
+    }
+    let mut by_x = Tensor::<f32>::zeros(gpu(), shape).unwrap();
+    let grads = Grads::input(&mut by_x).scaled_by(&x);
+    assert_message(
+        none.forward_backward_into(&x, &t, &mut loss, grads, &mut workspace, &stream),
+        "upstream: expected shape [2, 2], got [2, 2, 3]",
+    );
+    for wrong in UPSTREAM {
+        let upstream = wrong_view::<f32>(&rows, wrong);
+        let grads = Grads::input(&mut by_x).scaled_by(upstream);
+        let result = none.forward_backward_into(&x, &t, &mut loss, grads, &mut workspace, &stream);
+        assert_message(result, &of_wrong("upstream", &rows, 4, wrong));
+    }
+    for wrong in WRITTEN {
+        let by = || wrong_view_mut::<f32>(&shape, wrong);
+        let grads: Grads<'_, f32, f32> = Grads::input(by());
+        let result = none.forward_backward_into(&x, &t, &mut loss, grads, &mut workspace, &stream);
+        assert_message(result, &of_wrong("grad_input", &shape, 4, wrong));
+        let result = none.forward_backward_into(
+            &x,
+            &x,
+            &mut loss,
+            Grads::both(&mut by_x, by()),
+            &mut workspace,
+            &stream,
+        );
+        assert_message(result, &of_wrong("grad_target", &shape, 4, wrong));
+    }
+}
+
+#[test]
+fn memory_that_elementwise_losses_cannot_use() {
+    let (shape, rows, stream) = ([2, 2, 3], [2, 2], stream());
+    let x = Tensor::<f64>::zeros(gpu(), shape).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let (none, by_row) = (Mse::none(), Mse::new().reduction(RowSum));
+    for wrong in ELEMENTS {
+        let view = || wrong_view::<f64>(&shape, wrong);
+        let of = |argument| of_wrong(argument, &shape, 8, wrong);
+        assert_message(none.forward(view(), &x, &stream), &of("input"));
+        assert_message(none.forward(&x, view(), &stream), &of("target"));
+    }
+    for wrong in WRITTEN {
+        let loss = wrong_view_mut::<f64>(&shape, wrong);
+        let result = none.forward_into(&x, &x, loss, &mut workspace, &stream);
+        assert_message(result, &of_wrong("loss", &shape, 8, wrong));
+        let upstream = wrong_view::<f64>(&shape, wrong);
+        let mut by_x = Tensor::zeros(gpu(), shape).unwrap();
+        let result = none.backward_into(&x, &x, upstream, &mut by_x, &stream);
+        assert_message(result, &of_wrong("upstream", &shape, 8, wrong));
+        let by = || wrong_view_mut::<f64>(&shape, wrong);
+        let result = none.backward_into(&x, &x, &x, by(), &stream);
+        assert_message(result, &of_wrong("grad_input", &shape, 8, wrong));
+        let result = none.backward_into(&x, &x, &x, Grads::target(by()), &stream);
+        assert_message(result, &of_wrong("grad_target", &shape, 8, wrong));
+    }
+    for wrong in UPSTREAM {
+        let upstream = wrong_view::<f64>(&rows, wrong);
+        let mut by_x = Tensor::zeros(gpu(), shape).unwrap();
+        let result = by_row.backward_into(&x, &x, upstream, &mut by_x, &stream);
+        assert_message(result, &of_wrong("upstream", &rows, 8, wrong));
+    }
+    for wrong in WRITTEN_OF_ROWS {
+        let loss = wrong_view_mut::<f64>(&rows, wrong);
+        let result = by_row.forward_into(&x, &x, loss, &mut workspace, &stream);
+        assert_message(result, &of_wrong("loss", &rows, 8, wrong));
+    }
+}
+
+#[test]
+fn memory_that_log_probabilities_cannot_use() {
+    let (shape, rows, stream) = ([2, 2, 3], [2, 2], stream());
+    let x = Tensor::<f32>::zeros(gpu(), shape).unwrap();
+    let t = Tensor::<i32>::zeros(gpu(), rows).unwrap();
+    let ones = Tensor::<f32>::zeros(gpu(), rows).unwrap();
+    let mut other = Loss::<f32>::zeros(gpu(), rows).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let loss = LogProb::new();
+    for wrong in ELEMENTS {
+        let view = wrong_view::<f32>(&shape, wrong);
+        assert_message(loss.forward(view, &t, &stream), &of_wrong("input", &shape, 4, wrong));
+    }
+    for wrong in OF_ROWS {
+        let classes = wrong_view::<i32>(&rows, wrong);
+        assert_message(loss.forward(&x, classes, &stream), &of_wrong("target", &rows, 4, wrong));
+    }
+    for wrong in WRITTEN_OF_ROWS {
+        let result = || wrong_view_mut::<f32>(&rows, wrong);
+        let refused = loss.forward_into(&x, &t, (result(), &mut other), &mut workspace, &stream);
+        assert_message(refused, &of_wrong("log_prob", &rows, 4, wrong));
+        let refused = loss.forward_into(&x, &t, (&mut other, result()), &mut workspace, &stream);
+        assert_message(refused, &of_wrong("entropy", &rows, 4, wrong));
+    }
+    for wrong in UPSTREAM {
+        let upstream = || wrong_view::<f32>(&rows, wrong);
+        let refused = loss.forward_backward(&x, &t, Upstreams::log_prob(upstream()), &stream);
+        assert_message(refused, &of_wrong("upstream_log_prob", &rows, 4, wrong));
+        let refused = loss.forward_backward(&x, &t, Upstreams::both(&ones, upstream()), &stream);
+        assert_message(refused, &of_wrong("upstream_entropy", &rows, 4, wrong));
+    }
+}
+
+/// Logits have a dimension of classes, at least one and as many as the kernels count.
+#[test]
+fn logits_without_classes_or_with_too_many() {
+    let (scalar, class) = (Tensor::<f32>::zeros(gpu(), []).unwrap(), tensor::<i64>(&[]));
+    assert_message(
+        CrossEntropy::mean().forward(&scalar, &class, &stream()),
+        "input: expected a dimension for the classes, got shape []",
+    );
+    let rows = |cols: usize| {
+        // SAFETY: refused before anything reads it.
+        unsafe { View::<f32>::from_raw(gpu(), 0x7f00_0000_1000, [1, cols]) }.unwrap()
+    };
+    let none = Tensor::<i64>::zeros(gpu(), [2]).unwrap();
+    for (cols, expected) in [
+        (1 << 31, "input: expected fewer than 2^31 classes, got shape [1, 2147483648]"),
+        ((1 << 31) - 1, "target: expected shape [1], got [2]"),
+    ] {
+        assert_message(CrossEntropy::mean().forward(rows(cols), &none, &stream()), expected);
+        assert_message(LogProb::new().forward(rows(cols), &none, &stream()), expected);
+    }
+}
+
+/// The ends of what options may be: what is on them is no error.
+#[test]
+fn options_at_the_ends_of_their_ranges() {
+    let x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    let t = Tensor::<i64>::zeros(gpu(), [2]).unwrap();
+    let (mean, stream) = (CrossEntropy::mean(), stream());
+    for smoothing in [0.0, 1.0] {
+        let _ = mean.label_smoothing(smoothing).forward(&x, &t, &stream).unwrap();
+    }
+    for z_loss in [f64::INFINITY, f64::NAN, -f64::MIN_POSITIVE] {
+        assert_message(
+            mean.z_loss(z_loss).forward(&x, &t, &stream),
+            &format!("z_loss: expected a finite number that is not negative, got {z_loss}"),
+        );
+    }
+    assert_message(
+        mean.ignore_index(0).forward(&x, &x, &stream),
+        "ignore_index: expected a negative number where targets are probabilities, got 0",
+    );
+    let _ = mean.ignore_index(-1).forward(&x, &x, &stream).unwrap();
+    let _ = mean.ignore_index(0).forward(&x, &t, &stream).unwrap();
+    for temperature in [1e-30, 1e30] {
+        let _ = LogProb::new().temperature(temperature).forward(&x, &t, &stream).unwrap();
+    }
+}
+
+#[test]
+fn a_gradient_of_classes() {
+    let x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    let t = Tensor::<i64>::zeros(gpu(), [2]).unwrap();
+    let (mut loss, mut workspace) =
+        (Loss::zeros(gpu(), []).unwrap(), Workspace::new(gpu()).unwrap());
+    let mut by_t = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    let grads = Grads::target(&mut by_t);
+    assert_message(
+        CrossEntropy::mean().forward_backward_into(
+            &x,
+            &t,
+            &mut loss,
+            grads,
+            &mut workspace,
+            &stream(),
+        ),
+        "grad_target: expected no gradient of classes to write, got one",
+    );
+}
+
+/// What a view refuses when its elements are copied to the host, and of a place for what is known
+/// of targets.
+#[test]
+fn views_that_cannot_be_read_or_reported_to() {
+    for wrong in OF_ROWS {
+        let view = wrong_view::<f32>(&[2, 3], wrong);
+        assert_message(view.to_vec(&stream()), &of_wrong("self", &[2, 3], 4, wrong));
+    }
+    let mut loss = Tensor::<f32>::zeros(gpu(), []).unwrap();
+    for (address, expected) in [
+        (0, "fault: expected a device address for 1 elements, got a null pointer"),
+        (0x1004, "fault: expected an address that is a multiple of 8, got 0x1004"),
+    ] {
+        // SAFETY: refused.
+        let view = unsafe { loss.view_mut().with_target_fault(address) };
+        assert_message(view, expected);
+    }
 }
 
 /// Nothing has been computed that gradients could come of.

@@ -354,6 +354,235 @@ mod tests {
         }
     }
 
+    /// A warp has two stages, each with the tiles of its tensors, or with one tile and the classes
+    /// of its rows. Gradients that do not overwrite those have tiles of their own behind them.
+    #[test]
+    fn stages_and_tiles_of_a_warp_share_no_byte() {
+        for (pass, rows) in passes() {
+            let Some(packed) = packed(pass, rows) else { continue };
+            let TileArgs { bytes, stage_bytes, warp_bytes, gradients, .. } = packed.args;
+            let tiles = rows.tiles as u32 * bytes;
+            // Eight bytes each, which begin as far behind a vector as in global memory.
+            let classes = if rows.tiles == 1 { packed.args.rows * 8 + VECTOR_BYTES } else { 0 };
+            let expected = (tiles + classes).next_multiple_of(CACHE_LINE);
+            assert_eq!(stage_bytes, expected, "{rows:?}: {packed:?}");
+            let stages = 2 * stage_bytes;
+            let expected = if rows.alike { (0, stages) } else { (stages, stages + tiles) };
+            assert_eq!((gradients, warp_bytes), expected, "{rows:?}: {packed:?}");
+            assert_eq!(packed.shared_bytes, WARPS * warp_bytes as usize);
+            let launch = packed.launch(7);
+            assert_eq!((launch.blocks, launch.threads), (7, PACKED_BLOCK));
+            assert_eq!(launch.shared_bytes as usize, packed.shared_bytes);
+        }
+    }
+
+    /// A tile of gradients ends with its last row at the earliest, wherever it begins in a line.
+    #[test]
+    fn tiles_of_gradients_have_all_of_their_rows() {
+        for (pass, rows) in passes() {
+            let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+            let lead = CACHE_LINE as usize - rows.store_alignment.min(CACHE_LINE as usize);
+            let step = args.store_step[0].max(args.store_step[1]) as usize;
+            let end = lead + (args.rows as usize - 1) * step + rows.row_bytes();
+            assert!(end <= args.bytes as usize, "{rows:?}: {args:?}");
+        }
+    }
+
+    /// A load or store of a lane is as long as the boundaries that rows begin and end at, up to a
+    /// vector.
+    #[test]
+    fn lanes_access_what_begins_and_ends_with_a_row() {
+        for (pass, rows) in passes() {
+            let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+            let longest = |alignment: usize| {
+                let common = alignment | rows.row_bytes() | VECTOR;
+                1_u32 << common.trailing_zeros()
+            };
+            assert_eq!(args.access, longest(rows.alignment), "{rows:?}");
+            assert_eq!(args.store_access, longest(rows.store_alignment), "{rows:?}");
+        }
+    }
+
+    /// Rows of up to 32 bytes begin and end in any of the two tensors and their gradients with a
+    /// gap behind them or none, and gradients may be missing.
+    fn tensors_with_gaps() -> impl Iterator<Item = Rows> {
+        [16, 32].into_iter().flat_map(|row_bytes| {
+            let with = move |gap: usize| [0, row_bytes, row_bytes + gap];
+            let pairs = move |gap| with(gap).map(|first| with(gap).map(|second| [first, second]));
+            let reads = [16, 1 << 20].into_iter().flat_map(move |gap| pairs(gap).into_iter());
+            let reads = reads.flatten().filter(|[logits, _]| *logits != 0);
+            let all = reads.flat_map(move |reads| {
+                pairs(16).into_iter().flatten().map(move |writes| (reads, writes))
+            });
+            all.flat_map(|tensors| [(tensors, true), (tensors, false)]).map(
+                move |((strides, store_strides), alike)| Rows {
+                    cols: row_bytes / 4,
+                    element_bytes: 4,
+                    alignment: 16,
+                    store_alignment: 16,
+                    alike,
+                    strides,
+                    store_strides,
+                    has_lane_rows: strides[1] == 0,
+                    tiles: if strides[1] == 0 { 1 } else { 2 },
+                },
+            )
+        })
+    }
+
+    /// Rows are copied as one span where they are as far apart in shared memory as in global
+    /// memory, and stored as one span where there are no gaps in either: in every tensor, since
+    /// one argument of the kernels stands for both.
+    #[test]
+    fn spans_are_the_same_in_shared_and_in_global_memory() {
+        let mut spans = [0; 2];
+        for rows in tensors_with_gaps() {
+            let Some(Packed { args, .. }) = packed(Pass::ForwardBackward, rows) else { continue };
+            let row_bytes = rows.row_bytes();
+            let is_each = |strides: [usize; 2], is: &dyn Fn(usize, usize) -> bool| {
+                (0..2).all(|tensor| strides[tensor] == 0 || is(tensor, strides[tensor]))
+            };
+            let is_same = |tensor: usize, stride: usize| args.step[tensor] as usize == stride;
+            let has_no_gaps = |tensor: usize, stride: usize| {
+                args.store_step[tensor] as usize == row_bytes && stride == row_bytes
+            };
+            let is_short = |_, stride| stride <= row_bytes + 32;
+            assert_eq!(args.load_span != 0, is_each(rows.strides, &is_short), "{rows:?}");
+            assert!(args.load_span == 0 || is_each(rows.strides, &is_same), "{rows:?}: {args:?}");
+            let expected = is_each(rows.store_strides, &has_no_gaps);
+            assert_eq!(args.store_span != 0, expected, "{rows:?}: {args:?}");
+            spans[0] += args.load_span;
+            spans[1] += args.store_span;
+        }
+        assert!(spans.iter().all(|&count| count > 0));
+    }
+
+    /// Gaps of a sector of 32 bytes are read with the rows, or of an eighth of a row, which is as
+    /// little beside the row.
+    #[test]
+    fn short_gaps_are_read() {
+        let is_read = |row_bytes: usize, gap| {
+            let rows = Rows {
+                cols: row_bytes / 4,
+                element_bytes: 4,
+                alignment: 16,
+                store_alignment: 16,
+                alike: true,
+                strides: [row_bytes + gap, 0],
+                store_strides: [0; 2],
+                has_lane_rows: false,
+                tiles: 1,
+            };
+            packed(Pass::Forward, rows).expect("a short row").args.load_span != 0
+        };
+        assert_eq!([0, 16, 32, 48].map(|gap| is_read(128, gap)), [true, true, true, false]);
+        assert_eq!([112, 128, 144].map(|gap| is_read(1024, gap)), [true, true, false]);
+    }
+
+    /// Rows that are copied one by one are copied by as many lanes as they may have vectors, up to
+    /// a power of two.
+    #[test]
+    fn a_row_is_copied_by_a_lane_for_each_vector() {
+        for (pass, rows) in passes() {
+            let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+            let alignment = rows.alignment.min(rows.store_alignment);
+            let vectors = (0..VECTOR).step_by(alignment.min(VECTOR));
+            let vectors = vectors.map(|begin| (begin + rows.row_bytes()).div_ceil(VECTOR)).max();
+            let lanes = vectors.map_or(1, |vectors| vectors.next_power_of_two().min(32));
+            assert_eq!(1 << args.copy_shift, lanes, "{rows:?}");
+        }
+    }
+
+    /// The tiles of a call: all as long as the first but for the last, which has a row at least.
+    #[test]
+    fn tiles_have_all_rows_of_a_call() {
+        let layout = |cols| shapes().find(|rows| rows.cols == cols).expect("short enough");
+        for cols in [1, 10, 64, 1000] {
+            let packed = packed(Pass::Forward, layout(cols)).expect("a short row");
+            let most = packed.args.rows as usize;
+            for rows in [1, 2, most - 1, most, most + 1, 2 * most, 7 * most + 1, 1 << 30] {
+                let args = packed.args_of(rows);
+                let TileArgs { count, last_rows, .. } = args;
+                let of_others = (count as usize - 1) * most;
+                assert_eq!(of_others + last_rows as usize, rows, "{cols} columns");
+                assert!((1..=most).contains(&(last_rows as usize)), "{cols} columns, {rows} rows");
+                assert_eq!(TileArgs { count: 0, last_rows: 0, ..args }, packed.args);
+            }
+            assert_eq!(packed.args_of(0), packed.args);
+        }
+    }
+
+    /// f32 rows or, with `element_bytes`, others, on boundaries of 16 bytes if they can be.
+    fn dense(cols: usize, element_bytes: usize) -> Rows {
+        let is_dense = |rows: &Rows| rows.strides[0] == rows.row_bytes() && rows.stores_span();
+        let of = |rows: &Rows| rows.cols == cols && rows.element_bytes == element_bytes;
+        let mut all = shapes().filter(|rows| rows.tiles == 1 && rows.alike);
+        all.find(|rows| of(rows) && is_dense(rows)).expect("a short row")
+    }
+
+    /// A lane has a row to itself where rows fit into its registers or have at most 128 bytes. As
+    /// many blocks as have registers on an H100's multiprocessor then have shared memory too.
+    #[test]
+    fn lanes_have_short_rows_to_themselves() {
+        for (element_bytes, most) in [(2, 16), (4, 16), (8, 8)] {
+            for cols in 1..=256 / element_bytes {
+                let rows = dense(cols, element_bytes);
+                let packed = packed(Pass::Forward, rows).expect("a short row");
+                assert_eq!(packed.fits_lanes, cols <= most, "{rows:?}");
+                if !packed.fits_lanes && rows.row_bytes() > 128 {
+                    continue;
+                }
+                assert_eq!(packed.args.warp_rows_shift, 5, "{rows:?}");
+                assert!(packed.args.rows.is_multiple_of(32), "{rows:?}");
+                let blocks = if packed.fits_lanes { 7 } else { 5 };
+                let bytes = packed.shared_bytes + (1 << 10);
+                assert!(bytes * blocks <= 228 << 10, "{rows:?}: {packed:?}");
+                // With 32 rows more in each tile, fewer would have.
+                let more = WARPS * STAGES * 32 * (rows.row_bytes() + 8);
+                let is_full = packed.args.rows == 32 * MAX_TURNS as u32
+                    || (bytes + more) * (blocks + 1) > 228 << 10;
+                assert!(is_full, "{rows:?}: {packed:?}");
+            }
+        }
+        // Probabilities take registers of their own.
+        let with_probabilities = shapes().find(|rows| rows.tiles == 2).expect("there are some");
+        let rows = Rows { has_lane_rows: true, ..with_probabilities };
+        assert!(!packed(Pass::Forward, rows).expect("a short row").fits_lanes);
+    }
+
+    /// A pass with gradients has shorter tiles of rows of 256 bytes and more.
+    #[test]
+    fn tiles_are_shorter_with_gradients() {
+        let rows = |pass, cols, element_bytes| {
+            packed(pass, dense(cols, element_bytes)).expect("a short row").args.rows
+        };
+        for (cols, element_bytes, forward, gradients) in
+            [(64, 4, 32, 16), (511, 4, 4, 2), (255, 2, 16, 8), (63, 4, 32, 32)]
+        {
+            for (pass, expected) in [
+                (Pass::Forward, forward),
+                (Pass::Backward, gradients),
+                (Pass::ForwardBackward, gradients),
+            ] {
+                assert_eq!(rows(pass, cols, element_bytes), expected, "{pass:?}, {cols} columns");
+            }
+        }
+    }
+
+    /// Blocks that are resident share the multiprocessor's shared memory, of which the driver takes
+    /// a KiB for each.
+    #[test]
+    fn blocks_have_shared_memory_and_registers() {
+        let packed = packed(Pass::Forward, dense(100, 4)).expect("a short row");
+        let blocks = |shared_bytes, registers_for| {
+            let device = Device { multiprocessors: 3, shared_bytes, registers_for };
+            packed.blocks(Pass::Forward, 1 << 20, device)
+        };
+        let of_block = packed.shared_bytes + 1024;
+        assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
+        assert_eq!((blocks(4 * of_block, 2), blocks(of_block - 1, 2)), (3 * 2, 3));
+    }
+
     /// Rows that are copied one by one do not share a vector of shared memory.
     #[test]
     fn rows_copied_one_by_one_share_no_vector() {

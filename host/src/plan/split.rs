@@ -118,10 +118,28 @@ mod tests {
         assert!(launch.shared_bytes + 2432 + 1024 <= (228 << 10) / 2);
     }
 
+    /// A block alone is as fast for the shorter of these rows, which were measured, and several
+    /// are faster for the longer.
+    #[test]
+    fn rows_too_long_for_a_block_are_shared() {
+        let is_split = |rows, cols: usize| is_split(rows, 4 * cols);
+        assert!(!is_split(4096, 65_536) && !is_split(2317, 87_104));
+        assert!(is_split(3000, 115_000) && is_split(4096, 128_256) && is_split(256, 262_144));
+        assert!(!is_split(4096, 50_257) && !is_split(0, 262_144));
+    }
+
+    /// Vectors are numbered from the cache line that a row begins in, so that a row may take the
+    /// seven more that the line has before it.
+    #[test]
+    fn the_line_before_a_row_is_in_its_first_part() {
+        let parts = |vectors: usize| plan(1, 4 * vectors, 4).splits.get();
+        assert_eq!((parts(8 * 128 - 7), parts(8 * 128 - 6)), (2, 3));
+    }
+
     #[test]
     fn every_vector_of_a_row_is_in_a_part_and_the_grid_is_resident() {
-        for rows in [1, 2, 33, 131, 132, 133, 1000, 1 << 20] {
-            for cols in [1, 100, 50_257, 262_144, 10_000_000, (1 << 31) - 1] {
+        for rows in [1, 2, 33, 44, 60, 131, 132, 133, 1000, 1 << 20] {
+            for cols in [1, 100, 50_257, 128_256, 262_144, 10_000_000, (1 << 31) - 1] {
                 for element_bytes in [2, 4, 8] {
                     let Split { launch, splits, part_vectors, staged_vectors } =
                         plan(rows, cols, element_bytes);
@@ -133,6 +151,16 @@ mod tests {
                     assert!(launch.blocks <= 264 && launch.blocks % splits == 0, "{what}");
                     assert!(launch.blocks / splits <= rows as u32, "{what}");
                     assert!(staged_vectors <= part_vectors && staged_vectors > 0, "{what}");
+                    // A block has what it stages once, or twice where it has a part of one row
+                    // after the other: all of a part, if there is room.
+                    let room = (228 << 10) / 2 - 2432 - 1024;
+                    let stages = launch.shared_bytes / (16 * staged_vectors);
+                    assert!(stages == 1 || stages == 2, "{what}");
+                    assert_eq!(launch.shared_bytes, 16 * stages * staged_vectors, "{what}");
+                    assert!(launch.shared_bytes <= room, "{what}");
+                    let more = launch.shared_bytes + stages * TILE_BYTES as u32;
+                    assert!(staged_vectors == part_vectors || more > room, "{what}");
+                    assert!(stages == 2 || staged_vectors == part_vectors, "{what}");
                     assert!(16 * launch.blocks <= MAX_PARTIALS, "{what}");
                 }
             }

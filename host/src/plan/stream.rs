@@ -88,6 +88,35 @@ mod tests {
         }
     }
 
+    /// Each warp has three tiles of 2 KiB in flight, of every tensor that is read, and as many
+    /// blocks are resident as shared memory has room for, of which the driver takes a KiB each.
+    #[test]
+    fn rings_of_tiles_fit_into_shared_memory() {
+        let ring = 8 * 3 * 2048;
+        let plan = |tiles: usize, shared_bytes, registers_for| {
+            let device = Device { shared_bytes, registers_for, ..DEVICE };
+            layout(4, &Rows { tiles, ..f32_rows(1 << 22) }, device).0
+        };
+        for tiles in [1, 2] {
+            let block = tiles * ring + 1024;
+            for (shared_bytes, registers_for, resident) in
+                [(4 * block, 9, 4), (4 * block - 1, 9, 3), (4 * block, 2, 2), (block - 1, 2, 1)]
+            {
+                let launch = plan(tiles, shared_bytes, registers_for);
+                assert_eq!(launch.shared_bytes as usize, tiles * ring);
+                assert_eq!(launch.blocks, 132 * resident, "{tiles} tiles, {shared_bytes} bytes");
+            }
+        }
+    }
+
+    /// Rows are whole where half of the resident warps have one each.
+    #[test]
+    fn rows_of_fewer_than_half_of_the_warps_are_split() {
+        let is_split = |count| layout(count, &f32_rows(4096), DEVICE).1.split;
+        let warps = 132 * 3 * 8;
+        assert_eq!((is_split(warps / 2), is_split(warps / 2 + 1)), (1, 0));
+    }
+
     #[test]
     fn a_row_off_a_line_may_have_a_tile_more() {
         let tiles = |cols| layout(1 << 20, &f32_rows(cols), DEVICE).1.row_tiles;

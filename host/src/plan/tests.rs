@@ -49,6 +49,28 @@ fn large_inputs_get_large_blocks() {
     assert_eq!((launch.blocks, launch.threads), (262_144, 512));
 }
 
+/// A pass that writes is faster with blocks that live shorter; one with more arithmetic a byte is
+/// slower with so many, and most so for elements of 16 bits. Of these, that pass has small blocks.
+#[test]
+fn losses_of_more_arithmetic_get_fewer_blocks() {
+    let heavy = Dense { heavy: true, ..DENSE };
+    let shape = |pass, element_bytes, dense| {
+        let launch = elementwise(pass, 1 << 30, element_bytes, dense);
+        (launch.blocks, launch.threads)
+    };
+    for (pass, element_bytes, light, with_arithmetic) in [
+        (Pass::Forward, 4, (132 * 64, 512), (132 * 64, 512)),
+        (Pass::Forward, 2, (132 * 64, 512), (132 * 64, 512)),
+        (Pass::ForwardBackward, 4, (132 * 256, 512), (132 * 96, 512)),
+        (Pass::ForwardBackward, 2, (132 * 512, 256), (132 * 128, 256)),
+        (Pass::Backward, 2, (1 << 17, 512), (1 << 17, 512)),
+    ] {
+        let what = format!("{pass:?}, {element_bytes} bytes");
+        assert_eq!(shape(pass, element_bytes, DENSE), light, "{what}");
+        assert_eq!(shape(pass, element_bytes, heavy), with_arithmetic, "{what}");
+    }
+}
+
 const KERNELS: SamplesKernels = SamplesKernels {
     per_thread: 4,
     vectors_with_gradients: 4,
@@ -119,6 +141,93 @@ fn short_rows_are_packed_or_register_resident() {
     assert_eq!(regime(0, 5), Regime::Packed);
 }
 
+/// Few rows have a thread for each vector, unless a warp stages them anyway.
+#[test]
+fn few_rows_are_packed_if_a_warp_has_them() {
+    let regime = |cols| samples(Pass::Forward, 100, cols, 4, kernels(cols)).regime;
+    assert_eq!([100, 508, 516, 1000].map(regime)[..2], [Regime::Packed, Regime::ShortWhole]);
+    assert_eq!([516, 1000].map(regime), [Regime::Few; 2]);
+}
+
+/// A kernel that a loss has not is not planned, in any pass.
+#[test]
+fn kernels_that_are_not_there_are_not_planned() {
+    let none = |cols| SamplesKernels {
+        short_block: 0,
+        max_registers_block: 0,
+        few_block: 0,
+        ..kernels(cols)
+    };
+    for pass in PASSES {
+        for rows in [1, 100, 262_144] {
+            let regime = |cols| samples(pass, rows, cols, 4, none(cols)).regime;
+            assert_eq!([128, 512].map(regime), [Regime::Packed; 2], "{pass:?}");
+            assert_eq!([2048, 8192].map(regime), [Regime::Long; 2], "{pass:?}");
+        }
+    }
+}
+
+/// Rows that a block would have in parts are streamed in the forward pass alone, and those that it
+/// would have in registers where there are many.
+#[test]
+fn long_rows_are_streamed() {
+    let plan = |pass, rows, cols| {
+        let layout = packed::Rows {
+            cols,
+            element_bytes: 4,
+            alignment: 128,
+            store_alignment: 128,
+            alike: true,
+            strides: [4 * cols, 0],
+            store_strides: [0; 2],
+            has_lane_rows: false,
+            tiles: 1,
+        };
+        let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
+        samples(pass, rows, cols, 4, SamplesKernels { stream: Some((layout, device)), ..KERNELS })
+    };
+    let regime = |pass, rows, cols| plan(pass, rows, cols).regime;
+    assert_eq!(regime(Pass::Forward, 4096, 50257), Regime::Stream);
+    assert_eq!(regime(Pass::Forward, 8, 262_144), Regime::Stream);
+    assert_eq!(regime(Pass::Forward, 2048, 2048), Regime::Stream);
+    assert_eq!(regime(Pass::Forward, 2047, 2048), Regime::Registers);
+    assert_eq!(regime(Pass::Forward, 128, 1000), Regime::Few);
+    assert_eq!(regime(Pass::Forward, 262_144, 128), Regime::ShortWhole);
+    for pass in [Pass::Backward, Pass::ForwardBackward] {
+        assert_eq!(regime(pass, 4096, 50257), Regime::Long);
+        assert_eq!(regime(pass, 4096, 2048), Regime::Registers);
+    }
+    let streamed = plan(Pass::Forward, 8, 262_144);
+    assert_eq!((streamed.stream.split, streamed.rows.launch.blocks), (1, 132 * 3));
+}
+
+/// A block stages the vector with the logit of the target's class; in the forward pass over rows
+/// that share a warp, each thread stages all of its vectors.
+#[test]
+fn logits_of_classes_are_staged() {
+    let plan = |pass, rows, cols| {
+        let plan = samples(pass, rows, cols, 4, KERNELS);
+        (plan.regime, plan.rows.launch.shared_bytes)
+    };
+    let of_all_threads = 256 * KERNELS.per_thread as u32 * 16;
+    assert_eq!(plan(Pass::Forward, 262_144, 128), (Regime::ShortWhole, of_all_threads));
+    assert_eq!(plan(Pass::ForwardBackward, 262_144, 128), (Regime::ShortWhole, 0));
+    assert_eq!(plan(Pass::Backward, 262_144, 128), (Regime::ShortWhole, 0));
+    for pass in PASSES {
+        assert_eq!(plan(pass, 32768, 2048), (Regime::Registers, 16), "{pass:?}");
+    }
+    assert_eq!(plan(Pass::Forward, 128, 1000), (Regime::Few, 0));
+    assert_eq!(plan(Pass::Forward, 4096, 50257), (Regime::Long, 0));
+}
+
+/// A backward pass adds up nothing, so that its grid has a block for each row and no adder.
+#[test]
+fn backward_passes_have_no_adders() {
+    let blocks = |rows, cols| samples(Pass::Backward, rows, cols, 4, KERNELS).rows.launch.blocks;
+    assert_eq!((blocks(32768, 2048), blocks(262_144, 128)), (32768, 8192));
+    assert_eq!((blocks(5000, 8193), blocks(0, 2048)), (5000 * 3, 1));
+}
+
 #[test]
 fn blocks_of_packed_rows_fill_a_device() {
     let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
@@ -159,7 +268,10 @@ fn the_last_long_rows_are_split() {
 
 #[test]
 fn few_long_rows_are_all_split() {
-    for (rows, cols) in [(1, 262_144), (100, 50257), (527, 50257), (1055, 128_256)] {
+    // Of the last two, the workspace has not the room for all parts that would be long enough.
+    for (rows, cols) in
+        [(1, 262_144), (100, 50257), (527, 50257), (1055, 128_256), (1055, 1 << 20), (9, 1 << 26)]
+    {
         for sums in [2, 4] {
             let kernels = SamplesKernels { sums, ..KERNELS };
             let plan = samples(Pass::Forward, rows, cols, 4, kernels);
@@ -172,6 +284,14 @@ fn few_long_rows_are_all_split() {
             assert!(at >= left && at + workers * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
         }
     }
+}
+
+/// A part is 32 KiB long at least, and a row that has two is split.
+#[test]
+fn rows_of_two_parts_are_split() {
+    let tail = |vectors: usize| samples(Pass::Forward, 8, 4 * vectors, 4, KERNELS).tail;
+    assert_eq!(tail(2 * 2048 - 1), Tail::NONE);
+    assert_eq!((tail(2 * 2048).rows, tail(2 * 2048).parts.get()), (8, 2));
 }
 
 #[test]
@@ -263,9 +383,30 @@ fn passes_that_write_prefetch_rows() {
     assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (640, 16384));
     assert_eq!(ahead(Pass::Backward, 4096, 50257, 4), (52, 201_028));
     assert_eq!(ahead(Pass::Backward, 262_144, 128, 4), (20480, 512));
+    // Rows shorter than a cache line, and blocks that share a multiprocessor, prefetch none.
+    assert_eq!(ahead(Pass::Backward, 262_144, 32, 4), (81920, 128));
     assert_eq!(ahead(Pass::Backward, 262_144, 31, 4), (0, 0));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 512 * 12 * 4, 4), (0, 0));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 512 * 12 * 4 + 4, 4), (66, 98_320));
     assert_eq!(ahead(Pass::Forward, 32768, 4096, 4), (0, 0));
     assert_eq!(ahead(Pass::ForwardBackward, 262_144, 128, 4), (10240, 512));
+}
+
+/// Warps load packed rows ahead of their own into shared memory.
+#[test]
+fn packed_rows_are_not_prefetched() {
+    let cache = Cache { bytes: 60 << 20, multiprocessors: 132 };
+    for pass in PASSES {
+        let plan = samples(pass, 262_144, 100, 4, kernels(100));
+        assert_eq!(plan.regime, Regime::Packed);
+        assert_eq!(ahead(pass, &plan, 400, 4, cache), Ahead { rows: 0, bytes: 0 }, "{pass:?}");
+    }
+}
+
+/// f32 rows of 512 bytes and more were faster with a smaller L1 cache, most shorter ones slower.
+#[test]
+fn rows_that_want_shared_memory_rather_than_cache() {
+    assert_eq!([128, 508, 512, 4096].map(wants_shared_of_one_more), [false, false, true, true]);
 }
 
 #[test]
@@ -290,6 +431,13 @@ fn staged_vectors_fit_into_a_row_and_shared_memory() {
     assert_eq!(staged_vectors(128_256, 2, 4096, 15), 0);
 }
 
+/// All other blocks wait for those that add up the normaliser, which have two targets a thread.
+#[test]
+fn blocks_of_the_normaliser() {
+    let blocks = |rows| normaliser_blocks(rows, 256);
+    assert_eq!([0, 1, 512, 513, 1 << 30].map(blocks), [1, 1, 1, 2, 512]);
+}
+
 #[test]
 fn backward_parts_are_register_resident() {
     let shape = |rows, cols, bytes| {
@@ -298,6 +446,12 @@ fn backward_parts_are_register_resident() {
         (launch.blocks, launch.threads, splits.get())
     };
     assert_eq!(shape(8192, 128_256, 2), (131_072, 256, 16));
+    // 256 threads have room for 1024 vectors: 1017 and the seven before them in a cache line.
+    let parts = |vectors: usize| {
+        let kernels = SamplesKernels { whole: false, ..KERNELS };
+        samples(Pass::Backward, 8192, 4 * vectors, 4, kernels).rows.splits.get()
+    };
+    assert_eq!((parts(1017), parts(1018)), (1, 2));
     for cols in (0..20).flat_map(|power| [(1 << power) + 1, (3 << power) - 1]) {
         let SamplesLaunch { rows: RowsLaunch { launch, splits, .. }, regime, .. } =
             samples(Pass::Backward, 100, cols, 4, SamplesKernels { whole: false, ..kernels(cols) });
@@ -350,6 +504,22 @@ fn short_rows_share_a_warp() {
     let plan = rows(reduction::ROWS, 1000, 10, 4);
     assert_eq!((plan.group_threads.get(), plan.splits.get()), (4, 1));
     assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
+}
+
+/// A warp has rows of up to eight vectors a lane, and a part of a split row has four for each
+/// thread of its block at least.
+#[test]
+fn rows_by_their_vectors() {
+    let plan = |count, vectors: usize| {
+        let plan = rows(reduction::ROWS, count, 4 * vectors, 4);
+        (plan.group_threads.get(), plan.splits.get())
+    };
+    assert_eq!([32, 33, 256, 257].map(|vectors| plan(9, vectors).0), [32, 32, 32, 256]);
+    assert_eq!([2047, 2048, 4096].map(|vectors| plan(9, vectors).1), [1, 2, 4]);
+    assert_eq!([1055, 1056, 9999].map(|count| plan(count, 1 << 20).1), [2, 1, 1]);
+    // Sums of all rows, as those of dense elements.
+    let blocks = |count| rows(reduction::SCALAR, count, 4096, 4).launch.blocks;
+    assert_eq!((blocks(8000), blocks(1 << 20)), (8000, 132 * 64));
 }
 
 #[test]

@@ -297,18 +297,122 @@ mod tests {
         each_plan(|rows, _, Tiled { rows: RowsLaunch { splits, .. }, args }| {
             assert!(args.vectors.is_multiple_of(TILED_BLOCK) && args.vectors <= 4 * TILED_BLOCK);
             let bytes = args.vectors as usize * VECTOR;
-            let most = rows.most_lead();
+            // From a cache line to the row that begins in it.
+            let most = 128 - rows.alignment;
+            let row_bytes = rows.cols * rows.element_bytes;
             if args.rows == 0 {
-                assert!(most + rows.row_bytes() <= args.of_row as usize * bytes, "{rows:?}");
+                assert!(most + row_bytes <= args.of_row as usize * bytes, "{rows:?}");
                 assert!(splits.get() <= args.of_row, "{rows:?}");
                 assert_eq!(args.items as usize, rows.rows * splits.get() as usize, "{rows:?}");
                 assert!(splits.get() == 1 || args.items <= MAX_PARTIALS, "{rows:?}");
             } else {
-                assert!(most + args.rows as usize * rows.row_bytes() <= bytes, "{rows:?}");
+                assert!(most + args.rows as usize * row_bytes <= bytes, "{rows:?}");
                 assert_eq!(args.items as usize, rows.rows.div_ceil(args.rows as usize));
                 assert_eq!(splits.get(), 1);
             }
         });
+    }
+
+    /// Two stages, in which each warp has a part of the tiles of two tensors with padding behind
+    /// it; of packed rows, behind those, two buffers of sums and two of scales.
+    #[test]
+    fn stages_sums_and_scales_share_no_byte() {
+        each_plan(|rows, _, Tiled { rows: RowsLaunch { launch, .. }, args }| {
+            let padding = if rows.alike { 0 } else { TiledArgs::PADDING };
+            assert_eq!(args.padding, padding, "{rows:?}");
+            let stages = 2 * 2 * (args.vectors + TILED_BLOCK / 32 * padding) * VECTOR_BYTES;
+            if args.rows == 0 {
+                assert_eq!(launch.shared_bytes, stages, "{rows:?}");
+                return;
+            }
+            let real_bytes = if rows.element_bytes == 8 { 8 } else { 4 };
+            let sums = 2 * args.vectors * args.vector_sums * real_bytes;
+            assert_eq!((args.sums, args.scales), (stages, stages + sums), "{rows:?}");
+            let scales = 2 * args.rows * real_bytes;
+            assert_eq!(launch.shared_bytes, stages + sums + scales, "{rows:?}");
+        });
+    }
+
+    /// A vector of packed rows has a sum for each row that it may have elements of.
+    #[test]
+    fn a_vector_has_a_sum_for_each_of_its_rows() {
+        each_plan(|rows, _, Tiled { args, .. }| {
+            if args.rows == 0 {
+                return;
+            }
+            let lanes = 16 / rows.element_bytes;
+            // Wherever its first element is in the first row.
+            let ends = (0..rows.cols.min(64)).map(|first| (first + lanes - 1) / rows.cols);
+            let most = ends.max().map_or(1, |row| row + 1);
+            let whole = rows.alignment >= 16 && (rows.cols * rows.element_bytes) % 16 == 0;
+            let expected = match most {
+                _ if whole => 1,
+                _ if rows.cols >= lanes => 2,
+                _ => lanes,
+            };
+            assert_eq!(args.vector_sums as usize, expected, "{rows:?}");
+            assert!(whole || expected >= most, "{rows:?}");
+        });
+    }
+
+    /// Rows with gaps are not packed, since a tile of packed rows is copied as one.
+    #[test]
+    fn rows_with_gaps_are_cut() {
+        for cols in [1_000, 1_023, 1_024, 5_000] {
+            let rows = Rows { contiguous: false, ..dense(1 << 20, cols, 4) };
+            let plan = tiled(&rows, DEVICES[0]);
+            // Shorter ones are left to the kernels that have no tiles.
+            assert_eq!(plan.map(|plan| plan.args.rows), (cols >= 1_024).then_some(0), "{cols}");
+        }
+        let rows = Rows { reduction: reduction::SCALAR, ..dense(1 << 20, 1_024, 4) };
+        assert_eq!(tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows), Some(0));
+    }
+
+    /// Nothing is cut into tiles where there is nothing, or where the kernels, which count a row's
+    /// bytes in 32 bits, could not.
+    #[test]
+    fn calls_without_tiles() {
+        let is_tiled = |rows, cols| tiled(&dense(rows, cols, 4), DEVICES[0]).is_some();
+        assert!(is_tiled(1, 1 << 20) && is_tiled(1, (1 << 28) - 1));
+        assert!(!is_tiled(0, 1 << 20) && !is_tiled(1, 0) && !is_tiled(1, 1 << 28));
+        let mean = Rows { reduction: reduction::SCALAR, ..dense(0, 1 << 20, 4) };
+        assert_eq!(tiled(&mean, DEVICES[0]), None);
+    }
+
+    /// All blocks that have room take as many rows as each other.
+    #[test]
+    fn tiles_are_equal_shares_of_all_blocks() {
+        let plan = |rows, element_bytes| {
+            let plan = tiled(&dense(rows, 1_024, element_bytes), DEVICES[1]);
+            let plan = plan.expect("rows are packed");
+            (plan.rows.launch.blocks, plan.args.rows)
+        };
+        // Four rows would fit. A tile each, and two.
+        assert_eq!((plan(396, 4), plan(1_188, 4)), ((396, 1), (396, 3)));
+        assert_eq!((plan(1 << 20, 4), plan(2_376, 4)), ((396, 4), (396, 3)));
+        // Sums in f64 leave room for two blocks of a multiprocessor, not three.
+        assert_eq!(plan(1 << 20, 8).0, 264);
+        // Two rows are packed, one is not.
+        let tile_rows = |cols| tiled(&dense(1 << 20, cols, 4), DEVICES[0]).map(|it| it.args.rows);
+        assert_eq!((tile_rows(2_000), tile_rows(2_100)), (Some(2), Some(0)));
+    }
+
+    /// The most rows that end at a cache line, if they are seven eighths at least of those that
+    /// fit; or else the most that end at a vector.
+    #[test]
+    fn rows_of_tiles_that_begin_at_lines() {
+        for cols in (1..200).chain([256, 1_000, 1_024]) {
+            for most in (1..100).chain([512, 1_000]) {
+                let rows = dense(1 << 20, cols, 4);
+                let ending_at = |bytes: usize| {
+                    let is_enough = |count: &usize| 8 * count >= 7 * most;
+                    let mut counts = (1..=most).rev().take_while(is_enough);
+                    counts.find(|count| (count * cols * 4).is_multiple_of(bytes))
+                };
+                let expected = ending_at(128).or_else(|| ending_at(16)).unwrap_or(most);
+                assert_eq!(rows.aligned(most), expected, "{most} rows of {cols} columns");
+            }
+        }
     }
 
     /// The kernels divide an element's number in a tile by a multiplication.

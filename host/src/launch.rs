@@ -133,6 +133,7 @@ mod tests {
     fn rows_are_aligned_as_the_least_of_them() {
         let alignment = |tensors: &[Matrix]| alignment(tensors, 4);
         assert_eq!(alignment(&[]), 128);
+        assert_eq!(alignment(&[rows_at(0x1080, 64)]), 128);
         assert_eq!(alignment(&[rows_at(0x1080, 32), rows_at(0x4000, 64)]), 128);
         assert_eq!(alignment(&[rows_at(0x1080, 32), rows_at(0x4010, 64)]), 16);
         assert_eq!(alignment(&[rows_at(0x1040, 16), rows_at(0x1040, 16)]), 64);

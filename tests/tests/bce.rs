@@ -51,9 +51,10 @@ fn term([x, y, w, p]: [f64; 4]) -> [f64; 3] {
     [value, w * ((1.0 + (p - 1.0) * y) * sigmoid - p * y), w * (log_other - p * log_sigmoid)]
 }
 
-/// Rows with gaps, weights of every shape, and every reduction: forward, backward and both.
+/// Rows with gaps or without, weights of every shape, and every reduction: forward and backward.
 fn check<T: Number, R: ElementwiseReduction>(
     shape: [usize; 2],
+    gap: usize,
     shared: [OneFor; 2],
     reduction: R,
     divisor: f64,
@@ -61,7 +62,7 @@ fn check<T: Number, R: ElementwiseReduction>(
     R::Value<T>: Number,
 {
     let [rows, cols] = shape;
-    let (len, gap) = (rows * cols, 3);
+    let len = rows * cols;
     let (x, y) = (draw::<T>(1, len, 6.0, 0.0), draw::<T>(2, len, 0.5, 0.5));
     let nan = T::round(f64::NAN);
     let place = |data: &[T]| Placed::rows(data, shape, cols + gap, 1, nan);
@@ -120,15 +121,17 @@ where
     T::Loss: Number,
 {
     use OneFor::{All, Column, Element, Row};
-    let ways = [[All, Column], [Column, Row], [Row, Element], [Element, All]];
+    let others = [[All, Column], [Column, Row], [Row, Element], [Element, All]];
+    let alike = [All, Column, Row, Element].map(|both| [both; 2]);
     for shape in [[1, 1], [3, 5], [40, 33], [2, 3000]] {
         let [rows, cols] = shape;
-        for shared in ways {
-            check::<T, _>(shape, shared, Unreduced, 1.0);
-            check::<T, _>(shape, shared, Sum, 1.0);
-            check::<T, _>(shape, shared, Mean, (rows * cols) as f64);
-            check::<T, _>(shape, shared, RowSum, 1.0);
-            check::<T, _>(shape, shared, RowMean, cols as f64);
+        let with_gaps = others.map(|shared| (3, shared));
+        for (gap, shared) in with_gaps.into_iter().chain(alike.map(|shared| (0, shared))) {
+            check::<T, _>(shape, gap, shared, Unreduced, 1.0);
+            check::<T, _>(shape, gap, shared, Sum, 1.0);
+            check::<T, _>(shape, gap, shared, Mean, (rows * cols) as f64);
+            check::<T, _>(shape, gap, shared, RowSum, 1.0);
+            check::<T, _>(shape, gap, shared, RowMean, cols as f64);
         }
     }
 }

@@ -400,6 +400,8 @@ mod tests {
             };
             assert_eq!(args.access, longest(rows.alignment), "{rows:?}");
             assert_eq!(args.store_access, longest(rows.store_alignment), "{rows:?}");
+            // The swizzle is of vectors: other accesses have none.
+            assert!(args.access == VECTOR_BYTES || args.order_mask == 0, "{rows:?}");
         }
     }
 
@@ -581,6 +583,11 @@ mod tests {
         let of_block = packed.shared_bytes + 1024;
         assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
         assert_eq!((blocks(4 * of_block, 2), blocks(of_block - 1, 2)), (3 * 2, 3));
+        // A tile for each of the four warps of a block, if there are fewer.
+        let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
+        let tiles = |tiles| tiles * packed.args.rows as usize;
+        let blocks = |rows| packed.blocks(Pass::Forward, rows, device);
+        assert_eq!((blocks(tiles(4 * 7)), blocks(tiles(4 * 7) + 1)), (7, 8));
     }
 
     /// Rows that are copied one by one do not share a vector of shared memory.

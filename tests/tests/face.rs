@@ -136,6 +136,27 @@ fn devices_streams_and_losses_are_compared_and_hashed() {
     assert_eq!(devices.len(), 1);
 }
 
+/// What is printed of memory has its shape and its device, and no numbers, which are on the device.
+#[test]
+fn memory_is_shown_by_its_shape() {
+    let shown = |what: &dyn std::fmt::Debug| format!("{what:?}");
+    let mut x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    let classes = Tensor::<i64>::zeros(gpu(), [2]).unwrap();
+    assert_eq!(shown(&x.shape()), "[2, 3]");
+    assert_eq!(x.shape().to_string(), "[2, 3]");
+    assert!(shown(&x).starts_with("Tensor<f32>[2, 3] on "), "{x:?}");
+    assert_eq!(shown(&x.view()), "View[2, 3] on device 0");
+    assert_eq!(shown(&x.view_mut()), "ViewMut[2, 3] on device 0");
+    let loss = Loss::<f32>::zeros(gpu(), [2]).unwrap();
+    assert!(shown(&loss).starts_with("Loss(Tensor<f32>[2] on "), "{loss:?}");
+    let of_classes = "Targets(i64 classes)[2] on device 0";
+    assert_eq!(shown(&Targets::<f32>::from(&classes)), of_classes);
+    assert_eq!(shown(&Classes::from(&classes)), of_classes);
+    assert_eq!(shown(&Targets::from(&x)), "Targets(probabilities)[2, 3] on device 0");
+    let saved = Saved::<f32>::zeros(gpu(), [2, 3]).unwrap();
+    assert_eq!(shown(&saved), "Saved<f32> of logits [2, 3]");
+}
+
 /// More than any device, and than the emulator, has.
 #[test]
 fn short_memory_says_how_much_for_what() {

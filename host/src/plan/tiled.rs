@@ -368,6 +368,29 @@ mod tests {
         assert_eq!(tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows), Some(0));
     }
 
+    /// Long rows have as large tiles as blocks have shared memory for, up to four vectors a thread,
+    /// and no more of them than they need. Each block has four parts of rows at most, of a tile at
+    /// least: with 16, the block that adds them up took longer than the pass over 2002×50257.
+    #[test]
+    fn long_rows_are_cut_into_few_parts() {
+        let plan = |rows, cols, device| {
+            let Tiled { rows, args } = tiled(&dense(rows, cols, 4), device).expect("long rows");
+            (args.vectors, args.of_row, rows.splits.get())
+        };
+        // 262144 columns are 64 tiles of 1024 vectors, or 256 of 256.
+        assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 64, 4 * 396 / 100));
+        assert_eq!(plan(100, 262_144, DEVICES[0]), (1024, 64, 4 * 264 / 100));
+        assert_eq!(plan(100, 262_144, DEVICES[2]), (256, 256, 4 * 252 / 100));
+        assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 64, 64));
+        assert_eq!(plan(2002, 50_257, DEVICES[1]).2, 1);
+        each_plan(|rows, _, Tiled { args, .. }| {
+            let bytes = args.vectors as usize * VECTOR;
+            let longest = 128 - rows.alignment + rows.cols * rows.element_bytes;
+            let is_needed = (args.of_row as usize - 1) * bytes < longest;
+            assert!(args.rows != 0 || is_needed, "{rows:?}: {args:?}");
+        });
+    }
+
     /// Nothing is cut into tiles where there is nothing, or where the kernels, which count a row's
     /// bytes in 32 bits, could not.
     #[test]

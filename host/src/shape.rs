@@ -225,6 +225,8 @@ mod tests {
             let error = dims.into_shape("target").unwrap_err();
             assert!(error.to_string().starts_with("target: expected fewer"), "{error}");
         }
+        assert_eq!(Shape::new([(1 << 60) - 1]).unwrap().len(), (1 << 60) - 1);
+        assert!(Shape::new([1 << 60]).is_err());
         let error = [1; 7].into_shape("input").unwrap_err();
         assert_eq!(error.to_string(), "input: expected at most 6 dimensions, got 7");
     }

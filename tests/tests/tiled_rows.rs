@@ -10,14 +10,14 @@ use tests::random::uniforms;
 use tests::{Placed, gpu, small_gpu};
 
 /// Where the tensors of a call begin, in elements behind a 16-byte boundary, and how far their rows
-/// are apart beyond their length.
+/// are apart beyond their length: input, target, and their gradients.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
-    offsets: [usize; 3],
-    gaps: [usize; 3],
+    offsets: [usize; 4],
+    gaps: [usize; 4],
 }
 
-const DENSE: Layout = Layout { offsets: [0; 3], gaps: [0; 3] };
+const DENSE: Layout = Layout { offsets: [0; 4], gaps: [0; 4] };
 
 fn place<T: Number>(
     gpu: &Gpu,
@@ -73,7 +73,7 @@ where
     for in_one_pass in [true, false] {
         let mut loss = Loss::zeros(gpu, [rows]).unwrap();
         let mut by_x = place::<T>(gpu, &unwritten, shape, layout, 2);
-        let mut by_t = place::<T>(gpu, &unwritten, shape, layout, 2);
+        let mut by_t = place::<T>(gpu, &unwritten, shape, layout, 3);
         let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
         if in_one_pass {
             mse.forward_backward_into(
@@ -127,11 +127,14 @@ fn rows_of_many_lengths() {
 #[test]
 fn rows_of_tensors_with_other_alignments() {
     let layouts = [
-        Layout { offsets: [1, 1, 1], ..DENSE },
-        Layout { offsets: [0, 1, 0], ..DENSE },
-        Layout { offsets: [3, 0, 1], ..DENSE },
-        Layout { gaps: [1, 0, 0], ..DENSE },
-        Layout { offsets: [1, 2, 3], gaps: [3, 8, 5] },
+        Layout { offsets: [1, 1, 1, 1], ..DENSE },
+        Layout { offsets: [0, 1, 0, 0], ..DENSE },
+        Layout { offsets: [3, 0, 1, 1], ..DENSE },
+        Layout { offsets: [0, 0, 0, 1], ..DENSE },
+        Layout { gaps: [1, 0, 0, 0], ..DENSE },
+        Layout { gaps: [0, 0, 1, 0], ..DENSE },
+        Layout { offsets: [1, 2, 3, 3], gaps: [3, 8, 5, 5] },
+        Layout { offsets: [1, 2, 3, 0], gaps: [3, 8, 5, 2] },
     ];
     for layout in layouts {
         for shape in [[700, 3], [300, 33], [37, 1_001], [4, 4_099], [2, 20_003]] {
@@ -213,10 +216,10 @@ fn a_sum_over_rows_with_gaps() {
         }
         assert!(wide(to.to_vec()).into_iter().eq(gradient), "{shape:?}, {layout:?}");
     }
-    for gaps in [[1, 0, 0], [4, 8, 0], [1, 1, 1]] {
+    for gaps in [[1, 0, 0, 0], [4, 8, 0, 0], [1, 1, 1, 0]] {
         check::<f32>([7, 5_003], Layout { gaps, ..DENSE });
-        check::<f64>([5, 2_049], Layout { gaps, offsets: [1, 0, 0] });
-        check::<bf16>([7, 9_001], Layout { gaps, offsets: [1, 2, 3] });
+        check::<f64>([5, 2_049], Layout { gaps, offsets: [1, 0, 0, 0] });
+        check::<bf16>([7, 9_001], Layout { gaps, offsets: [1, 2, 3, 0] });
     }
 }
 

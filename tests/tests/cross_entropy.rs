@@ -1210,6 +1210,28 @@ fn a_mean_from_what_losses_of_rows_have_saved() {
     }
 }
 
+/// The memory of the losses has no place for which target was no class, and what is saved has one.
+#[test]
+fn a_target_that_is_no_class_where_nobody_asks() {
+    let stream = gpu().stream().unwrap();
+    let input = Tensor::from_slice(gpu(), [3, 4], &uniforms(21, 12)).unwrap();
+    let target = Tensor::from_slice(gpu(), [3], &[1_i64, 9, 2]).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mut saved = Saved::zeros(gpu(), [3, 4]).unwrap();
+    let mut losses = Tensor::<f32>::zeros(gpu(), [3]).unwrap();
+    let none = CrossEntropy::none();
+    none.forward_saving_into(&input, &target, &mut losses, &mut saved, &mut workspace, &stream)
+        .unwrap();
+    let is_nan: Vec<_> = losses.to_vec().unwrap().into_iter().map(f32::is_nan).collect();
+    assert_eq!(is_nan, [false, true, false]);
+    let ones = tensor(&[1.0_f32; 3]);
+    let gradient = none.backward(&input, &target, &saved, &ones, &stream).unwrap();
+    let gradient = gradient.to_vec().unwrap();
+    for (row, of_row) in gradient.chunks(4).enumerate() {
+        assert!(of_row.iter().all(|by| by.is_nan() == (row == 1)), "row {row}: {of_row:?}");
+    }
+}
+
 /// However its values are read.
 #[test]
 fn a_target_that_is_no_class_is_told_of_wherever_the_loss_is_read() {

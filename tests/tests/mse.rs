@@ -161,19 +161,24 @@ proptest! {
     }
 }
 
-/// Any of the tensors of a call may have gaps between its rows, and the others none.
+/// Any of the tensors of a call may have gaps between its rows, and the others none; also of rows so
+/// long that losses by row are computed in tiles.
 #[test]
 fn each_tensor_has_gaps_of_its_own() {
-    let (shape, stream) = ([5, 6], gpu().stream().unwrap());
-    let draw = |by: usize| -> Vec<f32> { (0..30).map(|index| (index * by % 7) as f32).collect() };
-    let (x, t, upstream) = (draw(3), draw(5), draw(2));
+    let stream = gpu().stream().unwrap();
     let mut workspace = Workspace::new(gpu()).unwrap();
-    for which in 0..64 {
+    for (shape, which) in
+        [[5, 6], [3, 1_030]].into_iter().flat_map(|shape| (0..64).map(move |which| (shape, which)))
+    {
+        let len = shape[0] * shape[1];
+        let draw =
+            |by: usize| -> Vec<f32> { (0..len).map(|index| (index * by % 7) as f32).collect() };
+        let (x, t, upstream) = (draw(3), draw(5), draw(2));
         let place = |tensor: usize, data: &[f32]| {
             Placed::rows(data, shape, shape[1] + 2 * (which >> tensor & 1), 0, -1.0)
         };
         let (on_x, on_t, on_upstream) = (place(0, &x), place(1, &t), place(2, &upstream));
-        let zeros = [0.0; 30];
+        let zeros = vec![0.0; len];
         let (mut loss, mut by_x, mut by_t) = (place(3, &zeros), place(4, &zeros), place(5, &zeros));
         let grads = Grads::both(by_x.view_mut(), by_t.view_mut()).scaled_by(on_upstream.view());
         Mse::none()
@@ -188,10 +193,10 @@ fn each_tensor_has_gaps_of_its_own() {
             .unwrap();
         stream.synchronize().unwrap();
         let (loss, by_x, by_t) = (loss.to_vec(), by_x.to_vec(), by_t.to_vec());
-        for at in 0..30 {
+        for at in 0..len {
             let (off, times) = (x[at] - t[at], upstream[at]);
             let expected = (off * off, 2.0 * off * times, -2.0 * off * times);
-            assert_eq!((loss[at], by_x[at], by_t[at]), expected, "{which:06b}, {at}");
+            assert_eq!((loss[at], by_x[at], by_t[at]), expected, "{shape:?}, {which:06b}, {at}");
         }
     }
 }

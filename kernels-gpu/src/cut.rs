@@ -74,6 +74,12 @@ impl<E: Element> Cut<E> {
         Cut { end: self.end.min(end), ..self }
     }
 
+    /// The index of the first vector.
+    #[inline(always)]
+    pub(crate) fn first(self) -> u32 {
+        self.first
+    }
+
     /// The number of the row's peeled elements, those of its head and its tail: fewer than two
     /// vectors have.
     #[inline(always)]

@@ -65,6 +65,30 @@ pub trait Element: Word {
         });
         greatest
     }
+    /// The larger of `top` and the tops of N vectors' elements: the upper 32 bits of a number, read
+    /// as an f32, which are in the order of the numbers. It is a NaN if any element is not finite,
+    /// or in f64 is as large as 2¹⁰¹⁷ or −2¹⁰¹⁷.
+    #[inline(always)]
+    fn raise_top<const N: usize>(mut top: u32, from: [Vec16; N]) -> u32 {
+        unrolled!(for k in 0..N; {
+            unrolled!(for lane in 0..Self::LANES as usize; {
+                let bits = Self::extract(from[k], lane as u32).widen().to_top();
+                top = math::max_or_nan_f32_bits(top, bits);
+            });
+        });
+        top
+    }
+    /// [`exps`](Self::exps) of finite elements that are at most 700 above the base, for sums with a
+    /// number that is not tiny: in f64, an exponential that would be less than 3e-308 is 3e-308.
+    /// Those of other elements are some numbers.
+    #[inline(always)]
+    fn exps_near<const N: usize>(
+        from: [Vec16; N],
+        base: Base<Self::Real>,
+        with: impl FnMut(usize, [Self::Real; MAX_LANES]),
+    ) {
+        Self::exps(from, base, with);
+    }
     /// Calls `with` for each of N vectors, with its index and the exponentials of its elements.
     #[inline(always)]
     fn exps<const N: usize>(
@@ -173,35 +197,22 @@ impl Element for f64 {
         greatest
     }
 
-    /// Four exponentials (two vectors) at a time. A single one is a chain of dependent operations,
-    /// so several hide each other's latency; more than four need more registers than there are.
     #[inline(always)]
     fn exps<const N: usize>(
         from: [Vec16; N],
         base: Base<f64>,
-        mut with: impl FnMut(usize, [f64; MAX_LANES]),
+        with: impl FnMut(usize, [f64; MAX_LANES]),
     ) {
-        let lane = |k: usize, lane: u32| match base {
-            Base::Center(center, scale) => (Self::extract(from[k], lane) - center) * scale,
-            Base::Shift(shift, factor) => (Self::extract(from[k], lane) + shift) * factor,
-        };
-        let of_vector = |first, second| {
-            let mut exps = [0.0; MAX_LANES];
-            [exps[0], exps[1]] = [first, second];
-            exps
-        };
-        unrolled!(for pair in 0..N.div_ceil(2); {
-            let k = 2 * pair;
-            if k + 1 < N {
-                let x = [lane(k, 0), lane(k, 1), lane(k + 1, 0), lane(k + 1, 1)];
-                let [a, b, c, d] = float64::exps_below(x);
-                with(k, of_vector(a, b));
-                with(k + 1, of_vector(c, d));
-            } else {
-                let [a, b] = float64::exps_below([lane(k, 0), lane(k, 1)]);
-                with(k, of_vector(a, b));
-            }
-        });
+        float64::for_pairs(from, base, float64::exps_below::<4>, with);
+    }
+
+    #[inline(always)]
+    fn exps_near<const N: usize>(
+        from: [Vec16; N],
+        base: Base<f64>,
+        with: impl FnMut(usize, [f64; MAX_LANES]),
+    ) {
+        float64::for_pairs(from, base, float64::exps_or_least::<4>, with);
     }
 
     #[inline(always)]

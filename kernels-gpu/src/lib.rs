@@ -58,10 +58,10 @@ table::losses! {
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
     // forward pass a multiprocessor has registers for; and the dtypes with streaming kernels, with
-    // lane-per-row kernels, and with kernels whose blocks share a row.
-    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], lane rows [f32, f64, f16, bf16], split [f32]);
-    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], lane rows [], split []);
-    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], lane rows [], split []);
+    // lane-per-row kernels, with a row staged per block, and with kernels whose blocks share a row.
+    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], longs [f32, f16, bf16], lane rows [f32, f64, f16, bf16], staged [f64], split [f32]);
+    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], staged [f64], split []);
+    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], staged [], split []);
     // The log-probability of a class and the entropy of its row, on the row kernels of
     // cross-entropy: the same parameters, as far as it has kernels.
     log_prob: log_prob(4 by 1024, 5 resident);

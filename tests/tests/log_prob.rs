@@ -280,7 +280,12 @@ fn a_temperature_of_one_is_cross_entropy() {
         };
         let negative: Vec<f64> = loss.to_vec().unwrap().iter().map(|of| 0.0 - of.wide()).collect();
         let log_prob: Vec<f64> = log_prob.to_vec().unwrap().iter().map(|of| of.wide()).collect();
-        assert_eq!(log_prob, negative, "{} {shape:?}", T::NAME);
+        // In float64, cross-entropy sums in another order.
+        let most = if size_of::<T>() == 8 { 1e-14 } else { 0.0 };
+        for (got, expected) in log_prob.iter().zip(&negative) {
+            let is_near = (got - expected).abs() <= most * expected.abs();
+            assert!(is_near, "{} {shape:?}: expected {expected}, got {got}", T::NAME);
+        }
     }
     for both in [false, true] {
         check::<f32>([50, 17], both);

@@ -7,8 +7,9 @@ use std::hash::{BuildHasher, RandomState};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 10] = [
+const QUICK: [&str; 11] = [
     "bce",
+    "float64_rows",
     "golden",
     "graphs",
     "kl_div",

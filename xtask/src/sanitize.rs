@@ -23,7 +23,7 @@ pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 21] = [
+const SUITES: [&str; 22] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -32,6 +32,7 @@ const SUITES: [&str; 21] = [
     "elementwise",
     "errors",
     "face",
+    "float64_rows",
     "fuzz",
     "golden",
     "graphs",

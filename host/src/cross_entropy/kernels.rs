@@ -29,6 +29,7 @@ pub(super) struct PassKernels {
     short_whole: Option<CrossEntropyFamily>,
     registers: Option<CrossEntropyFamily>,
     few: Option<CrossEntropyFamily>,
+    staged: Option<CrossEntropyFamily>,
     long: Option<CrossEntropyFamily>,
     stream: Option<CrossEntropyFamily>,
 }
@@ -40,6 +41,7 @@ impl PassKernels {
         short_whole: None,
         registers: None,
         few: None,
+        staged: None,
         long: None,
         stream: None,
     };
@@ -51,6 +53,7 @@ impl PassKernels {
             Regime::ShortWhole => self.short_whole,
             Regime::Registers => self.registers,
             Regime::Few => self.few,
+            Regime::Staged => self.staged,
             Regime::Long => self.long,
             Regime::Stream => self.stream,
         }
@@ -70,6 +73,7 @@ macro_rules! kernels {
                 short_whole: Some(&FORWARD_SHORT_WHOLE),
                 registers: Some(&FORWARD),
                 few: Some(&FORWARD_FEW),
+                staged: None,
                 long: Some(&FORWARD_LONG),
                 stream: Some(&FORWARD_STREAM),
             },
@@ -80,6 +84,7 @@ macro_rules! kernels {
                 short_whole: Some(&FORWARD_BACKWARD_SHORT_WHOLE),
                 registers: Some(&FORWARD_BACKWARD),
                 few: Some(&FORWARD_BACKWARD),
+                staged: Some(&FORWARD_BACKWARD_STAGED),
                 long: Some(&FORWARD_BACKWARD_LONG),
                 stream: Some(&FORWARD_BACKWARD_LONG),
             },
@@ -89,6 +94,7 @@ macro_rules! kernels {
                 short_whole: Some(&BACKWARD_SHORT_WHOLE),
                 registers: Some(&BACKWARD),
                 few: Some(&BACKWARD),
+                staged: None,
                 long: Some(&BACKWARD_LONG),
                 stream: Some(&BACKWARD_LONG),
             },

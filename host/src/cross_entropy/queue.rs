@@ -187,6 +187,7 @@ impl<'a> Launches<'a> {
                 .then(|| room(Regime::Stream))
                 .flatten()
                 .map(|device| (self.layout, device)),
+            staged: entry(Regime::Staged).map(|entry| (gpu.room_for(entry.resident), entry.block)),
             whole: self.whole,
             short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
             max_registers_block: most_threads(Regime::Registers),
@@ -277,7 +278,7 @@ impl<'a> Launches<'a> {
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }
             // More than a block has unless it is asked for.
-            (_, Regime::Packed | Regime::LaneRows | Regime::Stream) => {
+            (_, Regime::Packed | Regime::LaneRows | Regime::Staged | Regime::Stream) => {
                 gpu.dynamic_shared(entry).map(|_| ())
             }
             _ => Ok(()),

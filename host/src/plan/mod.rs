@@ -7,6 +7,7 @@ pub(crate) mod packed;
 mod prefetch;
 mod samples;
 mod split;
+mod staged;
 mod stream;
 pub(crate) mod tiled;
 

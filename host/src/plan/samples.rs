@@ -2,7 +2,7 @@
 //! threads and blocks.
 
 use super::packed::{self, Device, Packed};
-use super::{Launch, MANY_BLOCKS, Pass, RowsLaunch, stream};
+use super::{Launch, MANY_BLOCKS, Pass, RowsLaunch, staged, stream};
 use kernels_gpu::abi::{
     ADDER_PERIOD, LINE_VECTORS, MAX_NORMALISER_BLOCKS, MAX_PARTIALS, NORMALISER_FLIGHT, ROWS_BLOCK,
     STATS_PARTS, StreamArgs, TileArgs, grid_of_workers, max_workers, vectors_within,
@@ -103,6 +103,9 @@ pub(crate) enum Regime {
     /// A block per row, register-resident, for the forward pass over few rows: a thread per vector,
     /// which has the lowest latency.
     Few,
+    /// A block per row, which it stages in shared memory, and later its exponentials: loss and
+    /// gradients in f64.
+    Staged,
     /// A block or several per row, too long for registers alone.
     Long,
     /// A warp per row, or equal shares of all rows for all blocks, streamed through rings of tiles
@@ -125,6 +128,9 @@ pub(crate) struct SamplesKernels {
     /// The layout of the rows, and the limits of the device, if there is a kernel that streams
     /// them.
     pub(crate) stream: Option<(packed::Rows, Device)>,
+    /// The limits of the device, and the most threads of a block, if there is a kernel of
+    /// [`Regime::Staged`].
+    pub(crate) staged: Option<(Device, u32)>,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
     /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no
@@ -191,12 +197,19 @@ pub(crate) fn samples(
     let warp_threads = threads_for_row.next_power_of_two().max(2);
     let groups = kernels.short_block as usize / warp_threads;
     let is_short_whole = groups > 0
+        // Sums of f64 that lag take fewer instructions than a row in registers does.
+        && !(element_bytes == 8 && pass == Pass::Forward)
         && threads_for_row <= 32
         && vectors * 16 >= SHORT_WHOLE_MIN_BYTES
         && fills(kernels.per_thread, warp_threads)
         && (backward || rows.div_ceil(groups) <= max_blocks);
+    let staged = kernels
+        .staged
+        .and_then(|(device, most_threads)| staged::plan(rows, vectors, device, most_threads));
     let regime = if is_short_whole {
         Regime::ShortWhole
+    } else if staged.is_some() {
+        Regime::Staged
     } else if let Some(packed) = kernels.packed
         && (threads_for_row <= 32 || !takes_few)
     {
@@ -240,6 +253,7 @@ pub(crate) fn samples(
         Regime::Registers => kernels.max_registers_block,
         Regime::Few => kernels.few_block,
         Regime::Long => kernels.long_block,
+        Regime::Staged => staged.map_or(0, |staged| staged.threads),
         Regime::Stream => unreachable!("planned above"),
     } as usize;
     let mut splits = 1;
@@ -267,6 +281,7 @@ pub(crate) fn samples(
             (threads, threads)
         }
         Regime::Registers => (registers_block, registers_block),
+        Regime::Staged => (max_threads, max_threads),
         Regime::Stream => unreachable!("planned above"),
     };
     let groups = threads / group_threads;
@@ -275,7 +290,7 @@ pub(crate) fn samples(
         Regime::Registers | Regime::Few => (grid_of_workers(rows as u32) as usize, 1),
         // A block takes consecutive rows: one per row group, or more if there would be too many
         // blocks.
-        Regime::ShortWhole | Regime::Packed | Regime::LaneRows | Regime::Long | Regime::Stream => {
+        _ => {
             let rows_of_block = rows.div_ceil(groups).div_ceil(max_blocks).max(1) * groups;
             (grid_of_workers(rows.div_ceil(rows_of_block) as u32) as usize, rows_of_block)
         }
@@ -299,6 +314,7 @@ pub(crate) fn samples(
         Regime::ShortWhole if pass == Pass::Forward => {
             16 * kernels.per_thread * ROWS_BLOCK as usize
         }
+        Regime::Staged => staged.map_or(0, |staged| staged.shared_bytes),
         _ => 0,
     } as u32;
     let launch =

@@ -80,6 +80,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     whole: true,
     short_block: 256,
     max_registers_block: 512,
+    staged: None,
     few_block: 512,
     long_block: 256,
     sums: 2,

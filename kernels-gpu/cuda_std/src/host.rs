@@ -321,6 +321,13 @@ macro_rules! max_pairs {
 max_pairs!(max_f16_pairs, f16);
 max_pairs!(max_bf16_pairs, bf16);
 
+pub(crate) fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {
+    // The NaN that the instruction returns.
+    const NAN: u32 = 0x7fff_ffff;
+    let (x, y) = (f32::from_bits(a), f32::from_bits(b));
+    if x.is_nan() || y.is_nan() { NAN } else { x.max(y).to_bits() }
+}
+
 pub(crate) fn min_or_nan_f32(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() { f32::NAN } else { a.min(b) }
 }

@@ -95,6 +95,12 @@ pub fn min_or_nan_f32(a: f32, b: f32) -> f32 {
     side::min_or_nan_f32(a, b)
 }
 
+/// The larger of two f32, given and returned by their bits; NaN where one is.
+#[inline(always)]
+pub fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {
+    side::max_or_nan_f32_bits(a, b)
+}
+
 /// The larger of each pair of f16s in a word; the other where one is NaN.
 #[inline(always)]
 pub fn max_f16_pairs(a: u32, b: u32) -> u32 {

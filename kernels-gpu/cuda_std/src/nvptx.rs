@@ -377,6 +377,22 @@ max_pairs!(max_f16_pairs, "max.f16x2");
 max_pairs!(max_bf16_pairs, "max.bf16x2");
 
 #[inline(always)]
+pub(crate) fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {
+    let max;
+    // SAFETY: arithmetic in registers.
+    unsafe {
+        asm!(
+            "max.NaN.f32 {0}, {1}, {2};",
+            out(reg32) max,
+            in(reg32) a,
+            in(reg32) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    max
+}
+
+#[inline(always)]
 pub(crate) fn min_or_nan_f32(a: f32, b: f32) -> f32 {
     let min;
     // SAFETY: arithmetic in registers.

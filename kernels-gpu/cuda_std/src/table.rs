@@ -33,11 +33,11 @@ macro_rules! lookup_table {
                         "{{",
                         ".reg .b64 table;",
                         concat!("mov.b64 table, ", stringify!($name), ";"),
-                        "add.s64 table, table, {1};",
+                        "mad.wide.u32 table, {1}, 8, table;",
                         "ld.global.nc.b64 {0}, [table];",
                         "}}",
                         out(reg64) word,
-                        in(reg64) u64::from(index * 8),
+                        in(reg32) index,
                         options(pure, nomem, nostack, preserves_flags),
                     );
                 }
@@ -60,4 +60,58 @@ macro_rules! lookup_table {
         );
     };
     (@ $text:literal of $value:expr) => { $text };
+}
+
+/// Declares numbers in constant memory and a function that reads the one with a constant index.
+///
+/// An instruction takes an operand from constant memory at no cost, while an f64 literal takes two
+/// instructions and two registers.
+///
+/// ```
+/// cuda_std::constant_numbers! {
+///     /// Coefficients.
+///     pub fn coefficient() -> [f64; 2] = [0.5, 0.25];
+/// }
+/// assert_eq!(coefficient::<1>(), 0.25);
+/// ```
+#[macro_export]
+macro_rules! constant_numbers {
+    (
+        $(#[$meta:meta])* $vis:vis fn $name:ident() -> [f64; $len:literal]
+            = [$first:expr $(, $rest:expr)* $(,)?];
+    ) => {
+        $(#[$meta])*
+        #[inline(always)]
+        $vis fn $name<const INDEX: usize>() -> f64 {
+            const { assert!(INDEX < $len) };
+            #[cfg(target_arch = "nvptx64")]
+            {
+                let number: f64;
+                // SAFETY: reads a number declared beside the function, inside of the array.
+                unsafe {
+                    core::arch::asm!(
+                        concat!("ld.const.f64 {0}, [", stringify!($name), "+{1}];"),
+                        out(reg64) number,
+                        const INDEX * 8,
+                        options(pure, nomem, nostack, preserves_flags),
+                    );
+                }
+                number
+            }
+            #[cfg(not(target_arch = "nvptx64"))]
+            {
+                const NUMBERS: [f64; $len] = [$first $(, $rest)*];
+                NUMBERS[INDEX]
+            }
+        }
+        #[cfg(target_arch = "nvptx64")]
+        core::arch::global_asm!(
+            concat!(
+                ".const .align 8 .b64 ", stringify!($name), "[", stringify!($len), "] = {{{}",
+                $($crate::lookup_table!(@ ", {}" of $rest),)* "}};"
+            ),
+            const { let first: f64 = $first; first.to_bits() },
+            $(const { let number: f64 = $rest; number.to_bits() },)*
+        );
+    };
 }

@@ -25,9 +25,11 @@ mod backward;
 mod finish;
 mod forward;
 mod label;
+mod lagging;
 mod lanes;
 pub(crate) mod log_prob;
 mod long;
+mod online_softmax;
 mod packed;
 mod pass;
 mod registers;
@@ -35,6 +37,7 @@ mod row_group;
 mod short;
 mod split;
 mod staged;
+mod staged_row;
 mod stats;
 mod stream;
 
@@ -46,6 +49,7 @@ pub(crate) use packed::{computes, packed};
 pub(crate) use registers::{forward_backward_registers, forward_registers};
 pub(crate) use short::short;
 pub(crate) use split::forward_backward_split;
+pub(crate) use staged_row::forward_backward_staged;
 pub(crate) use stream::forward_stream;
 
 /// Kinds of targets: one class per row, one class per row with label smoothing, or probabilities of
@@ -88,13 +92,13 @@ pub(crate) mod mode {
 /// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
 /// allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, lane rows $lanes:tt, split $split:tt) => {
+    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, staged $staged:tt, split $split:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
-            few_block, alignment, mode, resident, resident_any_alignment, resident_long,
+            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_backward_staged, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            few_block, alignment, mode, resident, staged_blocks, resident_any_alignment, resident_long,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -116,7 +120,7 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers of [f32, f16, bf16];
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $vectors, true>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
             BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $vectors>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
@@ -127,11 +131,12 @@ macro_rules! kernels {
             BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
             FORWARD = forward: forward_registers::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_registers::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers;
+            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers of $longs;
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E>, (CrossEntropyArgs), 1024 by 1, 11 barriers of $split;
+            FORWARD_BACKWARD_STAGED = forward_backward_staged: forward_backward_staged::<E, MODE>, (CrossEntropyArgs), 256 by staged_blocks(MODE), 11 barriers of $staged;
             BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
@@ -168,9 +173,14 @@ pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
 /// Resident blocks of the `_stream` kernels: as many as registers allow without spills.
 pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     match (mode, size_of::<E>()) {
-        (mode::SMOOTHED | mode::LOG_PROB, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
+        (mode::LOG_PROB, 8) | (mode::PROBABILITIES, 2 | 8) => 1,
         _ => 2,
     }
+}
+
+/// Resident blocks of the `_staged` kernels: as many as registers allow without spills.
+pub(crate) const fn staged_blocks(mode: u32) -> u32 {
+    if mode::is_dense(mode) { 2 } else { 3 }
 }
 
 /// Whether registers allow one block more than [`resident`] of a kernel with one row group per row:

@@ -3,16 +3,16 @@
 
 use super::finish::{finish, has_sums};
 use super::label::Label;
+use super::lagging::CERTAIN;
 use super::log_prob::{self, exps_and_dot};
 use super::mode;
+use super::online_softmax::OnlineSoftmax;
 use super::pass::{Pass, writes};
-use super::stats::Stats;
 use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs, VECTOR_BYTES};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{Workspace, warp_max, warp_sums};
-use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
+use crate::reduce::Workspace;
+use crate::row::{NO_COLUMN, RowLoss, TERMS, stream};
 use cuda_std::memory::{Vec16, load};
-use cuda_std::warp::{WARP_SIZE, ballot};
 
 /// Streams rows through shared memory, and writes their losses and the call's.
 ///
@@ -29,115 +29,6 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
     }
 }
 
-/// The online softmax of a part of a row: the running maximum and the running sums.
-///
-/// The sum of the exponentials leaves out the 1 of the largest logit. Where a class is nearly
-/// certain, the loss is the sum of the other exponentials, and added to 1 that would lose its
-/// digits.
-#[derive(Clone, Copy)]
-pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
-    /// The largest logit, m.
-    max: R,
-    /// Σ exp(x − m) − 1; −1 if there is no logit yet.
-    others: R,
-    /// Σ q (x − m), for a target with a share q for every class (`DENSE`).
-    dot: R,
-    /// Σ q, for a `DENSE` target.
-    weight: R,
-}
-
-impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
-    const DENSE: bool = Stats::<R>::parts_used(MODE) == 4;
-    const LOG_PROB: bool = MODE == mode::LOG_PROB;
-
-    /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
-    /// −∞ − −∞ is NaN.
-    #[inline(always)]
-    fn center(max: R) -> R {
-        if max == R::NEG_INFINITY { R::ZERO } else { max }
-    }
-
-    /// Converts to the statistics that the other kernels use.
-    #[inline(always)]
-    fn stats(self) -> Stats<R> {
-        Stats::of_parts(self.parts()).of_row()
-    }
-
-    /// Σ exp(x − `center`), for a center that is larger than the largest logit, and the factor by
-    /// which that rescales the exponentials.
-    #[inline(always)]
-    fn rescaled_sum(self, center: R, scale: R) -> (R, R) {
-        let sum = R::ONE + self.others;
-        let factor = log_prob::scaled::<R, MODE>(self.max - center, scale).exp_below();
-        (sum * factor, factor)
-    }
-
-    /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is larger than the largest logit.
-    #[inline(always)]
-    fn relative_to(self, max: R, scale: R) -> (R, R) {
-        let center = Self::center(max);
-        let (sum, factor) = self.rescaled_sum(center, scale);
-        let dot = if Self::LOG_PROB {
-            log_prob::rescaled_dot(self.dot, [factor, sum], self.max, center, scale)
-        } else {
-            self.dot + self.weight * (Self::center(self.max) - center)
-        };
-        (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
-    }
-}
-
-impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
-    type Real = R;
-    const PARTS: usize = Stats::<R>::parts_used(MODE);
-
-    #[inline(always)]
-    fn none() -> Self {
-        Self { max: R::NEG_INFINITY, others: -R::ONE, dot: R::ZERO, weight: R::ZERO }
-    }
-
-    #[inline(always)]
-    fn with(self, other: Self, scale: R) -> Self {
-        let (high, low) = if other.max > self.max { (other, self) } else { (self, other) };
-        let ties = low.max == high.max;
-        let (sum, dot) = low.relative_to(high.max, scale);
-        Self {
-            max: high.max,
-            others: high.others + if ties { R::ONE + low.others } else { sum },
-            dot: high.dot + if ties { low.dot } else { dot },
-            weight: high.weight + low.weight,
-        }
-    }
-
-    #[inline(always)]
-    fn over_warp(self, scale: R) -> Self {
-        let max = warp_max(self.max);
-        let has = self.max == max;
-        let (sum, dot) = self.relative_to(max, scale);
-        let (others, dot) = if has { (self.others, self.dot) } else { (sum, dot) };
-        let ties = R::from_i32(ballot(has).count_ones().cast_signed() - 1);
-        if Self::DENSE {
-            let values = warp_sums([others, dot, self.weight], WARP_SIZE);
-            return Self { max, others: ties + values[0], dot: values[1], weight: values[2] };
-        }
-        if Self::LOG_PROB {
-            let [others, dot] = warp_sums([others, dot], WARP_SIZE);
-            return Self { max, others: ties + others, dot, weight: R::ZERO };
-        }
-        let [others] = warp_sums([others], WARP_SIZE);
-        Self { max, others: ties + others, dot: R::ZERO, weight: R::ZERO }
-    }
-
-    #[inline(always)]
-    fn parts(self) -> [R; 4] {
-        [self.max, self.others, self.dot, self.weight]
-    }
-
-    #[inline(always)]
-    fn from_parts([max, others, dot, weight]: [R; 4]) -> Self {
-        Self { max, others, dot, weight }
-    }
-}
-
 /// Σ exp((x − center) · scale) over N vectors and, with `EXACT`, the sum over those exponentials
 /// that are not 1. Writes the vectors' dot of [`log_prob`] to `dot`.
 #[inline(always)]
@@ -150,10 +41,10 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     // Two accumulators each, which halve the chain of dependent additions.
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
     let base = Base::Center(center, scale);
-    let add = |_, exps: [E::Real; MAX_LANES]| {
+    let add = |k, exps: [E::Real; MAX_LANES]| {
         unrolled!(for lane in 0..E::LANES as usize; {
             let exp = exps[lane];
-            sums[lane % 2] = sums[lane % 2] + exp;
+            sums[lane % 2] = if k == 0 && lane < 2 { exp } else { sums[lane % 2] + exp };
             if EXACT {
                 let rest = if exp == one { zero } else { exp };
                 rests[lane % 2] = rests[lane % 2] + rest;
@@ -162,15 +53,13 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     };
     if MODE == mode::LOG_PROB {
         *dot = exps_and_dot::<E, N>(x, base, [center, scale], add);
-    } else {
+    } else if EXACT {
         E::exps(x, base, add);
+    } else {
+        E::exps_near(x, base, add);
     }
     (sums[0] + sums[1], rests[0] + rests[1])
 }
-
-/// A sum Σ exp(x − m) − 1 below this has lost digits that the loss needs: it was computed as the
-/// difference of a sum near 1 and 1.
-const CERTAIN: f64 = 0.125;
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// A vector of the weights of `count` classes from `column` on. Its other lanes are 1, and all
@@ -208,47 +97,98 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         E::pack(weights)
     }
 
-    /// Adds Σ q (x − center) and Σ q over N vectors of logits `x` to the statistics. `t` has their
+    /// Adds Σ q (x − center) and Σ q over N vectors of logits `x` to `sums`. `t` has their
     /// probabilities, where these are the target.
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
     #[inline(always)]
-    unsafe fn add_shares<const N: usize, const WHOLE: bool>(
+    pub(super) unsafe fn add_shares<const N: usize, const WHOLE: bool>(
         &self,
-        stats: &mut OnlineSoftmax<E::Real, MODE>,
+        [dot, weight]: &mut [E::Real; 2],
         center: E::Real,
         (x, t): ([Vec16; N], [Vec16; N]),
         columns: [u32; N],
         counts: [u32; N],
     ) {
-        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
-        // Without class weights, smoothing gives all classes the same share: multiply once.
-        let uniform = MODE == mode::SMOOTHED && self.args.weight == 0;
-        let (mut apart_sum, mut elements) = (zero, zero);
+        let apart = |k: usize, lane: usize| E::extract(x[k], lane as u32).widen() - center;
+        let has = |k: usize, lane: usize| WHOLE || (lane as u32) < counts[k];
+        if MODE == mode::SMOOTHED && self.args.weight == 0 {
+            // Smoothing gives all classes the same share. Each difference is multiplied by it, and
+            // not their sum, which may be beyond the range.
+            let mut elements = 0;
+            unrolled!(for k in 0..N; {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    if has(k, lane) {
+                        *dot = self.unit().fma(apart(k, lane), *dot);
+                    }
+                });
+                elements += counts[k];
+            });
+            *weight = self.unit().fma(E::Real::from_i32(elements.cast_signed()), *weight);
+            return;
+        }
         unrolled!(for k in 0..N; {
             // SAFETY: the caller's conditions.
             let weights = unsafe { self.weights_from(columns[k], counts[k]) };
             unrolled!(for lane in 0..E::LANES as usize; {
-                if WHOLE || (lane as u32) < counts[k] {
-                    let apart = E::extract(x[k], lane as u32).widen() - center;
-                    if uniform {
-                        apart_sum = apart_sum + apart;
-                        elements = elements + one;
-                    } else {
-                        let t = E::extract(t[k], lane as u32).widen();
-                        let weight = E::extract(weights, lane as u32).widen();
-                        let share = self.share_by_weight(weight, t);
-                        stats.dot = share.fma(apart, stats.dot);
-                        stats.weight = stats.weight + share;
-                    }
+                if has(k, lane) {
+                    let of = |vector| E::extract(vector, lane as u32).widen();
+                    let share = self.share_by_weight(of(weights), of(t[k]));
+                    *dot = share.fma(apart(k, lane), *dot);
+                    *weight = *weight + share;
                 }
             });
         });
-        if uniform {
-            stats.dot = self.unit().fma(apart_sum, stats.dot);
-            stats.weight = self.unit().fma(elements, stats.weight);
+    }
+
+    /// [`add_shares`](Self::add_shares) to statistics.
+    ///
+    /// # Safety
+    /// As [`RowLoss::accumulate`].
+    #[inline(always)]
+    unsafe fn add_shares_to<const N: usize, const WHOLE: bool>(
+        &self,
+        stats: &mut OnlineSoftmax<E::Real, MODE>,
+        center: E::Real,
+        tensors: ([Vec16; N], [Vec16; N]),
+        columns: [u32; N],
+        counts: [u32; N],
+    ) {
+        let mut sums = [stats.dot, stats.weight];
+        // SAFETY: the caller's conditions.
+        unsafe { self.add_shares::<N, WHOLE>(&mut sums, center, tensors, columns, counts) };
+        [stats.dot, stats.weight] = sums;
+    }
+
+    /// [`RowLoss::accumulate`] without `EXACT`, for statistics that lag. The exponentials do not
+    /// wait for the maximum that tells whether they count.
+    ///
+    /// # Safety
+    /// As [`RowLoss::accumulate`].
+    #[inline(always)]
+    unsafe fn accumulate_lagging<const N: usize, const WHOLE: bool>(
+        &self,
+        stats: &mut OnlineSoftmax<E::Real, MODE>,
+        (x, t): ([Vec16; N], [Vec16; N]),
+        columns: [u32; N],
+        counts: [u32; N],
+    ) -> bool {
+        let mut lagging = stats.lagging;
+        lagging.add::<E, N>(x);
+        if N == 1 && !lagging.is_near() {
+            stats.recenter(lagging);
+            lagging = stats.lagging;
         }
+        let center = lagging.center();
+        let mut dot = E::Real::ZERO;
+        let (sum, _) = sum_of_exps::<E, MODE, N, false>(x, [center, E::Real::ONE], &mut dot);
+        let is_near = stats.add_near(lagging, sum);
+        if Self::DENSE && is_near {
+            // SAFETY: the caller's conditions.
+            unsafe { self.add_shares_to::<N, WHOLE>(stats, center, (x, t), columns, counts) };
+        }
+        is_near
     }
 }
 
@@ -292,7 +232,11 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         t: [Vec16; N],
         columns: [u32; N],
         counts: [u32; N],
-    ) {
+    ) -> bool {
+        if Self::Stats::LAGS && !EXACT {
+            // SAFETY: the caller's conditions.
+            return unsafe { self.accumulate_lagging::<N, WHOLE>(stats, (x, t), columns, counts) };
+        }
         let greatest = E::greatest(x);
         let is_new = greatest > stats.max;
         let max = if is_new { greatest } else { stats.max };
@@ -303,7 +247,7 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
                 stats.dot = stats.dot + stats.weight * (before - center);
             }
             // SAFETY: the caller's conditions.
-            unsafe { self.add_shares::<N, WHOLE>(stats, center, (x, t), columns, counts) };
+            unsafe { self.add_shares_to::<N, WHOLE>(stats, center, (x, t), columns, counts) };
         }
         let mut dot = E::Real::ZERO;
         let (sum, rest) = sum_of_exps::<E, MODE, N, EXACT>(x, [center, scale], &mut dot);
@@ -325,13 +269,13 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
             stats.dot = stats.dot + dot;
         }
         stats.max = max;
+        true
     }
 
     #[inline(always)]
     fn is_exact(stats: &Self::Stats) -> bool {
-        // NaN compares as not certain, so it counts as exact: a second pass would not improve it.
-        let is_certain = stats.others < E::Real::from_f64(CERTAIN);
-        !is_certain
+        // NaN is not exact: it may stand for elements that take the exact computation.
+        stats.others >= E::Real::from_f64(CERTAIN)
     }
 
     #[inline(always)]

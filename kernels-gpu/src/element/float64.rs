@@ -3,8 +3,9 @@
 //! exponential.
 
 use super::real::{Real, horner, ln_of_parts, upper};
-use super::unrolled;
+use super::{Base, Element, MAX_LANES, unrolled};
 use cuda_std::math;
+use cuda_std::memory::Vec16;
 
 /// The sign bit in the upper 32 bits of an f64.
 const SIGN: u32 = 1 << 31;
@@ -12,6 +13,11 @@ const SIGN: u32 = 1 << 31;
 #[inline(always)]
 fn from_halves(upper: u32, lower: u32) -> f64 {
     math::f64_from_halves(upper, lower)
+}
+
+#[inline(always)]
+pub(crate) fn from_upper(upper: u32) -> f64 {
+    from_halves(upper, 0)
 }
 
 #[inline(always)]
@@ -92,6 +98,18 @@ cuda_std::lookup_table! {
     ];
 }
 
+cuda_std::constant_numbers! {
+    /// What [`exp_parts`] multiplies by: 16 log₂ e, ln 2/16 in two parts, and the coefficients of
+    /// the polynomial, highest first.
+    fn exp_number() -> [f64; 10] = [
+        16.0 * core::f64::consts::LOG2_E,
+        0.043_321_698_773_070_24, 1.192_634_330_794_117_1e-11,
+        0.001_388_950_320_205_260_9, 0.008_333_497_147_443_041, 0.041_666_666_542_850_53,
+        0.166_666_666_229_369_2, 0.499_999_998_804_066_3, 0.999_999_997_608_131,
+        -2.391_871_361_914_141_2e-9,
+    ];
+}
+
 /// n and eʳ/(1 + δ) − 1 for each x, such that eˣ = 2^(n/16) eʳ with |r| at most ln 2/32, as in
 /// "Table-driven implementation of the exponential function in IEEE floating-point arithmetic"
 /// (Tang, 1989). The polynomial is a Remez fit with an error of 1.4e-17.
@@ -100,29 +118,22 @@ cuda_std::lookup_table! {
 /// the others hide their latency, and all share the registers of a coefficient.
 #[inline(always)]
 fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
-    const ROOT_HIGH: f64 = 0.043_321_698_773_070_24;
-    const ROOT_LOW: f64 = 1.192_634_330_794_117_1e-11;
-    const COEFFICIENTS: [f64; 7] = [
-        0.001_388_950_320_205_260_9,
-        0.008_333_497_147_443_041,
-        0.041_666_666_542_850_53,
-        0.166_666_666_229_369_2,
-        0.499_999_998_804_066_3,
-        0.999_999_997_608_131,
-        -2.391_871_361_914_141_2e-9,
-    ];
-    let (mut n, mut r, mut part) = ([0; N], [0.0; N], [COEFFICIENTS[0]; N]);
+    let (mut n, mut r, mut part) = ([0; N], [0.0; N], [0.0; N]);
     // The sum with a number whose unit in the last place is 1 has n in its lowest bits, which saves
     // a conversion.
-    unrolled!(for i in 0..N; { r[i] = x[i].fma(16.0 * core::f64::consts::LOG2_E, f64::WHOLE); });
+    let (factor, whole) = (exp_number::<0>(), f64::WHOLE);
+    unrolled!(for i in 0..N; { r[i] = x[i].fma(factor, whole); });
     unrolled!(for i in 0..N; { n[i] = lower(r[i]); });
-    unrolled!(for i in 0..N; { r[i] = f64::WHOLE - r[i]; });
+    unrolled!(for i in 0..N; { r[i] = whole - r[i]; });
     let minus_n = r;
-    unrolled!(for i in 0..N; { r[i] = minus_n[i].fma(ROOT_HIGH, x[i]); });
-    unrolled!(for i in 0..N; { r[i] = minus_n[i].fma(ROOT_LOW, r[i]); });
-    unrolled!(for k in 0..6; {
-        unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], COEFFICIENTS[k + 1]); });
-    });
+    unrolled!(for i in 0..N; { r[i] = minus_n[i].fma(exp_number::<1>(), x[i]); });
+    unrolled!(for i in 0..N; { r[i] = minus_n[i].fma(exp_number::<2>(), r[i]); });
+    unrolled!(for i in 0..N; { part[i] = exp_number::<3>().fma(r[i], exp_number::<4>()); });
+    unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], exp_number::<5>()); });
+    unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], exp_number::<6>()); });
+    unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], exp_number::<7>()); });
+    unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], exp_number::<8>()); });
+    unrolled!(for i in 0..N; { part[i] = part[i].fma(r[i], exp_number::<9>()); });
     (n, part)
 }
 
@@ -149,6 +160,9 @@ pub(crate) fn exp(x: f64) -> f64 {
     if x.is_nan() { x } else { value }
 }
 
+/// The upper half of the first x, going down, of which the exponential counts as 0.
+const VANISHING: u32 = upper!(f64, -708.0);
+
 /// [`Real::exp_below`] of each x.
 ///
 /// An integer comparison finds the x whose exponential is 0, because the f64 units are the
@@ -156,19 +170,71 @@ pub(crate) fn exp(x: f64) -> f64 {
 /// upper halves of NaNs that operations make are not in the compared range.
 #[inline(always)]
 pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
-    const FIRST: u32 = upper!(f64, -708.0);
     const LAST: u32 = upper!(f64, f64::NEG_INFINITY);
+    let mut exps = exps_of_normal(x);
+    unrolled!(for i in 0..N; {
+        let vanishes = upper!(f64, x[i]).wrapping_sub(VANISHING) <= LAST - VANISHING;
+        let [upper, lower] =
+            [upper!(f64, exps[i]), lower(exps[i])].map(|half| if vanishes { 0 } else { half });
+        exps[i] = from_halves(upper, lower);
+    });
+    exps
+}
+
+/// eˣ of each x that is above −708 and of which eˣ does not overflow; of others, some number.
+#[inline(always)]
+fn exps_of_normal<const N: usize>(x: [f64; N]) -> [f64; N] {
     let (n, part) = exp_parts(x);
     let mut exps = [0.0; N];
     unrolled!(for i in 0..N; {
         let power = power(n[i]);
-        let value = power.fma(part[i], power);
-        let vanishes = upper!(f64, x[i]).wrapping_sub(FIRST) <= LAST - FIRST;
-        let [upper, lower] =
-            [upper!(f64, value), lower(value)].map(|half| if vanishes { 0 } else { half });
-        exps[i] = from_halves(upper, lower);
+        exps[i] = power.fma(part[i], power);
     });
     exps
+}
+
+/// eˣ of each x, of which none is NaN, +∞ or beyond the range of the exponential. From −708 down it
+/// is that of −708, 3e-308, which no sum with a number near 1 notices: that takes one instruction
+/// where 0 takes four.
+#[inline(always)]
+pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
+    unrolled!(for i in 0..N; {
+        // As an unsigned integer, the upper half is smaller the nearer a negative number is to 0.
+        x[i] = from_halves(upper!(f64, x[i]).min(VANISHING), lower(x[i]));
+    });
+    exps_of_normal(x)
+}
+
+/// Calls `with` for each of N vectors, with its index and what `exps` makes of its elements.
+///
+/// Four exponentials (two vectors) at a time. A single one is a chain of dependent operations, so
+/// several hide each other's latency; more than four need more registers than there are.
+#[inline(always)]
+pub(crate) fn for_pairs<const N: usize>(
+    from: [Vec16; N],
+    base: Base<f64>,
+    exps: impl Fn([f64; 4]) -> [f64; 4],
+    mut with: impl FnMut(usize, [f64; MAX_LANES]),
+) {
+    let lane = |k: usize, lane: u32| match base {
+        Base::Center(center, scale) => (f64::extract(from[k], lane) - center) * scale,
+        Base::Shift(shift, factor) => (f64::extract(from[k], lane) + shift) * factor,
+    };
+    let of_vector = |first, second| {
+        let mut exps = [0.0; MAX_LANES];
+        [exps[0], exps[1]] = [first, second];
+        exps
+    };
+    unrolled!(for pair in 0..N.div_ceil(2); {
+        let k = 2 * pair;
+        let other = if k + 1 < N { k + 1 } else { k };
+        // If N is odd, the compiler removes the last pair's second vector.
+        let [a, b, c, d] = exps([lane(k, 0), lane(k, 1), lane(other, 0), lane(other, 1)]);
+        with(k, of_vector(a, b));
+        if other > k {
+            with(other, of_vector(c, d));
+        }
+    });
 }
 
 #[inline(always)]

@@ -93,6 +93,14 @@ pub trait Real:
     /// (eʳ − 1 − r)/r², for |r| up to half of ln 2.
     fn exp_tail(r: Self) -> Self;
 
+    /// The upper 32 bits, of f32 all. Read as f32s, they are in the order of the numbers; those of
+    /// NaNs, of f64 infinities and of f64s beyond ±2¹⁰¹⁷ are NaNs.
+    fn to_top(self) -> u32;
+    /// The number with these upper bits, and others of 0. NaN stays NaN.
+    fn from_top(top: u32) -> Self;
+    /// A [top](Self::to_top) that is below those of all other numbers.
+    const NO_TOP: u32 = f32::MIN.to_bits();
+
     /// The larger of the two; if one is NaN, the other.
     fn max(self, other: Self) -> Self;
     /// The smaller and the larger of `self`, which is not NaN, and `other`. If `other` is NaN, the
@@ -146,7 +154,7 @@ pub(crate) use horner;
 macro_rules! reals {
     ($(
         $name:ident: $bits:ty, $from_i32:path, $fma:path, $divide:path, $quickly_divide:path,
-        $min_max:path, $exp_of:path, $exp_below:path,
+        $from_upper:path, $min_max:path, $exp_of:path, $exp_below:path,
         shift $factor_of:path, $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         tails $artanh:path, $exp:path;
@@ -193,6 +201,16 @@ macro_rules! reals {
             #[inline(always)]
             fn fma(self, a: Self, b: Self) -> Self {
                 $fma(self, a, b)
+            }
+
+            #[inline(always)]
+            fn to_top(self) -> u32 {
+                upper!($name, self)
+            }
+
+            #[inline(always)]
+            fn from_top(top: u32) -> Self {
+                $from_upper(top)
             }
 
             #[inline(always)]
@@ -313,13 +331,13 @@ macro_rules! reals {
 
 reals! {
     f32: u32, float32::from_i32, math::fma_f32, math::divide_plain_f32, float32::quickly_divide,
-        float32::min_max, float32::exp, float32::exp_below,
+        f32::from_bits, float32::min_max, float32::exp, float32::exp_below,
         shift float32::factor_of, float32::shift_from, float32::exp_shifted, float32::unshift,
         16_777_216.0,
         float32::quick_ln, unit float32::LN_UNIT, float32::less_ln, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
         tails float32::artanh_tail, float32::exp_tail;
     f64: u64, float64::from_i32, math::fma_f64, float64::quickly_divide, float64::quickly_divide,
-        float64::min_max, float64::exp, float64::exp_below,
+        float64::from_upper, float64::min_max, float64::exp, float64::exp_below,
         shift float64::factor_of, float64::shift_from, float64::exp_shifted, float64::unshift,
         f64::NAN,
         float64::quick_ln, unit 1.0, float64::less_ln, whole 6_755_399_441_055_744.0,

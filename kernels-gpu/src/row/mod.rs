@@ -58,7 +58,8 @@ pub(crate) trait RowLoss {
     /// element of vector `k`; its first `counts[k]` elements are the row's, the others are −∞. With
     /// `WHOLE`, the row has all elements. With `EXACT`, the statistics pass
     /// [`is_exact`](Self::is_exact), or are as accurate as they can be, at the price of more
-    /// instructions.
+    /// instructions. Returns false if nothing was added, because N is more than 1 and the vectors
+    /// have to be added one by one.
     ///
     /// # Safety
     /// [`target`](Self::target)'s condition 1, and these columns are the row's.
@@ -69,7 +70,7 @@ pub(crate) trait RowLoss {
         t: [Vec16; N],
         columns: [u32; N],
         counts: [u32; N],
-    );
+    ) -> bool;
 
     /// Whether the statistics of a row, or of a group's part of one, are as accurate as they would
     /// be with `EXACT`. If not, the part is computed again with `EXACT`.
@@ -110,6 +111,24 @@ pub(crate) trait RowStats: Copy {
     const PARTS: usize;
     /// The statistics of no element.
     fn none() -> Self;
+    /// The statistics of no element, for [`RowLoss::accumulate`] without `EXACT`, to be
+    /// [settled](Self::settled) before they are used otherwise. `near` is the [top](Self::top) of
+    /// statistics of elements that may be similar; 0 if there are none.
+    #[inline(always)]
+    fn begin(near: u32) -> Self {
+        let _ = near;
+        Self::none()
+    }
+    /// What [`begin`](Self::begin) needs of these statistics.
+    #[inline(always)]
+    fn top(self) -> u32 {
+        0
+    }
+    /// Ends what [`begin`](Self::begin) began.
+    #[inline(always)]
+    fn settled(self) -> Self {
+        self
+    }
     /// Merges these statistics with `other`. `scale` is [`RowLoss::scale`].
     fn with(self, other: Self, scale: Self::Real) -> Self;
     /// Merges the statistics of all lanes of the warp, and returns the result in each. All lanes

@@ -145,13 +145,20 @@ impl<L: RowLoss> Loader<L> {
         let vector = first + lane_id();
         let whole = self.span.has_tile(first);
         let (from, to) = (self.span.address(vector), ring.at(slot, 0));
-        unrolled!(for k in 0..BATCH; {
-            let index = k as u32 * WARP_SIZE;
-            if whole || self.span.has(vector + index) {
-                // SAFETY: the row has the vector; condition 2.
-                unsafe { to.copy(index, (from as *const Vec16).wrapping_add(index as usize)) };
-            }
-        });
+        // SAFETY: condition 2.
+        let copy = |index: u32| unsafe {
+            to.copy(index, (from as *const Vec16).wrapping_add(index as usize))
+        };
+        if whole {
+            unrolled!(for k in 0..BATCH; { copy(k as u32 * WARP_SIZE); });
+        } else {
+            unrolled!(for k in 0..BATCH; {
+                let index = k as u32 * WARP_SIZE;
+                if self.span.has(vector + index) {
+                    copy(index);
+                }
+            });
+        }
         if L::TENSORS < 2 {
             return;
         }

@@ -13,6 +13,7 @@ use crate::abi::STREAM_DEPTH;
 use crate::element::{Element, MAX_LANES, Real as _, unrolled};
 use crate::grid::sum_in_last_block;
 use crate::reduce::Workspace;
+use cuda_std::hint::opaque;
 use cuda_std::memory::{Vec16, wait_for_copies};
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
@@ -37,6 +38,7 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
     let mut terms = [0.0; TERMS];
     let mut turn = 0;
     let mut starts_split_row = false;
+    let mut near = 0;
     while segments.has_next() {
         let segment = segments.next();
         let row = u64::from(segment.row);
@@ -45,12 +47,13 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
         unsafe {
             let target = loss.target(row);
             let picked = load_picked(loss, row, &target, group.leads());
-            let stats = tiles.accumulate(loss, &span, segment);
+            let stats = tiles.accumulate(loss, &span, segment, near);
             let mut stats = merge_group(stats, loss.scale(), group, turn);
             if !L::is_exact(&stats) {
                 let exact = tiles.accumulate_again(loss, &span, segment);
                 stats = merge_group(exact, loss.scale(), group, REDO);
             }
+            near = stats.top();
             if segment.begin == 0 && segment.end == layout.row_tiles {
                 if group.leads() {
                     let row_terms = loss.finish_row(row, &target, picked, stats, workspace);
@@ -124,7 +127,7 @@ impl<L: RowLoss> Tiles<L> {
     }
 
     /// The statistics of this thread's part of a segment, from the tiles in the ring, which are
-    /// replaced by the next ones.
+    /// replaced by the next ones. `near` is as in [`RowStats::begin`].
     ///
     /// # Safety
     /// [`stream`]'s condition 1; the segment's tiles are the next in the ring.
@@ -134,28 +137,30 @@ impl<L: RowLoss> Tiles<L> {
         loss: &L,
         span: &RowSpan<L::Element>,
         segment: Segment,
+        near: u32,
     ) -> L::Stats {
-        let mut stats = L::Stats::none();
+        let mut stats = L::Stats::begin(near);
         let mut tile = segment.begin;
         // SAFETY: the caller's conditions.
         unsafe {
-            self.add_head_and_tail(loss, span, segment, &mut stats);
             while tile < segment.end {
                 wait_for_copies::<{ STREAM_DEPTH - 1 }>();
                 let first = self.group.first_vector(tile);
-                if span.has_tile(first) {
-                    self.add_whole_tile(loss, span, first, &mut stats);
-                } else {
-                    self.add_ragged_tile(loss, span, first, &mut stats);
+                let is_whole = span.has_tile(first);
+                if !is_whole || !self.add_whole_tile(loss, span, first, &mut stats) {
+                    self.add_by_vector(loss, span, first, &mut stats);
                 }
                 self.load_next(loss);
                 tile += 1;
             }
+            stats = stats.settled();
+            self.add_head_and_tail(loss, span, segment, &mut stats);
         }
         stats
     }
 
-    /// Adds the tile in the ring's slot, all of whose vectors are the row's.
+    /// Adds the tile in the ring's slot, all of whose vectors are the row's, unless it has to be
+    /// added vector by vector; returns whether it did.
     ///
     /// # Safety
     /// As [`accumulate`](Self::accumulate); the copy of the tile is complete.
@@ -166,7 +171,7 @@ impl<L: RowLoss> Tiles<L> {
         span: &RowSpan<L::Element>,
         first: u32,
         stats: &mut L::Stats,
-    ) {
+    ) -> bool {
         let mut columns = [0; BATCH];
         unrolled!(for k in 0..BATCH; {
             columns[k] = span.column(first + lane_id() + k as u32 * WARP_SIZE);
@@ -176,17 +181,17 @@ impl<L: RowLoss> Tiles<L> {
             let x = self.ring.get(self.slot, 0);
             let t = if L::TENSORS > 1 { self.ring.get(self.slot, 1) } else { x };
             let counts = [L::Element::LANES; BATCH];
-            loss.accumulate::<BATCH, true, false>(stats, x, t, columns, counts);
+            loss.accumulate::<BATCH, true, false>(stats, x, t, columns, counts)
         }
     }
 
-    /// Adds a tile at an end of the row, vector by vector: in one batch with guards, it would slow
-    /// the code for whole tiles.
+    /// Adds a tile vector by vector, such as one at an end of the row: in one batch with guards, it
+    /// would slow the code for whole tiles.
     ///
     /// # Safety
     /// As [`add_whole_tile`](Self::add_whole_tile).
     #[inline(always)]
-    unsafe fn add_ragged_tile(
+    unsafe fn add_by_vector(
         &self,
         loss: &L,
         span: &RowSpan<L::Element>,
@@ -205,7 +210,8 @@ impl<L: RowLoss> Tiles<L> {
                     loss.accumulate::<1, true, false>(stats, [x], [t], [column], [lanes]);
                 }
             }
-            k += 1;
+            // Opaque, so that the loop is not unrolled.
+            k = opaque(u64::from(k + 1)) as u32;
         }
     }
 

@@ -1,6 +1,7 @@
 //! The mutants.
 
 mod cross_entropy;
+mod float64;
 mod pairwise;
 mod split;
 mod sums;
@@ -10,7 +11,13 @@ use super::plant::Mutant;
 
 /// All mutants, those of synchronisation first.
 pub(super) fn all() -> Vec<&'static Mutant> {
-    let tables =
-        [sync::MUTANTS, split::MUTANTS, sums::MUTANTS, pairwise::MUTANTS, cross_entropy::MUTANTS];
+    let tables = [
+        sync::MUTANTS,
+        split::MUTANTS,
+        sums::MUTANTS,
+        pairwise::MUTANTS,
+        cross_entropy::MUTANTS,
+        float64::MUTANTS,
+    ];
     tables.into_iter().flatten().collect()
 }

@@ -293,7 +293,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// The kernels' condition 1; `class` is less than `cols`.
     #[inline(always)]
-    pub(super) unsafe fn absorb_share(
+    pub(in crate::cross_entropy) unsafe fn absorb_share(
         &self,
         stats: &mut Stats<E::Real>,
         class: u32,

@@ -5,6 +5,7 @@
 //! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each
 //! other until the end, where the block sums the terms of its rows.
 
+mod chunk;
 mod lane_per_row;
 mod lanes_per_row;
 mod part;

@@ -7,9 +7,9 @@
 //! So no lane accesses bytes of a row that is another lane's, and only the rest checks which of its
 //! elements exist.
 
+use super::chunk::{Chunk, Chunks};
 use crate::element::{Element, MAX_LANES, unrolled};
 use crate::tile::Shared;
-use core::marker::PhantomData;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::{WARP_SIZE, WarpShuffleValue};
 
@@ -27,38 +27,8 @@ pub(super) struct Part<E> {
     order: u32,
     /// Whether a chunk is a vector.
     is_aligned: bool,
-    element: PhantomData<E>,
-}
-
-/// Which elements of a row are in a chunk.
-#[derive(Clone, Copy)]
-pub(super) struct Chunk {
-    number: u32,
-    /// Its first column, head and tail left aside.
-    first: u32,
-    /// Its elements from `first` on.
-    count: u32,
-    /// Whether it is a vector.
-    is_aligned: bool,
-    /// Whether it is the rest of the row. The last two elements of its vector are the head and the
-    /// tail.
-    is_rest: bool,
-    /// Whether the row has a head and a tail.
-    has_head: bool,
-    has_tail: bool,
-}
-
-impl Chunk {
-    /// The column of element `lane` of the chunk's vector, if it has one.
-    #[inline(always)]
-    pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
-        if size_of::<E>() == 2 && self.is_rest && lane >= E::LANES - 2 {
-            let is_head = lane == E::LANES - 2;
-            let has = if is_head { self.has_head } else { self.has_tail };
-            return has.then_some(if is_head { 0 } else { cols - 1 });
-        }
-        (lane < self.count).then_some(self.first + lane)
-    }
+    /// What stands for the elements of a chunk's vector that the row does not have.
+    padding: E,
 }
 
 /// Whether a lane loads two chunks at once, so that the second arrives while it computes the first.
@@ -135,8 +105,13 @@ impl<E: Element> Part<E> {
             parts: WARP_SIZE >> split.rows_shift,
             order,
             is_aligned: access == 16,
-            element: PhantomData,
+            padding: E::LOWEST,
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn padded_with(self, padding: E) -> Self {
+        Part { padding, ..self }
     }
 
     #[inline(always)]
@@ -161,24 +136,27 @@ impl<E: Element> Part<E> {
         (self.cols - self.head()) / (Self::WORD / Self::SIZE)
     }
 
+    /// How the row is cut into chunks.
+    #[inline(always)]
+    fn chunks(&self) -> Chunks {
+        let (has_head, has_tail, head) = (self.has_head(), self.has_tail(), self.head());
+        let (whole, rest) = (self.words() / Self::WORDS, self.words() % Self::WORDS);
+        let count = whole + u32::from(rest > 0 || has_head || has_tail);
+        let rest = rest * (Self::WORD / Self::SIZE);
+        Chunks { whole, count, rest, head, has_head, has_tail, order: self.order }
+    }
+
     /// Calls `body(chunk, vector)` for each chunk of the lane. The vector has the chunk's elements,
-    /// and −∞ where the chunk has none.
+    /// and −∞, or the [padding](Self::padded_with), where the chunk has none.
     ///
     /// # Safety
     /// 1. The copy of the row to shared memory is complete.
     /// 2. Until the warp synchronises, no other thread writes the row.
     #[inline(always)]
     pub(super) unsafe fn for_each(&self, pairs: Pairs, mut body: impl FnMut(Chunk, Vec16)) {
-        let (has_head, has_tail, head) = (self.has_head(), self.has_tail(), self.head());
-        let (whole, rest) = (self.words() / Self::WORDS, self.words() % Self::WORDS);
-        let has_rest = rest > 0 || has_head || has_tail;
-        let chunks = whole + u32::from(has_rest);
-        let chunk = |number: u32, is_aligned: bool, is_rest: bool| {
-            let number = if is_aligned { number ^ self.order } else { number };
-            let first = head + number * E::LANES;
-            let count = if is_rest { rest * (Self::WORD / Self::SIZE) } else { E::LANES };
-            Chunk { number, first, count, is_aligned, is_rest, has_head, has_tail }
-        };
+        let cut = self.chunks();
+        let (whole, chunks) = (cut.whole, cut.count);
+        let chunk = |number, is_aligned, is_rest| cut.chunk::<E>(number, is_aligned, is_rest);
         let mut number = self.part;
         // Chunks that are vectors have a loop of their own: in a common loop, each chunk would cost
         // the instructions of both kinds.
@@ -223,6 +201,31 @@ impl<E: Element> Part<E> {
         }
     }
 
+    /// Calls `body(chunks, vectors)` for two chunks of the lane at a time. Behind the last one the
+    /// second chunk has no element, and its vector the [padding](Self::padded_with) alone.
+    ///
+    /// # Safety
+    /// As [`for_each`](Self::for_each).
+    #[inline(always)]
+    pub(super) unsafe fn for_each_two(&self, mut body: impl FnMut([Option<Chunk>; 2], [Vec16; 2])) {
+        let cut = self.chunks();
+        let chunk = |index: u32| cut.chunk::<E>(index, self.is_aligned, index >= cut.whole);
+        let mut index = self.part;
+        while index < cut.count {
+            let second = index + self.parts;
+            let chunks = [Some(chunk(index)), (second < cut.count).then(|| chunk(second))];
+            let mut vectors = [E::pack([self.padding; MAX_LANES]); 2];
+            unrolled!(for k in 0..2; {
+                if let Some(chunk) = chunks[k] {
+                    // SAFETY: the caller's conditions.
+                    vectors[k] = unsafe { self.load(chunk) };
+                }
+            });
+            body(chunks, vectors);
+            index = second + self.parts;
+        }
+    }
+
     /// Where a chunk begins in shared memory, in bytes.
     #[inline(always)]
     fn at(&self, chunk: Chunk) -> u32 {
@@ -239,7 +242,7 @@ impl<E: Element> Part<E> {
             if chunk.is_aligned {
                 return self.shared.load_bytes::<16>(at);
             }
-            let mut vector = E::pack([E::LOWEST; MAX_LANES]);
+            let mut vector = E::pack([self.padding; MAX_LANES]);
             let count = chunk.count * Self::SIZE / Self::WORD;
             if !chunk.is_rest {
                 self.for_each_word(Self::WORDS, |word| {

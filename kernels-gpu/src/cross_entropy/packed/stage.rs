@@ -149,7 +149,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
 pub(super) unsafe fn for_each_stage<E: Element, const MODE: u32, const COMPUTES: u32>(
     pass: &Pass<'_, E, MODE>,
     share: Share,
-    compute: impl Fn(Stage<'_, MODE>, E::Real, &mut [f64; TERMS]),
+    mut compute: impl FnMut(Stage<'_, MODE>, E::Real, &mut [f64; TERMS]),
 ) -> [f64; TERMS] {
     let args = pass.args;
     let shared = Shared::new();

@@ -189,7 +189,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "packed_logit_overwritten",
         what: "gradients are written over the logit of a class that a lane still reads",
-        file: "cross_entropy/packed/lanes_per_row.rs",
+        file: "cross_entropy/packed/lanes_per_row/mod.rs",
         lines: "// All lanes have read the logit of their row's class.
             sync_warp();",
         from: "sync_warp();",
@@ -200,7 +200,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "packed_class_unordered",
         what: "the class's gradient is written while other lanes write the row",
-        file: "cross_entropy/packed/lanes_per_row.rs",
+        file: "cross_entropy/packed/lanes_per_row/mod.rs",
         lines: "if MODE != mode::PROBABILITIES {
             sync_warp();",
         from: "sync_warp();",

@@ -1,0 +1,92 @@
+//! Rows that a block stages in shared memory, with loss and gradients: which rows, and how many
+//! threads share one.
+
+use super::packed::{Device, RESERVED};
+use kernels_gpu::abi::{LINE_VECTORS, VECTOR_BYTES};
+
+/// How a row is staged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Staged {
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: usize,
+}
+
+/// The fewest bytes of a row; shorter rows are packed. H200, 2026-11-26,
+/// forward-backward in f64, ceiling ÷ ours, packed and staged: 131072×512 0.63 and 0.80, 131328×511
+/// 0.60 and 0.66.
+const MIN_BYTES: usize = 2048;
+
+/// Vectors of a row per thread of a block that stages a row in shared memory, where there are rows
+/// for all multiprocessors: four times as many as a thread of the other kernels has, so that what
+/// every thread does once a row is a smaller part.
+const VECTORS: usize = 16;
+
+/// Where there are few rows, more threads share each, until a thread has so many vectors. H200,
+/// 2324×1024 in f64: 0.27 of the ceiling with a warp per row, 0.55 with four.
+const FEWEST_VECTORS: usize = 4;
+
+/// The fewest blocks of a multiprocessor, of those that stage a row each: while one computes,
+/// another loads or stores.
+const BLOCKS: usize = 2;
+
+/// How rows of `vectors` vectors are staged, in blocks of at most `most_threads` threads; `None` if
+/// they are too short or too long for that.
+pub(super) fn plan(
+    rows: usize,
+    vectors: usize,
+    device: Device,
+    most_threads: u32,
+) -> Option<Staged> {
+    // Vectors are numbered from the cache line that the row begins in.
+    let shared_bytes = (vectors + LINE_VECTORS as usize) * VECTOR_BYTES as usize;
+    let room = device.shared_bytes / BLOCKS - RESERVED;
+    if vectors * (VECTOR_BYTES as usize) < MIN_BYTES || shared_bytes > room {
+        return None;
+    }
+    let warps_for = |vectors_of_thread| vectors.div_ceil(32 * vectors_of_thread);
+    let resident = device.multiprocessors * device.registers_for * most_threads as usize / 32;
+    // Twice as many warps as are resident at a time, if possible.
+    let wanted = (2 * resident).div_ceil(rows.max(1));
+    let warps = wanted.clamp(warps_for(VECTORS), warps_for(FEWEST_VECTORS));
+    Some(Staged { threads: most_threads.min(warps as u32 * 32), shared_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Device =
+        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
+
+    /// The threads of a block for rows of `cols` f64.
+    fn threads(rows: usize, cols: usize) -> Option<u32> {
+        plan(rows, cols.div_ceil(2), DEVICE, 256).map(|staged| staged.threads)
+    }
+
+    #[test]
+    fn a_thread_has_sixteen_vectors_of_many_rows() {
+        assert_eq!(threads(1 << 20, 1024), Some(32));
+        assert_eq!(threads(1 << 20, 1026), Some(64));
+        assert_eq!(threads(1 << 20, 8192), Some(256));
+        // No more threads than the kernel's block has.
+        assert_eq!(threads(1 << 20, 14_000), Some(256));
+    }
+
+    #[test]
+    fn few_rows_have_more_threads_each() {
+        assert_eq!(threads(2324, 1024), Some(96));
+        assert_eq!(threads(100, 1024), Some(128));
+        assert_eq!(threads(1, 300), Some(64));
+    }
+
+    #[test]
+    fn two_rows_have_room_in_a_multiprocessor() {
+        assert_eq!(threads(1000, 14_400), Some(256));
+        assert_eq!(threads(1000, 14_500), None);
+    }
+
+    #[test]
+    fn shorter_rows_are_packed() {
+        assert_eq!((threads(1000, 254), threads(1000, 256)), (None, Some(32)));
+    }
+}

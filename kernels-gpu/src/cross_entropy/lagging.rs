@@ -1,0 +1,104 @@
+//! Sums of exponentials relative to a center that lags behind the largest logit.
+//!
+//! Any logit near the largest will do as what is subtracted, as long as the sum is rescaled to the
+//! largest in the end. So exponentials need not wait for the maximum, and rows of which the maxima
+//! are similar need no pass for it. In f64 that is worth more than it costs: a maximum takes three
+//! instructions an element, of which the f64 units execute one.
+
+use super::mode;
+use crate::element::{Element, Real};
+use cuda_std::memory::Vec16;
+
+/// Whether sums lag, where logits are computed with in `R`.
+pub(crate) const fn lags<R>(mode: u32) -> bool {
+    size_of::<R>() == 8 && mode != mode::LOG_PROB
+}
+
+/// How far the center may be from the largest logit. The difference from the center is rounded by
+/// 2⁻⁵³ of this, where that from the largest logit may be exact.
+const LAG: f64 = 16.0;
+
+/// Where the largest logit is below this, its [top](Element::raise_top) is less than 1/16 from it,
+/// and a sum relative to the one is as good as relative to the other.
+const FAR: f64 = 65_536.0;
+
+/// A sum Σ exp(x − m) − 1 below this has lost digits that the loss needs: it was computed as the
+/// difference of a sum near 1 and 1.
+pub(crate) const CERTAIN: f64 = 0.125;
+
+/// Whether a number with the [top](Real::to_top) of a row's largest logit is near enough to it for
+/// sums relative to it. False if a logit is not finite.
+#[inline(always)]
+pub(crate) fn is_near_top<R: Real>(max: R) -> bool {
+    max.magnitude() < R::from_f64(FAR)
+}
+
+/// A center, and the largest logit so far.
+#[derive(Clone, Copy)]
+pub(crate) struct Lagging<R> {
+    center: R,
+    top: u32,
+}
+
+impl<R: Real> Lagging<R> {
+    /// No logit yet. The center is the number with this [top](Real::to_top); 0 if it is none.
+    #[inline(always)]
+    pub(crate) fn new(near: u32) -> Self {
+        const SIGN: u32 = 1 << 31;
+        let is_number = near & !SIGN < f32::INFINITY.to_bits();
+        Lagging { center: R::from_top(if is_number { near } else { 0 }), top: R::NO_TOP }
+    }
+
+    #[inline(always)]
+    pub(crate) fn center(&self) -> R {
+        self.center
+    }
+
+    /// The largest logit, or less than 1/16 from it if the sum is [valid](Self::is_valid).
+    #[inline(always)]
+    pub(crate) fn max(&self) -> R {
+        R::from_top(self.top)
+    }
+
+    /// Whether there is no logit, or none but such as have the top that stands for none.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.top == R::NO_TOP
+    }
+
+    /// Adds logits.
+    #[inline(always)]
+    pub(crate) fn add<E: Element<Real = R>, const N: usize>(&mut self, x: [Vec16; N]) {
+        self.top = E::raise_top(self.top, x);
+    }
+
+    /// The same with the largest logit of several parts, which have one center. `over` finds the
+    /// largest of their tops.
+    #[inline(always)]
+    pub(crate) fn over(self, over: impl FnOnce(u32) -> u32) -> Self {
+        Lagging { top: over(self.top), ..self }
+    }
+
+    /// Whether the largest logit is near the center. If not, or if a logit was not finite, a sum
+    /// relative to the center is wrong.
+    #[inline(always)]
+    pub(crate) fn is_near(&self) -> bool {
+        let (apart, lag) = (self.max() - self.center, R::from_f64(LAG));
+        apart <= lag && apart >= -lag
+    }
+
+    /// Whether a sum relative to [`max`](Self::max) can be had from that relative to the center.
+    #[inline(always)]
+    pub(crate) fn is_valid(&self) -> bool {
+        self.is_near() && is_near_top(self.max())
+    }
+
+    /// Makes the largest logit the center. Returns what was subtracted less than is now, of which
+    /// the exponential rescales sums.
+    #[inline(always)]
+    pub(crate) fn recenter(&mut self) -> R {
+        let apart = self.center - self.max();
+        self.center = self.max();
+        apart
+    }
+}

@@ -1,0 +1,182 @@
+//! The online softmax of the forward pass over long rows.
+
+use super::lagging::{Lagging, lags};
+use super::log_prob;
+use super::mode;
+use super::stats::Stats;
+use crate::element::Real;
+use crate::reduce::{warp_max, warp_sums};
+use crate::row::RowStats;
+use cuda_std::warp::{WARP_SIZE, ballot};
+
+/// The online softmax of a part of a row: the running maximum and the running sums.
+///
+/// The sum of the exponentials leaves out the 1 of the largest logit. Where a class is nearly
+/// certain, the loss is the sum of the other exponentials, and added to 1 that would lose its
+/// digits.
+///
+/// In f64 ([`LAGS`](Self::LAGS)) the logit that is subtracted may lag behind the largest until the
+/// statistics are [settled](RowStats::settled). A lagging maximum rarely changes, so that exponentials
+/// need not wait for the maximum of their tile, and are seldom rescaled.
+#[derive(Clone, Copy)]
+pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
+    /// The largest logit, m; −∞ if there is none yet.
+    pub(super) max: R,
+    /// Σ exp(x − m) − 1; −1 if there is no logit yet. Before statistics that lag are settled,
+    /// Σ exp(x − center).
+    pub(super) others: R,
+    /// Σ q (x − m), for a target with a share q for every class (`DENSE`). Before statistics that
+    /// lag are settled, Σ q (x − center).
+    pub(super) dot: R,
+    /// Σ q, for a `DENSE` target.
+    pub(super) weight: R,
+    /// What is subtracted from logits instead of m, until statistics that lag are settled.
+    pub(super) lagging: Lagging<R>,
+}
+
+impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
+    pub(super) const DENSE: bool = Stats::<R>::parts_used(MODE) == 4;
+    pub(super) const LOG_PROB: bool = MODE == mode::LOG_PROB;
+    /// Whether statistics lag.
+    pub(super) const LAGS: bool = lags::<R>(MODE);
+    /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
+    /// −∞ − −∞ is NaN.
+    #[inline(always)]
+    pub(super) fn center(max: R) -> R {
+        if max == R::NEG_INFINITY { R::ZERO } else { max }
+    }
+
+    /// Converts to the statistics that the other kernels use.
+    #[inline(always)]
+    pub(super) fn stats(self) -> Stats<R> {
+        Stats::of_parts(self.parts()).of_row()
+    }
+
+    /// Σ exp(x − `center`), for a center that is larger than the largest logit, and the factor by
+    /// which that rescales the exponentials.
+    #[inline(always)]
+    pub(super) fn rescaled_sum(self, center: R, scale: R) -> (R, R) {
+        let sum = R::ONE + self.others;
+        let factor = log_prob::scaled::<R, MODE>(self.max - center, scale).exp_below();
+        (sum * factor, factor)
+    }
+
+    /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is larger than the largest logit.
+    #[inline(always)]
+    fn relative_to(self, max: R, scale: R) -> (R, R) {
+        let center = Self::center(max);
+        let (sum, factor) = self.rescaled_sum(center, scale);
+        let dot = if Self::LOG_PROB {
+            log_prob::rescaled_dot(self.dot, [factor, sum], self.max, center, scale)
+        } else {
+            self.dot + self.weight * (Self::center(self.max) - center)
+        };
+        (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
+    }
+}
+
+impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
+    /// Adds Σ exp(x − center) over the next logits, if the largest is near the center; returns
+    /// whether it is. `lagging` has these logits.
+    #[inline(always)]
+    pub(super) fn add_near(&mut self, lagging: Lagging<R>, sum: R) -> bool {
+        if !lagging.is_near() {
+            return false;
+        }
+        self.others = self.others + sum;
+        self.lagging = lagging;
+        true
+    }
+
+    /// Makes the largest logit the center, `lagging` having the next logits.
+    #[inline(always)]
+    pub(super) fn recenter(&mut self, mut lagging: Lagging<R>) {
+        let apart = lagging.recenter();
+        // Without a logit, the sum is 0, and the center may have been anywhere. An exponential is
+        // never 0.
+        if self.others > R::ZERO {
+            self.others = self.others * apart.exp_below();
+            self.dot = self.weight.fma(apart, self.dot);
+        }
+        self.lagging = lagging;
+    }
+}
+
+impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
+    type Real = R;
+    const PARTS: usize = Stats::<R>::parts_used(MODE);
+
+    #[inline(always)]
+    fn none() -> Self {
+        Self::from_parts([R::NEG_INFINITY, -R::ONE, R::ZERO, R::ZERO])
+    }
+
+    #[inline(always)]
+    fn begin(near: u32) -> Self {
+        if !Self::LAGS {
+            return Self::none();
+        }
+        Self { others: R::ZERO, lagging: Lagging::new(near), ..Self::none() }
+    }
+
+    #[inline(always)]
+    fn top(self) -> u32 {
+        self.max.to_top()
+    }
+
+    #[inline(always)]
+    fn settled(self) -> Self {
+        if !Self::LAGS {
+            return self;
+        }
+        let mut lagging = self.lagging;
+        if lagging.is_empty() && self.others == R::ZERO {
+            return Self::none();
+        }
+        let is_valid = lagging.is_valid();
+        let apart = lagging.recenter();
+        let others = self.others.fma(apart.exp_below(), -R::ONE);
+        let others = if is_valid { others } else { R::NAN };
+        let dot = self.weight.fma(apart, self.dot);
+        Self::from_parts([lagging.max(), others, dot, self.weight])
+    }
+
+    #[inline(always)]
+    fn with(self, other: Self, scale: R) -> Self {
+        let (high, low) = if other.max > self.max { (other, self) } else { (self, other) };
+        let ties = low.max == high.max;
+        let (sum, dot) = low.relative_to(high.max, scale);
+        let others = high.others + if ties { R::ONE + low.others } else { sum };
+        let dot = high.dot + if ties { low.dot } else { dot };
+        Self::from_parts([high.max, others, dot, high.weight + low.weight])
+    }
+
+    #[inline(always)]
+    fn over_warp(self, scale: R) -> Self {
+        let max = warp_max(self.max);
+        let has = self.max == max;
+        let (sum, dot) = self.relative_to(max, scale);
+        let (others, dot) = if has { (self.others, self.dot) } else { (sum, dot) };
+        let ties = R::from_i32(ballot(has).count_ones().cast_signed() - 1);
+        if Self::DENSE {
+            let values = warp_sums([others, dot, self.weight], WARP_SIZE);
+            return Self::from_parts([max, ties + values[0], values[1], values[2]]);
+        }
+        if Self::LOG_PROB {
+            let [others, dot] = warp_sums([others, dot], WARP_SIZE);
+            return Self::from_parts([max, ties + others, dot, R::ZERO]);
+        }
+        let [others] = warp_sums([others], WARP_SIZE);
+        Self::from_parts([max, ties + others, R::ZERO, R::ZERO])
+    }
+
+    #[inline(always)]
+    fn parts(self) -> [R; 4] {
+        [self.max, self.others, self.dot, self.weight]
+    }
+
+    #[inline(always)]
+    fn from_parts([max, others, dot, weight]: [R; 4]) -> Self {
+        Self { max, others, dot, weight, lagging: Lagging::new(0) }
+    }
+}

@@ -1,0 +1,114 @@
+//! The gradients of packed rows.
+
+use super::Tiles;
+use crate::cross_entropy::mode;
+use crate::cross_entropy::packed::part::{Pairs, Split};
+use crate::cross_entropy::pass::{Factors, Pass};
+use crate::cross_entropy::stats::Relative;
+use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
+
+impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
+    /// Writes the gradients of the logits and of the probabilities in the lane's part of a row.
+    /// `is_any_far` is whether any row of the warp's turn is [far](Relative::is_far) from 0.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch); the warp has synchronised since the row was read.
+    #[inline(always)]
+    pub(super) unsafe fn gradients(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        row: u32,
+        split: Split,
+        factors: &Factors<E::Real>,
+        is_any_far: bool,
+    ) {
+        let args = self.stage.args;
+        let x = self.logits_of(row, split);
+        let of_target = MODE == mode::PROBABILITIES && args.grad_target.start != 0;
+        let scale = pass.scale_of_logits();
+        let is_far = Relative::<_, MODE>::is_far(factors.center, scale);
+        let relative = Relative::<_, MODE>::to(factors.center, scale);
+        let per_exp = pass.factors_of_exp(factors, relative.unit());
+        // A shift of so large a logit would lose its digits: these rows subtract it first.
+        let far_center = if is_far { factors.center } else { E::Real::ZERO };
+        // SAFETY: the caller's conditions.
+        unsafe {
+            x.for_each(if Self::DENSE { Pairs::None } else { Pairs::Vectors }, |chunk, vector| {
+                let t = self.targets_of(&x, row, chunk);
+                let mut by_input = [E::Real::ZERO; MAX_LANES];
+                let mut by_target = [E::Real::ZERO; MAX_LANES];
+                // The gradient of a row that is ignored is 0, whatever its logits.
+                if factors.counts {
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        by_input[lane] = E::extract(vector, lane as u32).widen();
+                    });
+                    if is_any_far {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            by_input[lane] = by_input[lane] - far_center;
+                        });
+                    }
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let logit = E::extract(vector, lane as u32).widen();
+                        let apart = by_input[lane];
+                        by_input[lane] =
+                            relative.exp(apart) * pass.per_exp(apart, relative.center(), per_exp);
+                        if Self::DENSE
+                            && let Some(class) = chunk.column::<E>(lane as u32, x.cols)
+                        {
+                            let t = E::extract(t, lane as u32).widen();
+                            by_input[lane] =
+                                by_input[lane] - pass.gradient_of_share(factors, class, t);
+                            if of_target {
+                                by_target[lane] = pass.gradient_of_target(factors, class, logit);
+                            }
+                        }
+                    });
+                }
+                if of_target {
+                    let to = self.grad_probabilities.row(row);
+                    x.store_beside(to, chunk, E::narrow_all(by_target));
+                }
+                if MODE != mode::PROBABILITIES || args.grad_input.start != 0 {
+                    x.store_beside(self.grad_logits.row(row), chunk, E::narrow_all(by_input));
+                }
+            });
+        }
+    }
+
+    /// [`gradients`](Self::gradients) where targets are classes, for two vectors at a time: more
+    /// exponentials hide each other's latency.
+    ///
+    /// # Safety
+    /// As [`gradients`](Self::gradients).
+    #[inline(always)]
+    pub(super) unsafe fn gradients_by_two(
+        &self,
+        row: u32,
+        split: Split,
+        factors: &Factors<E::Real>,
+    ) {
+        let x = self.logits_of(row, split);
+        let to = self.grad_logits.row(row);
+        let base = Base::Center(factors.center, E::Real::ONE);
+        // SAFETY: the caller's conditions.
+        unsafe {
+            x.for_each_two(|chunks, vectors| {
+                let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); 2];
+                // The gradient of a row that is ignored is 0, whatever its logits.
+                if factors.counts {
+                    E::exps(vectors, base, |k, mut values| {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            values[lane] = values[lane] * factors.factor;
+                        });
+                        gradients[k] = E::narrow_all(values);
+                    });
+                }
+                unrolled!(for k in 0..2; {
+                    if let Some(chunk) = chunks[k] {
+                        x.store_beside(to, chunk, gradients[k]);
+                    }
+                });
+            });
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Rows of any length that fits a tile, with one lane or several per row.
+//!
+//! The lanes of a row read their parts of it from shared memory. A warp computes 32 rows as a
+//! batch:
+//!
+//! 1. In each turn it computes the statistics of as many rows as it has lanes for, until it has
+//!    those of 32 rows.
+//! 2. Each lane then finishes one row. What is done once a row is so done for 32 rows at a time.
+//! 3. In as many turns again, the lanes of each row compute its gradients.
+
+mod gradients;
+mod statistics;
+
+use super::chunk::Chunk;
+use super::part::{Pairs, Part, Split};
+use super::stage::{Stage, for_each_stage};
+use super::{Share, add_loss, computes, factors_of_row};
+use crate::cross_entropy::lagging::lags;
+use crate::cross_entropy::mode;
+use crate::cross_entropy::pass::{Factors, Pass, TERMS};
+use crate::cross_entropy::stats::{Relative, Stats};
+use crate::element::{Element, Real};
+use crate::reduce::Workspace;
+use crate::tile::Tile;
+use cuda_std::memory::Vec16;
+use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, any, lane_id, sync_warp};
+
+/// Computes a warp's share of the rows.
+///
+/// # Safety
+/// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
+#[inline(always)]
+pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
+    pass: &Pass<'_, E, MODE>,
+    share: Share,
+    workspace: Workspace,
+) -> [f64; TERMS] {
+    // The top of the largest logit of the last row that this lane had a part of.
+    let mut near = 0;
+    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
+    unsafe {
+        for_each_stage::<E, MODE, COMPUTES>(pass, share, |stage, scale, terms| {
+            let tiles = Tiles::<E, MODE>::new(stage);
+            let mut first = 0;
+            while first < stage.rows {
+                tiles.batch::<COMPUTES>(pass, first, scale, &mut near, workspace, terms);
+                first += WARP_SIZE;
+            }
+            if COMPUTES != computes::LOSS {
+                sync_warp();
+                tiles.store();
+            }
+        })
+    }
+}
+
+/// The tiles of a stage.
+#[derive(Clone, Copy)]
+struct Tiles<'a, E: Element, const MODE: u32> {
+    stage: Stage<'a, MODE>,
+    logits: Tile<E>,
+    probabilities: Tile<E>,
+    grad_logits: Tile<E>,
+    grad_probabilities: Tile<E>,
+}
+
+impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
+    const DENSE: bool = Pass::<E, MODE>::DENSE;
+    const PAIRS: Pairs = if Self::DENSE { Pairs::Vectors } else { Pairs::All };
+
+    #[inline(always)]
+    fn new(stage: Stage<'a, MODE>) -> Self {
+        let args = stage.args;
+        let (logits, probabilities) = (stage.logits(), stage.probabilities());
+        Tiles {
+            stage,
+            logits,
+            probabilities,
+            grad_logits: stage.gradients(logits, args.grad_input, 0),
+            grad_probabilities: stage.gradients(probabilities, args.grad_target, 1),
+        }
+    }
+
+    /// The lane's part of the logits of a row.
+    #[inline(always)]
+    fn logits_of(&self, row: u32, split: Split) -> Part<E> {
+        let args = self.stage.args;
+        let tile = &args.tile;
+        let order = (row >> tile.order_right & tile.order_mask) << tile.order_left;
+        let at = self.logits.row(row);
+        Part::new(self.stage.shared, at, args.cols, split, order, tile.access)
+    }
+
+    /// The probabilities of the same columns as a chunk of logits.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and has the chunk.
+    #[inline(always)]
+    unsafe fn targets_of(&self, x: &Part<E>, row: u32, chunk: Chunk) -> Vec16 {
+        if MODE != mode::PROBABILITIES {
+            return Vec16::default();
+        }
+        // SAFETY: the caller's conditions.
+        unsafe { x.load_beside(self.probabilities.row(row), chunk) }
+    }
+
+    /// Computes 32 rows from `first` on, or those that the stage has left, and adds their terms to
+    /// `terms`. `near` is the top of the largest logit of a row before them, and then of the last
+    /// of them.
+    ///
+    /// # Safety
+    /// As [`rows`]; all lanes of the warp call it, and the copies of the stage are complete.
+    #[inline(always)]
+    unsafe fn batch<const COMPUTES: u32>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        first: u32,
+        scale: E::Real,
+        near: &mut u32,
+        workspace: Workspace,
+        terms: &mut [f64; TERMS],
+    ) {
+        let Stage { args, shared, rows, .. } = self.stage;
+        let split = Split::new(args.tile.warp_rows_shift, lane_id());
+        // The row that this lane finishes.
+        let own = first + lane_id();
+        let has_own = own < rows;
+        let row = self.stage.first() + u64::from(own);
+        let size = size_of::<E>() as u32;
+        // SAFETY: the caller's conditions; condition 1 of the kernels covers all reads of global
+        // memory. A lane writes its own part of a row only, and the warp synchronises before
+        // another lane accesses it.
+        unsafe {
+            let mut class = args.ignore_index;
+            let mut logit = E::Real::ZERO;
+            if MODE != mode::PROBABILITIES && has_own {
+                class = self.stage.class(own);
+                // A negative class is out of range, too, as an unsigned number.
+                if class.cast_unsigned() < u64::from(args.cols) {
+                    let at = self.logits.row(own) + class as u32 * size;
+                    logit = shared.element::<E>(at).widen();
+                }
+            }
+            let mut stats = Stats::NONE;
+            if COMPUTES != computes::GRADIENTS {
+                stats = self.statistics(pass, first, near, split);
+                if has_own {
+                    add_loss::<E, MODE, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
+                }
+            }
+            if COMPUTES == computes::LOSS {
+                return;
+            }
+            let label = pass.label(class);
+            let mut factors = Factors::NONE;
+            if has_own {
+                factors = factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, row, scale);
+            }
+            // All lanes have read the logit of their row's class.
+            sync_warp();
+            let mut turn = 0;
+            while turn < WARP_SIZE && first + turn < rows {
+                let lane = turn + split.slot;
+                let factors = factors_from_lane::<E::Real, MODE>(&factors, lane);
+                let is_any_far =
+                    any(Relative::<_, MODE>::is_far(factors.center, pass.scale_of_logits()));
+                if first + lane >= rows {
+                } else if lags::<E::Real>(MODE) && MODE == mode::CLASS {
+                    self.gradients_by_two(first + lane, split, &factors);
+                } else {
+                    self.gradients(pass, first + lane, split, &factors, is_any_far);
+                }
+                turn += 1 << split.rows_shift;
+            }
+            if MODE != mode::PROBABILITIES {
+                sync_warp();
+                if has_own && label.has_class(args.cols) {
+                    let at_class = E::narrow(pass.at_class(&label, &factors, logit));
+                    let at = self.grad_logits.row(own) + label.class * size;
+                    shared.set_element(at, at_class);
+                }
+            }
+        }
+    }
+
+    /// Stores the gradients of all rows of the stage.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch); the warp has synchronised since they were written.
+    #[inline(always)]
+    unsafe fn store(&self) {
+        let Stage { args, rows, .. } = self.stage;
+        let first = self.stage.first();
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if MODE != mode::PROBABILITIES || args.grad_input.start != 0 {
+                self.grad_logits.store(&args.tile, rows, args.grad_input, first);
+            }
+            if MODE == mode::PROBABILITIES && args.grad_target.start != 0 {
+                self.grad_probabilities.store(&args.tile, rows, args.grad_target, first);
+            }
+        }
+    }
+}
+
+/// Shuffles the factors from `lane` to this lane: those that the gradients of all classes but the
+/// row's own need.
+#[inline(always)]
+fn factors_from_lane<R: Real, const MODE: u32>(factors: &Factors<R>, lane: u32) -> Factors<R> {
+    let mut shuffled = Factors {
+        counts: u32::from(factors.counts).shuffle(lane) != 0,
+        center: factors.center.shuffle(lane),
+        factor: factors.factor.shuffle(lane),
+        ..Factors::NONE
+    };
+    if MODE != mode::CLASS {
+        shuffled.by_share = factors.by_share.shuffle(lane);
+    }
+    if MODE == mode::PROBABILITIES {
+        shuffled.by_target = factors.by_target.shuffle(lane);
+        shuffled.log_sum = factors.log_sum.shuffle(lane);
+    }
+    shuffled
+}

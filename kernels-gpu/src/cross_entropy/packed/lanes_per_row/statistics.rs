@@ -1,0 +1,295 @@
+//! The statistics of packed rows.
+
+use super::Tiles;
+use crate::cross_entropy::lagging::{CERTAIN, Lagging, lags};
+use crate::cross_entropy::packed::chunk::Chunk;
+use crate::cross_entropy::packed::part::{Part, Split};
+use crate::cross_entropy::pass::Pass;
+use crate::cross_entropy::stats::{Relative, Stats};
+use crate::cross_entropy::{log_prob, mode};
+use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
+use cuda_std::math::max_or_nan_f32_bits;
+use cuda_std::memory::Vec16;
+use cuda_std::warp::{WARP_SIZE, any};
+
+/// A sum of exponentials below this is computed again without that of the largest logit. In f32 the
+/// sum of a packed row is off by 1.5e-7, and so the loss by 6e-7 of itself at most.
+const LIKELY: f64 = 1.25;
+
+impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
+    /// Computes the statistics of 32 rows from `first` on, and returns those of the row that this
+    /// lane finishes.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    pub(super) unsafe fn statistics(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        first: u32,
+        near: &mut u32,
+        split: Split,
+    ) -> Stats<E::Real> {
+        let rows = self.stage.rows;
+        let mut stats = Stats::NONE;
+        let mut turn = 0;
+        while turn < WARP_SIZE && first + turn < rows {
+            // Lanes beyond the last row compute that one again: all lanes take part in shuffles.
+            let row = (first + turn + split.slot).min(rows - 1);
+            // SAFETY: the caller's conditions.
+            let row_stats = unsafe {
+                if lags::<E::Real>(MODE) {
+                    self.lagging_statistics_of(pass, row, *near, split)
+                } else {
+                    self.statistics_of(pass, row, split)
+                }
+            };
+            *near = row_stats.max.to_top();
+            if split.part << split.rows_shift == turn {
+                stats = row_stats;
+            }
+            turn += 1 << split.rows_shift;
+        }
+        stats
+    }
+
+    /// The statistics of a row, in each lane that shares it.
+    ///
+    /// If the others' exponentials are small beside that of the largest logit, which is 1
+    /// ([`LIKELY`]), they are computed again and summed without it: added to 1, they would lose
+    /// digits that the loss needs.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    unsafe fn statistics_of(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        row: u32,
+        split: Split,
+    ) -> Stats<E::Real> {
+        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+        let add = |a: E::Real, b: E::Real| a + b;
+        let x = self.logits_of(row, split);
+        // SAFETY: the caller's conditions.
+        let mut stats = unsafe { Self::max_of(&x, split) };
+        let center = stats.center();
+        let scale = pass.scale_of_logits();
+        let is_far = Relative::<_, MODE>::is_far(center, scale);
+        let relative = Relative::<_, MODE>::to(center, scale);
+        let (mut sum, mut dot) = (zero, zero);
+        // SAFETY: as above.
+        unsafe {
+            x.for_each(Self::PAIRS, |chunk, vector| {
+                let add = |_, exps| sum = sum + sum_of::<E>(exps);
+                let base = relative.base();
+                if MODE == mode::LOG_PROB {
+                    dot =
+                        dot + log_prob::exps_and_dot::<E, 1>([vector], base, [center, scale], add);
+                } else {
+                    E::exps([vector], base, add);
+                }
+                if Self::DENSE {
+                    self.add_shares(pass, &x, row, (chunk, vector), center, &mut stats);
+                }
+            });
+        }
+        sum = split.over_row(sum, add) * relative.unit();
+        (stats.ties, stats.rest) = (one, sum - one);
+        if any(sum < E::Real::from_f64(LIKELY) || is_far) {
+            // SAFETY: as above.
+            unsafe { self.sum_apart(pass, &x, split, &mut stats, &mut dot) };
+        }
+        if Self::DENSE {
+            stats.dot = split.over_row(stats.dot, add);
+            stats.weight = split.over_row(stats.weight, add);
+        }
+        if MODE == mode::LOG_PROB {
+            stats.dot = split.over_row(dot, add) * relative.unit();
+        }
+        stats.of_row()
+    }
+
+    /// The largest logit of a row.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    unsafe fn max_of(x: &Part<E>, split: Split) -> Stats<E::Real> {
+        let mut max = E::Real::NEG_INFINITY;
+        // SAFETY: the caller's conditions.
+        unsafe { x.for_each(Self::PAIRS, |_, vector| max = max.max(E::greatest([vector]))) };
+        Stats { max: split.over_row(max, E::Real::max), ..Stats::NONE }
+    }
+
+    /// Sums the exponentials of the largest logits, which are 1, and all others apart. Writes the
+    /// dot of [`log_prob`] to `dot`.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    unsafe fn sum_apart(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        x: &Part<E>,
+        split: Split,
+        stats: &mut Stats<E::Real>,
+        dot: &mut E::Real,
+    ) {
+        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+        let add = |a: E::Real, b: E::Real| a + b;
+        let (center, scale) = (stats.center(), pass.scale_of_logits());
+        let relative = Relative::<_, MODE>::to(center, scale);
+        // A shift of so large a logit would lose its digits: these rows subtract it first.
+        let is_far = Relative::<_, MODE>::is_far(center, scale);
+        let far_center = if is_far { center } else { zero };
+        let (mut ties, mut rest) = (zero, zero);
+        *dot = zero;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            x.for_each(Self::PAIRS, |_, vector| {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let logit = E::extract(vector, lane as u32).widen();
+                    let is_largest = logit == center;
+                    let exp = relative.exp(logit - far_center);
+                    ties = ties + if is_largest { one } else { zero };
+                    rest = rest + if is_largest { zero } else { exp };
+                    if MODE == mode::LOG_PROB {
+                        *dot = exp.fma(log_prob::apart(logit, center, scale), *dot);
+                    }
+                });
+            });
+        }
+        stats.ties = split.over_row(ties, add);
+        stats.rest = split.over_row(rest, add) * relative.unit();
+        if center == E::Real::INFINITY {
+            // The loop counted +inf as a largest logit; its difference from the largest is NaN.
+            stats.rest = E::Real::NAN;
+        }
+    }
+
+    /// [`statistics_of`](Self::statistics_of) where sums [lag](lags), in one pass over the row. The
+    /// first center is the number with the top `near`, if possible that of the largest logit: a row that it is too far from,
+    /// and one whose largest logit is nearly certain, takes two passes more.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    unsafe fn lagging_statistics_of(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        row: u32,
+        near: u32,
+        split: Split,
+    ) -> Stats<E::Real> {
+        let (zero, one) = (E::Real::ZERO, E::Real::ONE);
+        let add = |a: E::Real, b: E::Real| a + b;
+        let x =
+            self.logits_of(row, split).padded_with(E::narrow(E::Real::from_top(E::Real::NO_TOP)));
+        let mut lagging = Lagging::new(near);
+        let (mut sums, mut stats) = ([zero; 2], Stats::<E::Real>::NONE);
+        let center = lagging.center();
+        // SAFETY: the caller's conditions.
+        unsafe {
+            x.for_each(Self::PAIRS, |chunk, vector| {
+                lagging.add::<E, 1>([vector]);
+                E::exps_near([vector], Base::Center(center, one), |_, exps| {
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        sums[lane % 2] = sums[lane % 2] + exps[lane];
+                    });
+                });
+                if Self::DENSE {
+                    self.add_shares(pass, &x, row, (chunk, vector), center, &mut stats);
+                }
+            });
+        }
+        let mut lagging = lagging.over(|top| split.over_row(top, max_or_nan_f32_bits));
+        let is_valid = lagging.is_valid();
+        let apart = lagging.recenter();
+        let others = split.over_row(sums[0] + sums[1], add).fma(apart.exp_below(), -one);
+        if Self::DENSE {
+            stats.dot = split.over_row(stats.dot, add);
+            stats.weight = split.over_row(stats.weight, add);
+            stats.dot = stats.weight.fma(apart, stats.dot);
+        }
+        stats = Stats { max: lagging.max(), ties: one, rest: others, ..stats };
+        // Also if the sum is NaN.
+        let is_exact = is_valid && others >= E::Real::from_f64(CERTAIN);
+        if any(!is_exact) {
+            let x = self.logits_of(row, split);
+            // SAFETY: as above.
+            stats = unsafe { self.exact_statistics_of(pass, &x, row, split) };
+        }
+        stats
+    }
+
+    /// [`statistics_of`](Self::statistics_of) with the exponentials of the largest logits apart.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    unsafe fn exact_statistics_of(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        x: &Part<E>,
+        row: u32,
+        split: Split,
+    ) -> Stats<E::Real> {
+        let add = |a: E::Real, b: E::Real| a + b;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let mut stats = Self::max_of(x, split);
+            if Self::DENSE {
+                let center = stats.center();
+                x.for_each(Self::PAIRS, |chunk, vector| {
+                    self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
+                });
+                stats.dot = split.over_row(stats.dot, add);
+                stats.weight = split.over_row(stats.weight, add);
+            }
+            let mut dot = E::Real::ZERO;
+            self.sum_apart(pass, x, split, &mut stats, &mut dot);
+            stats.of_row()
+        }
+    }
+
+    /// Adds Σ q (x − center) and Σ q over a chunk of a row to the statistics.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and has the chunk.
+    #[inline(always)]
+    unsafe fn add_shares(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        x: &Part<E>,
+        row: u32,
+        (chunk, vector): (Chunk, Vec16),
+        center: E::Real,
+        stats: &mut Stats<E::Real>,
+    ) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let t = self.targets_of(x, row, chunk);
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if let Some(class) = chunk.column::<E>(lane as u32, x.cols) {
+                    let share = pass.share_of(class, E::extract(t, lane as u32).widen());
+                    let apart = E::extract(vector, lane as u32).widen() - center;
+                    stats.dot = share.fma(apart, stats.dot);
+                    stats.weight = stats.weight + share;
+                }
+            });
+        }
+    }
+}
+
+/// The sum of a vector's values, added in pairs: a shorter chain of dependent additions.
+#[inline(always)]
+fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
+    let mut sum = values[0] + values[1];
+    unrolled!(for pair in 1..MAX_LANES / 2; {
+        if (pair as u32) < E::LANES / 2 {
+            sum = sum + (values[2 * pair] + values[2 * pair + 1]);
+        }
+    });
+    sum
+}

@@ -161,6 +161,33 @@ proptest! {
     }
 }
 
+/// The gradient is written over the input, times an upstream gradient or not.
+#[test]
+fn a_gradient_in_place() {
+    let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
+    let t = tensor::<f32>(&[0.0, 4.0, 3.0]);
+    let upstream = Tensor::from_slice(gpu(), [], &[8.0_f32]).unwrap();
+    for scale in [1.0, 8.0] {
+        let mut x = tensor::<f32>(&[1.0, 2.0, 3.0]);
+        let mut loss = Loss::zeros(gpu(), []).unwrap();
+        if scale == 1.0 {
+            Mse::sum().forward_backward_in_place(&mut x, &t, &mut loss, &mut workspace, &stream)
+        } else {
+            Mse::sum().forward_backward_in_place_scaled(
+                &mut x,
+                &t,
+                &mut loss,
+                &upstream,
+                &mut workspace,
+                &stream,
+            )
+        }
+        .unwrap();
+        assert_eq!(loss.item().unwrap(), 5.0);
+        assert_eq!(x.to_vec().unwrap(), [2.0, -4.0, 0.0].map(|by| by * scale));
+    }
+}
+
 /// Any of the tensors of a call may have gaps between its rows, and the others none; also of rows so
 /// long that losses by row are computed in tiles.
 #[test]

@@ -125,7 +125,7 @@ impl Usage {
 #[cfg(all(test, feature = "emulator"))]
 mod tests {
     use crate::gpu::tests::gpu;
-    use crate::{Mse, Stream, Tensor};
+    use crate::{CrossEntropy, Mse, Stream, Tensor};
     use std::sync::Arc;
 
     fn read(x: &Tensor<f32>, stream: &Stream) {
@@ -156,6 +156,20 @@ mod tests {
         if gpu.is_emulated() {
             assert!(handles.iter().all(|&(handle, _)| gone(handle)), "a driver's stream is there");
         }
+    }
+
+    /// What a forward pass leaves for the backward is tensors, too.
+    #[test]
+    fn what_was_saved_and_waited_for_knows_no_stream() {
+        let gpu = gpu();
+        let x = Tensor::<f32>::zeros(&gpu, [4, 3]).unwrap();
+        let classes = Tensor::<i64>::zeros(&gpu, [4]).unwrap();
+        let stream = gpu.stream().unwrap();
+        let (_, saved) = CrossEntropy::mean().forward_saving(&x, &classes, &stream).unwrap();
+        let is_known = || saved.log_sum_exp().memory.usage.unwrap().users().writer.is_some();
+        assert!(is_known());
+        saved.synchronize().unwrap();
+        assert!(!is_known());
     }
 
     #[test]

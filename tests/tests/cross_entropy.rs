@@ -692,8 +692,7 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
-/// More rows of float64 than a launch has blocks, each of two warps: a block takes one after the
-/// other, and counts them in shared memory.
+/// More rows of float64 than a launch has blocks: a block takes one after the other.
 #[test]
 fn long_rows_of_f64_that_share_a_block() {
     let (rows, cols, stream) = (53_000, 769, gpu().stream().unwrap());
@@ -713,6 +712,36 @@ fn long_rows_of_f64_that_share_a_block() {
         for (col, &by) in by.iter().enumerate() {
             let of_class = if classes[row] == col as i64 { 1.0 } else { 0.0 };
             let expected = if classes[row] < 0 { 0.0 } else { 1.0 / cols as f64 - of_class };
+            assert!(
+                (by - expected).abs() <= 1e-14,
+                "row {row}, {col}: expected {expected}, got {by}"
+            );
+        }
+    }
+}
+
+/// The same with probabilities, whose rows no block stages whole: it counts its rows in shared
+/// memory.
+#[test]
+fn long_rows_of_f64_with_probabilities_that_share_a_block() {
+    let (rows, cols, stream) = (53_000, 513, gpu().stream().unwrap());
+    let mut input = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
+    let class = |row: usize| row % cols;
+    let mut probabilities = vec![0.0; rows * cols];
+    probabilities.chunks_mut(cols).enumerate().for_each(|(row, t)| t[class(row)] = 1.0);
+    let target = Tensor::from_slice(gpu(), [rows, cols], &probabilities).unwrap();
+    let target = Targets::from(&target);
+    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    CrossEntropy::sum()
+        .forward_backward_in_place(&mut input, target, &mut loss, &mut workspace, &stream)
+        .unwrap();
+    let expected = rows as f64 * (cols as f64).ln();
+    assert_relative_eq!(loss.item().unwrap(), expected, max_relative = 1e-12);
+    for (row, by) in input.to_vec().unwrap().chunks(cols).enumerate() {
+        for (col, &by) in by.iter().enumerate() {
+            let of_class = if class(row) == col { 1.0 } else { 0.0 };
+            let expected = 1.0 / cols as f64 - of_class;
             assert!(
                 (by - expected).abs() <= 1e-14,
                 "row {row}, {col}: expected {expected}, got {by}"

@@ -22,7 +22,7 @@ const MIN_BYTES: usize = 2048;
 const VECTORS: usize = 16;
 
 /// Where there are few rows, more threads share each, until a thread has so many vectors. H200,
-/// 2324×1024 in f64: 0.27 of the ceiling with a warp per row, 0.55 with four.
+/// 2324×1024 in f64: 0.27 of the ceiling with a warp per row, 0.52 with three.
 const FEWEST_VECTORS: usize = 4;
 
 /// The fewest blocks of a multiprocessor, of those that stage a row each: while one computes,

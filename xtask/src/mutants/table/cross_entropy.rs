@@ -290,7 +290,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "if index > 0 {",
         from: "index > 0",
         to: "index > u32::MAX - 1",
-        test: "cross_entropy::long_rows_of_f64_that_share_a_block",
+        test: "cross_entropy::long_rows_of_f64_with_probabilities_that_share_a_block",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -269,7 +269,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             sync_threads();",
         from: "sync_threads();",
         to: "",
-        test: "cross_entropy::long_rows_of_f64_that_share_a_block",
+        test: "cross_entropy::long_rows_of_f64_with_probabilities_that_share_a_block",
         seen: Seen::OnEmulator,
     },
     Mutant {

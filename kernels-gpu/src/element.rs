@@ -66,8 +66,8 @@ pub trait Element: Word {
         greatest
     }
     /// The larger of `top` and the tops of N vectors' elements: the upper 32 bits of a number, read
-    /// as an f32, which are in the order of the numbers. It is a NaN if any element is not finite,
-    /// or in f64 is as large as 2¹⁰¹⁷ or −2¹⁰¹⁷.
+    /// as an f32, which are in the order of the numbers. It is a NaN if any element is and, in f64,
+    /// if any is infinite or beyond ±2¹⁰¹⁷.
     #[inline(always)]
     fn raise_top<const N: usize>(mut top: u32, from: [Vec16; N]) -> u32 {
         unrolled!(for k in 0..N; {

@@ -57,8 +57,9 @@ table::losses! {
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2, rows by 2 2 2);
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
-    // forward pass a multiprocessor has registers for; and the dtypes with streaming kernels, with
-    // lane-per-row kernels, with a row staged per block, and with kernels whose blocks share a row.
+    // forward pass a multiprocessor has registers for; and the dtypes whose forward pass streams
+    // long rows, of those that do not, and of kernels with a lane per row, with a row staged per
+    // block, and with blocks that share a row.
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], longs [f32, f16, bf16], lane rows [f32, f64, f16, bf16], staged [f64], split [f32]);
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], staged [f64], split []);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], staged [], split []);

@@ -11,14 +11,14 @@ pub(crate) struct Staged {
     pub(crate) shared_bytes: usize,
 }
 
-/// The fewest bytes of a row; shorter rows are packed. H200, 2026-11-26,
-/// forward-backward in f64, ceiling ÷ ours, packed and staged: 131072×512 0.63 and 0.80, 131328×511
-/// 0.60 and 0.66.
+/// The fewest bytes of a row; shorter rows are packed. H200, 2026-11-26, forward-backward in f64,
+/// ceiling ÷ ours, packed and staged: 131072×512 0.63 and 0.80, 131328×511 0.60 and 0.66.
+/// Rows of half that length, at the threshold itself, were not compared.
 const MIN_BYTES: usize = 2048;
 
 /// Vectors of a row per thread of a block that stages a row in shared memory, where there are rows
 /// for all multiprocessors: four times as many as a thread of the other kernels has, so that what
-/// every thread does once a row is a smaller part.
+/// every thread does once a row is a smaller part. Chosen, not searched for.
 const VECTORS: usize = 16;
 
 /// Where there are few rows, more threads share each, until a thread has so many vectors. H200,

@@ -15,7 +15,7 @@ pub(crate) const fn lags<R>(mode: u32) -> bool {
 }
 
 /// How far the center may be from the largest logit. The difference from the center is rounded by
-/// 2⁻⁵³ of this, where that from the largest logit may be exact.
+/// 2⁻⁵³ of this, where that from the largest logit may be exact. Chosen for that, not by speed.
 const LAG: f64 = 16.0;
 
 /// Where the largest logit is below this, its [top](Element::raise_top) is less than 1/16 from it,
@@ -93,8 +93,8 @@ impl<R: Real> Lagging<R> {
         self.is_near() && is_near_top(self.max())
     }
 
-    /// Makes the largest logit the center. Returns what was subtracted less than is now, of which
-    /// the exponential rescales sums.
+    /// Makes the largest logit the center. Returns the center before less the one now: sums are
+    /// rescaled by the exponential of that.
     #[inline(always)]
     pub(crate) fn recenter(&mut self) -> R {
         let apart = self.center - self.max();

@@ -17,7 +17,8 @@
 //!    written in place, exactly over the tensor whose gradient it is.
 //! 4. A block has this much dynamic shared memory: 16 bytes for each of `staged_vectors` in
 //!    `forward_backward_long`; 16 bytes in `forward` and `forward_backward`; 16 bytes for each
-//!    vector that `ROWS_BLOCK` threads hold in registers in `forward_short_whole`.
+//!    vector that `ROWS_BLOCK` threads hold in registers in `forward_short_whole`; a whole row in
+//!    `forward_backward_staged`.
 
 use crate::element::Element;
 

@@ -39,6 +39,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
     pub(super) const LOG_PROB: bool = MODE == mode::LOG_PROB;
     /// Whether statistics lag.
     pub(super) const LAGS: bool = lags::<R>(MODE);
+
     /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
     /// −∞ − −∞ is NaN.
     #[inline(always)]
@@ -73,9 +74,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         };
         (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
     }
-}
 
-impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
     /// Adds Σ exp(x − center) over the next logits, if the largest is near the center; returns
     /// whether it is. `lagging` has these logits.
     #[inline(always)]

@@ -29,7 +29,7 @@ cuda_std::shared_array! {
 }
 
 cuda_std::shared_array! {
-    /// The largest top of each warp.
+    /// The largest [top](Real::to_top) of each warp's logits.
     fn tops_of_warps() -> [u64; 32];
 }
 
@@ -65,8 +65,8 @@ type BlockRank = reduce::BlockRank<1>;
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
 ///    `abi::grid_of_workers`.
-/// 3. A block has dynamic shared memory for `staged_vectors` vectors: as many as a row may have,
-///    and those of its first cache line that are before the row.
+/// 3. A block has dynamic shared memory for as many vectors as a row may have, and for those of
+///    its first cache line that are before the row.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);

@@ -145,7 +145,7 @@ impl<L: RowLoss> Loader<L> {
         let vector = first + lane_id();
         let whole = self.span.has_tile(first);
         let (from, to) = (self.span.address(vector), ring.at(slot, 0));
-        // SAFETY: condition 2.
+        // SAFETY: only vectors that the row has are copied; condition 2.
         let copy = |index: u32| unsafe {
             to.copy(index, (from as *const Vec16).wrapping_add(index as usize))
         };

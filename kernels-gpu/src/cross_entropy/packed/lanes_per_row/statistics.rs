@@ -169,8 +169,8 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     }
 
     /// [`statistics_of`](Self::statistics_of) where sums [lag](lags), in one pass over the row. The
-    /// first center is the number with the top `near`, if possible that of the largest logit: a row that it is too far from,
-    /// and one whose largest logit is nearly certain, takes two passes more.
+    /// center is the number with the top `near`. A row whose largest logit is too far from it, or
+    /// nearly certain, takes two passes more.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).

@@ -359,6 +359,10 @@ mod tests {
     #[test]
     fn a_workspace_that_a_fault_left_dirty_is_cleared() {
         let (gpu, rows, cols) = (gpu(), 64, 1000);
+        if !gpu.is_emulated() {
+            // A fault would end all work on the device.
+            return;
+        }
         let x = Tensor::<f32>::zeros(&gpu, [rows, cols]).unwrap();
         let short = Tensor::<f32>::zeros(&gpu, [rows - 1, cols]).unwrap();
         let no_class = |at: usize| {

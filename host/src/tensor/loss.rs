@@ -9,6 +9,7 @@ use crate::shape::{IntoShape, Shape, check_shape};
 use crate::view::{View, ViewMut};
 use kernels_gpu::abi::TargetFault;
 use std::fmt;
+use std::mem::offset_of;
 
 /// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
 ///
@@ -25,14 +26,6 @@ pub struct Loss<V> {
     writes: Writes,
 }
 
-/// A scalar loss as it lies on the device.
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-struct Scalar<V> {
-    value: V,
-    fault: TargetFault,
-}
-
 impl<V: Element> Loss<V> {
     /// Memory for a loss that a call returns, which its launch writes.
     pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape) -> Result<Self> {
@@ -45,7 +38,7 @@ impl<V: Element> Loss<V> {
         Ok(Loss { values, writes: Writes::new(notes_end) })
     }
 
-    /// Where the fault is; of a scalar, where [`Scalar`] has it.
+    /// Where the fault is, in bytes behind the start of the values.
     fn fault_offset(shape: Shape) -> usize {
         (shape.len() * size_of::<V>()).next_multiple_of(align_of::<TargetFault>())
     }
@@ -71,8 +64,8 @@ impl<V: Element> Loss<V> {
     /// Those of [`check`](Self::check); [`Error::Shape`] where the loss is not a scalar.
     pub fn item(&self) -> Result<V> {
         check_shape("loss", Shape::SCALAR, self.shape())?;
-        let Scalar { value, fault } = self.scalar()?;
-        self.check_fault(fault, value)?;
+        let value = self.value(0)?;
+        self.check_value(value)?;
         Ok(value)
     }
 
@@ -108,45 +101,53 @@ impl<V: Element> Loss<V> {
     /// its gradient are NaN, and so is a sum or a mean that it is part of. [`Error::Driver`] where
     /// the work failed.
     pub fn check(&self) -> Result<()> {
-        if self.shape() == Shape::SCALAR {
-            let Scalar { value, fault } = self.scalar()?;
-            return self.check_fault(fault, value);
-        }
         if !self.writes.may_report() {
             return self.values.buffer.wait_for_write();
         }
-        let (mut fault, mut value) = (TargetFault::default(), [V::default()]);
+        if self.shape() == Shape::SCALAR {
+            return self.check_value(self.value(0)?);
+        }
+        let Some(fault) = self.fault()? else { return Ok(()) };
+        let row = fault.row as usize;
+        let has_row = row < self.shape().len();
+        if has_row && is_nan(self.value(row)?) { Err(target_out_of_range(fault)) } else { Ok(()) }
+    }
+
+    /// The value at an index.
+    fn value(&self, at: usize) -> Result<V> {
+        let mut value = [V::default()];
+        self.values.buffer.read(at * size_of::<V>(), &mut value)?;
+        Ok(value[0])
+    }
+
+    /// Refuses the `value` of a scalar loss that is NaN because of a target. Any other `value`
+    /// has been written over that since, by somebody who does not know of the fault.
+    fn check_value(&self, value: V) -> Result<()> {
+        if is_nan(value)
+            && self.writes.may_report()
+            && let Some(fault) = self.fault()?
+        {
+            return Err(target_out_of_range(fault));
+        }
+        Ok(())
+    }
+
+    /// What the device has found of the targets. Only if it has found one that is no class has it
+    /// written more than the number of classes.
+    fn fault(&self) -> Result<Option<TargetFault>> {
+        let offset = Self::fault_offset(self.shape());
+        let mut classes = [0_u64];
+        let mut fault = [TargetFault::default()];
         // SAFETY: the fault is behind the values, and all bit patterns are numbers.
         unsafe {
-            let fault = std::slice::from_mut(&mut fault);
-            self.values.buffer.read_any(Self::fault_offset(self.shape()), fault)?;
+            let buffer = &self.values.buffer;
+            buffer.read_any(offset + offset_of!(TargetFault, classes), &mut classes)?;
+            if classes == [0] {
+                return Ok(None);
+            }
+            buffer.read_any(offset, &mut fault)?;
         }
-        let row = fault.row as usize;
-        if fault.classes == 0 || row >= self.shape().len() {
-            return Ok(());
-        }
-        self.values.buffer.read(row * size_of::<V>(), &mut value)?;
-        self.check_fault(fault, value[0])
-    }
-
-    /// The one value and the fault, of one moment.
-    fn scalar(&self) -> Result<Scalar<V>> {
-        let mut scalar = Scalar { value: V::default(), fault: TargetFault::default() };
-        // SAFETY: a scalar loss lies so on the device, and all bit patterns are numbers.
-        unsafe { self.values.buffer.read_any(0, std::slice::from_mut(&mut scalar))? };
-        Ok(scalar)
-    }
-
-    /// Refuses a `value` that is NaN because of a target. Another has been written over that since,
-    /// by somebody who does not know of the fault.
-    fn check_fault(&self, fault: TargetFault, value: V) -> Result<()> {
-        let TargetFault { row, target, classes } = fault;
-        let is_nan = value.ne(&value);
-        if !self.writes.may_report() || classes == 0 || !is_nan {
-            return Ok(());
-        }
-        let (row, classes) = (row as usize, classes as usize);
-        Err(Error::TargetOutOfRange { row, target, classes })
+        Ok(Some(fault[0]))
     }
 
     /// Notes the end of the work that computes the loss: what is queued on its stream from now on
@@ -180,6 +181,14 @@ impl<V: Element> Loss<V> {
         let fault = Self::fault_offset(self.shape());
         self.values.buffer.clear(fault, size_of::<TargetFault>())
     }
+}
+
+fn is_nan<V: Element>(value: V) -> bool {
+    value.ne(&value)
+}
+
+fn target_out_of_range(TargetFault { row, target, classes }: TargetFault) -> Error {
+    Error::TargetOutOfRange { row: row as usize, target, classes: classes as usize }
 }
 
 impl<V: Element> fmt::Debug for Loss<V> {

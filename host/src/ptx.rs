@@ -261,7 +261,8 @@ pub(crate) mod tests {
             let forward = !name.contains("_backward") && !name.contains("_split");
             let with_totals = name.contains("_forward_backward") && !name.contains("_long");
             // Tiles of packed rows are under way at once as it is.
-            let is_packed = name.contains("_packed") || name.contains("_lane_rows");
+            let is_packed =
+                ["_packed", "_lane_rows", "_wide_rows"].iter().any(|regime| name.contains(regime));
             let asks = (forward || with_totals) && !is_packed;
             assert_eq!(before.contains("prefetch.global.L2"), asks, "{name}");
         }

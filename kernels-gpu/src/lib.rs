@@ -58,11 +58,11 @@ table::losses! {
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
     // forward pass a multiprocessor has registers for; and the dtypes whose forward pass streams
-    // long rows, of those that do not, and of kernels with a lane per row, with a row staged per
-    // block, and with blocks that share a row.
-    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], longs [f32, f16, bf16], lane rows [f32, f64, f16, bf16], staged [f64], split [f32]);
-    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], staged [f64], split []);
-    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], staged [], split []);
+    // long rows, of those that do not, and of kernels with a lane per row, whose row is in
+    // registers or wider than that, with a row staged per block, and with blocks that share a row.
+    cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident, streams [f64], longs [f32, f16, bf16], lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16], staged [f64], split [f32]);
+    cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 3 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], wide rows [], staged [f64], split []);
+    cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 2 resident, streams [f32, f64, f16, bf16], longs [], lane rows [], wide rows [], staged [], split []);
     // The log-probability of a class and the entropy of its row, on the row kernels of
     // cross-entropy: the same parameters, as far as it has kernels.
     log_prob: log_prob(4 by 1024, 5 resident);

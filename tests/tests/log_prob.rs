@@ -288,7 +288,7 @@ fn a_temperature_of_one_is_cross_entropy() {
         }
     }
     for both in [false, true] {
-        check::<f32>([50, 17], both);
+        check::<f32>([50, 97], both);
         check::<f32>([9, 999], both);
         check::<f16>([9, 511], both);
         check::<bf16>([9, 501], both);

@@ -7,12 +7,13 @@ use std::hash::{BuildHasher, RandomState};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 11] = [
+const QUICK: [&str; 12] = [
     "bce",
     "float64_rows",
     "golden",
     "graphs",
     "kl_div",
+    "lane_rows",
     "log_prob_edges",
     "mse",
     "options",

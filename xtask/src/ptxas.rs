@@ -22,8 +22,9 @@ pub(crate) fn capability(gpu: &str) -> u32 {
 /// Entries that are known to spill, and how many bytes at most.
 const SPILLS: &[(&str, u32)] = &[
     ("cross_entropy_backward_f32", 24),
-    // Two registers and four, before the loop over tiles and behind it.
+    // From one register to four, outside of the loops over tiles.
     ("cross_entropy_forward_stream_f64", 8),
+    ("cross_entropy_forward_backward_packed_f64", 8),
     ("cross_entropy_smoothed_forward_stream_f64", 16),
     ("cross_entropy_smoothed_forward_backward_packed_f64", 8),
 ];

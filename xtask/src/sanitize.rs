@@ -23,7 +23,7 @@ pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 22] = [
+const SUITES: [&str; 23] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -38,6 +38,7 @@ const SUITES: [&str; 22] = [
     "graphs",
     "grids",
     "kl_div",
+    "lane_rows",
     "large",
     "log_prob",
     "log_prob_edges",

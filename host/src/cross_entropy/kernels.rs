@@ -26,6 +26,7 @@ type CrossEntropyFamily = &'static Family<CrossEntropyArgs>;
 pub(super) struct PassKernels {
     packed: Option<CrossEntropyFamily>,
     lane_rows: Option<CrossEntropyFamily>,
+    wide_rows: Option<CrossEntropyFamily>,
     short_whole: Option<CrossEntropyFamily>,
     registers: Option<CrossEntropyFamily>,
     few: Option<CrossEntropyFamily>,
@@ -38,6 +39,7 @@ impl PassKernels {
     const NONE: Self = PassKernels {
         packed: None,
         lane_rows: None,
+        wide_rows: None,
         short_whole: None,
         registers: None,
         few: None,
@@ -50,6 +52,7 @@ impl PassKernels {
         match regime {
             Regime::Packed => self.packed,
             Regime::LaneRows => self.lane_rows,
+            Regime::WideRows => self.wide_rows,
             Regime::ShortWhole => self.short_whole,
             Regime::Registers => self.registers,
             Regime::Few => self.few,
@@ -70,6 +73,7 @@ macro_rules! kernels {
             forward: PassKernels {
                 packed: Some(&FORWARD_PACKED),
                 lane_rows: Some(&FORWARD_LANE_ROWS),
+                wide_rows: Some(&FORWARD_WIDE_ROWS),
                 short_whole: Some(&FORWARD_SHORT_WHOLE),
                 registers: Some(&FORWARD),
                 few: Some(&FORWARD_FEW),
@@ -81,6 +85,7 @@ macro_rules! kernels {
             forward_backward: PassKernels {
                 packed: Some(&FORWARD_BACKWARD_PACKED),
                 lane_rows: Some(&FORWARD_BACKWARD_LANE_ROWS),
+                wide_rows: Some(&FORWARD_BACKWARD_WIDE_ROWS),
                 short_whole: Some(&FORWARD_BACKWARD_SHORT_WHOLE),
                 registers: Some(&FORWARD_BACKWARD),
                 few: Some(&FORWARD_BACKWARD),
@@ -91,6 +96,7 @@ macro_rules! kernels {
             backward: PassKernels {
                 packed: Some(&BACKWARD_PACKED),
                 lane_rows: Some(&BACKWARD_LANE_ROWS),
+                wide_rows: Some(&BACKWARD_WIDE_ROWS),
                 short_whole: Some(&BACKWARD_SHORT_WHOLE),
                 registers: Some(&BACKWARD),
                 few: Some(&BACKWARD),

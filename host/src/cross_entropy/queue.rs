@@ -75,9 +75,10 @@ impl<'a> Launches<'a> {
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
         let kernels = Kernels::of(args);
-        let lane_rows = kernels.forward.of(Regime::LaneRows);
-        let has_lane_rows = lane_rows.and_then(|family| family.entry(T::DTYPE)).is_some();
-        let layout = packed_rows(args, element_bytes, has_lane_rows);
+        let has =
+            |regime| kernels.forward.of(regime).and_then(|family| family.entry(T::DTYPE)).is_some();
+        let has_regimes = [Regime::LaneRows, Regime::WideRows].map(has);
+        let layout = packed_rows(args, element_bytes, has_regimes);
         Launches {
             kernels,
             dtype: T::DTYPE,
@@ -181,8 +182,7 @@ impl<'a> Launches<'a> {
         let can = SamplesKernels {
             per_thread: self.kernels.per_thread,
             vectors_with_gradients: (self.kernels.vectors_with_gradients)(self.element_bytes),
-            packed: packed.zip(room(Regime::Packed)),
-            lane_rows: packed.zip(room(Regime::LaneRows)).filter(|(packed, _)| packed.fits_lanes),
+            packed: packed.and_then(|packed| Some((packed, room(packed.regime)?))),
             stream: (pass == Pass::Forward)
                 .then(|| room(Regime::Stream))
                 .flatten()
@@ -245,7 +245,11 @@ impl<'a> Launches<'a> {
             (args.tail_rows, args.tail_at) = (plan.tail.rows, plan.tail.at);
         }
         let asks_early = self.stream.gpu().overlaps() && pass == Pass::Forward;
-        if asks_early && !matches!(plan.regime, Regime::Packed | Regime::LaneRows | Regime::Stream)
+        if asks_early
+            && !matches!(
+                plan.regime,
+                Regime::Packed | Regime::LaneRows | Regime::WideRows | Regime::Stream
+            )
         {
             let early = plan::early(plan, row_bytes, cache);
             (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);
@@ -278,16 +282,19 @@ impl<'a> Launches<'a> {
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }
             // More than a block has unless it is asked for.
-            (_, Regime::Packed | Regime::LaneRows | Regime::Staged | Regime::Stream) => {
-                gpu.dynamic_shared(entry).map(|_| ())
-            }
+            (_, Regime::Packed | Regime::LaneRows | Regime::WideRows)
+            | (_, Regime::Staged | Regime::Stream) => gpu.dynamic_shared(entry).map(|_| ()),
             _ => Ok(()),
         }
     }
 }
 
 /// How the rows of a call are laid out, as the plan of packed rows asks.
-fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: bool) -> packed::Rows {
+fn packed_rows(
+    args: &CrossEntropyArgs,
+    element_bytes: usize,
+    [has_lane_rows, has_wide_rows]: [bool; 2],
+) -> packed::Rows {
     let probabilities = args.probabilities();
     let (reads, writes) = ([args.input, probabilities], [args.grad_input, args.grad_target]);
     let strides = |tensors: [Matrix; 2]| {
@@ -306,6 +313,7 @@ fn packed_rows(args: &CrossEntropyArgs, element_bytes: usize, has_lane_rows: boo
         strides: bytes(strides(reads)),
         store_strides: bytes(strides(writes)),
         has_lane_rows,
+        has_wide_rows,
         tiles: if probabilities.start == 0 { 1 } else { 2 },
     }
 }

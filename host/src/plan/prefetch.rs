@@ -43,7 +43,7 @@ pub(crate) fn ahead(
     let whole_rows = share(6);
     match (pass, regime) {
         (Pass::ForwardBackward, Regime::Registers) => whole_rows,
-        (_, Regime::Packed | Regime::LaneRows) => none,
+        (_, Regime::Packed | Regime::LaneRows | Regime::WideRows) => none,
         // A block with several rows prefetches as many at once; on an H200, 4 MB are best.
         (Pass::ForwardBackward, Regime::ShortWhole) => share(12),
         // A multiprocessor has one such block, and so one row, at a time. The prefetched row is

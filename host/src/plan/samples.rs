@@ -95,6 +95,8 @@ pub(crate) enum Regime {
     /// One lane per row; a warp stages a tile in shared memory, and a lane reads its row into
     /// registers.
     LaneRows,
+    /// The same for rows of more columns, which a lane reads again for each step.
+    WideRows,
     /// A warp or a part of one per row, register-resident. Rows begin and end on 16-byte
     /// boundaries.
     ShortWhole,
@@ -123,8 +125,6 @@ pub(crate) struct SamplesKernels {
     pub(crate) vectors_with_gradients: usize,
     /// How rows are packed into tiles, and the limits of the device, if rows are short enough.
     pub(crate) packed: Option<(Packed, Device)>,
-    /// The same for [`Regime::LaneRows`], if a row fits into the registers of a lane.
-    pub(crate) lane_rows: Option<(Packed, Device)>,
     /// The layout of the rows, and the limits of the device, if there is a kernel that streams
     /// them.
     pub(crate) stream: Option<(packed::Rows, Device)>,
@@ -213,10 +213,7 @@ pub(crate) fn samples(
     } else if let Some(packed) = kernels.packed
         && (threads_for_row <= 32 || !takes_few)
     {
-        return match kernels.lane_rows {
-            Some(packed) => packed_samples(pass, Regime::LaneRows, rows, packed),
-            None => packed_samples(pass, Regime::Packed, rows, packed),
-        };
+        return packed_samples(pass, rows, packed);
     } else if takes_few {
         Regime::Few
     } else if registers_block <= kernels.max_registers_block as usize
@@ -248,7 +245,7 @@ pub(crate) fn samples(
         };
     }
     let max_threads = match regime {
-        Regime::Packed | Regime::LaneRows => unreachable!("planned above"),
+        Regime::Packed | Regime::LaneRows | Regime::WideRows => unreachable!("planned above"),
         Regime::ShortWhole => kernels.short_block,
         Regime::Registers => kernels.max_registers_block,
         Regime::Few => kernels.few_block,
@@ -258,7 +255,7 @@ pub(crate) fn samples(
     } as usize;
     let mut splits = 1;
     let (threads, group_threads) = match regime {
-        Regime::Packed | Regime::LaneRows => unreachable!("planned above"),
+        Regime::Packed | Regime::LaneRows | Regime::WideRows => unreachable!("planned above"),
         Regime::ShortWhole => (max_threads, warp_threads),
         Regime::Few => (one_vector_block, one_vector_block),
         Regime::Long if pass == Pass::Forward => {
@@ -335,12 +332,7 @@ const STREAM_MIN_ROWS: usize = 2048;
 const SHORT_WHOLE_MIN_BYTES: usize = 512;
 
 /// The launch of a pass over packed rows.
-fn packed_samples(
-    pass: Pass,
-    regime: Regime,
-    rows: usize,
-    (packed, device): (Packed, Device),
-) -> SamplesLaunch {
+fn packed_samples(pass: Pass, rows: usize, (packed, device): (Packed, Device)) -> SamplesLaunch {
     let workers = packed.blocks(pass, rows, device);
     let blocks = match pass {
         Pass::Backward => workers.max(1),
@@ -349,7 +341,7 @@ fn packed_samples(
     let one = NonZeroU32::MIN;
     SamplesLaunch {
         rows: RowsLaunch { launch: packed.launch(blocks), group_threads: one, splits: one },
-        regime,
+        regime: packed.regime,
         rows_of_block: one,
         tail: Tail::NONE,
         tile: packed.args_of(rows),

@@ -65,6 +65,7 @@ mod tests {
             strides: [4 * cols, 0],
             store_strides: [0; 2],
             has_lane_rows: false,
+            has_wide_rows: false,
             tiles: 1,
         }
     }

@@ -75,7 +75,6 @@ const KERNELS: SamplesKernels = SamplesKernels {
     per_thread: 4,
     vectors_with_gradients: 4,
     packed: None,
-    lane_rows: None,
     stream: None,
     whole: true,
     short_block: 256,
@@ -121,6 +120,7 @@ fn kernels(cols: usize) -> SamplesKernels {
         strides: [4 * cols, 0],
         store_strides: [0; 2],
         has_lane_rows: false,
+        has_wide_rows: false,
         tiles: 1,
     };
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
@@ -182,6 +182,7 @@ fn long_rows_are_streamed() {
             strides: [4 * cols, 0],
             store_strides: [0; 2],
             has_lane_rows: false,
+            has_wide_rows: false,
             tiles: 1,
         };
         let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
@@ -234,8 +235,13 @@ fn blocks_of_packed_rows_fill_a_device() {
     let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
     // A multiprocessor has room for five blocks, by its registers and by its shared memory.
     assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5));
-    assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), grid_of_workers(132 * 5 * 8));
-    assert_eq!(blocks(Pass::Backward, 1 << 24), 132 * 5 * 8);
+    // Of eight times as many, each takes as many tiles: none would be left for a block more.
+    let rows_of_tiles = 4 * samples(Pass::Backward, 1 << 24, 10, 4, kernels(10)).tile.rows;
+    let tiles = (1_u32 << 24).div_ceil(rows_of_tiles);
+    let each = tiles.div_ceil(132 * 5 * 8);
+    assert!(each > 1);
+    assert_eq!(blocks(Pass::Backward, 1 << 24), tiles.div_ceil(each));
+    assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), grid_of_workers(tiles.div_ceil(each)));
     assert_eq!((blocks(Pass::Forward, 1), blocks(Pass::Backward, 0)), (2, 1));
 }
 

@@ -55,22 +55,22 @@ pub(crate) unsafe fn label<E: Element>(
     Label { class, weight, counts: true, fault: false }
 }
 
-/// The classes of N rows: `row`, and every `step`-th row behind it. Rows beyond the last get
-/// `ignore_index`.
+/// The classes of N rows: `row`, and every `step`-th row behind it. With `BOUNDED`, some may be
+/// beyond the last row, and get `ignore_index`.
 ///
 /// All loads are issued before the first result is used. Classes of 8 bytes have a loop of their
 /// own: in a common loop, smaller classes would be converted between the loads.
 ///
 /// # Safety
-/// The kernels' condition 1; the targets are classes.
+/// The kernels' condition 1; the targets are classes. Unless it is `BOUNDED`, there are all N rows.
 #[inline(always)]
-pub(crate) unsafe fn load_classes<const N: usize>(
+pub(crate) unsafe fn load_classes<const N: usize, const BOUNDED: bool>(
     args: &CrossEntropyArgs,
     row: u64,
     step: u64,
 ) -> [i64; N] {
     let at = |k: usize| args.target + (row + k as u64 * step) * u64::from(args.class_bytes);
-    let has = |k: usize| row + k as u64 * step < args.rows;
+    let has = |k: usize| !BOUNDED || row + (k as u64 * step) < args.rows;
     let mut classes = [args.ignore_index; N];
     if args.class_bytes == 8 {
         unrolled!(for k in 0..N; {
@@ -188,7 +188,15 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
     let mut row = first_target(FLIGHT) + u64::from(thread_idx_x());
     while row < args.rows {
         // SAFETY: the kernels' condition 1.
-        let classes: [i64; FLIGHT] = unsafe { load_classes(args, row, threads) };
+        let classes: [i64; FLIGHT] = unsafe {
+            if row + (FLIGHT as u64 - 1) * threads < args.rows {
+                looked_at += FLIGHT as u32;
+                load_classes::<FLIGHT, false>(args, row, threads)
+            } else {
+                looked_at += ((args.rows - row) as u32).div_ceil(block_dim_x());
+                load_classes::<FLIGHT, true>(args, row, threads)
+            }
+        };
         unrolled!(for k in 0..FLIGHT; {
             let class = classes[k];
             let is_class = class.cast_unsigned() < u64::from(args.cols);
@@ -198,7 +206,6 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
                 weights += unsafe { class_weight::<E>(args.weight, class as u32) }.to_f64();
             }
             count += u32::from(counts);
-            looked_at += u32::from(row + (k as u64 * threads) < args.rows);
         });
         row += u64::from(blocks) * threads * FLIGHT as u64;
     }

@@ -271,7 +271,7 @@ macro_rules! kernels {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::LOG_PROB as MODE;
         use crate::cross_entropy::{
-            alignment, backward_registers, block_of_vectors, computes, log_prob::long_block,
+            alignment, backward_registers, block_of_vectors, computes, row_lanes, log_prob::long_block,
             forward_backward_long, forward_backward_registers, forward_stream, packed,
             resident_any_alignment, resident_packed, stream_blocks,
         };
@@ -293,12 +293,12 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>,
+            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>,
                 (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
             FORWARD_BACKWARD_PACKED = forward_backward_packed:
-                packed::<E, MODE, { computes::BOTH }, false>,
+                packed::<E, MODE, { computes::BOTH }, { row_lanes::SEVERAL }>,
                 (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
-            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>,
+            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>,
                 (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>,
                 (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers;

@@ -46,7 +46,7 @@ pub(crate) use backward::{backward_registers, backward_short};
 pub(crate) use forward::forward_long;
 pub(crate) use lanes::alignment;
 pub(crate) use long::forward_backward_long;
-pub(crate) use packed::{computes, packed};
+pub(crate) use packed::{computes, packed, row_lanes};
 pub(crate) use registers::{forward_backward_registers, forward_registers};
 pub(crate) use short::short;
 pub(crate) use split::forward_backward_split;
@@ -73,8 +73,8 @@ pub(crate) mod mode {
 ///
 /// * `_short_whole`: one row group of at most a warp per row; the row is in registers, and its
 ///   length is a multiple of 16 bytes.
-/// * `_packed` and `_lane_rows`: a warp stages tiles of whole rows in shared memory; several lanes,
-///   or one, compute each row.
+/// * `_packed`, `_lane_rows` and `_wide_rows`: a warp stages tiles of whole rows in shared memory;
+///   several lanes, or one, compute each row. In `_lane_rows` a lane has its row in registers.
 /// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
 ///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_few` is for
 ///   grids of few rows: one vector a thread.
@@ -93,12 +93,12 @@ pub(crate) mod mode {
 /// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
 /// allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, staged $staged:tt, split $split:tt) => {
+    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt, staged $staged:tt, split $split:tt) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_backward_staged, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, computes, short, backward_short, resident_short, resident_short_exps_whole,
+            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_backward_staged, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, resident_wide_rows, computes, row_lanes, short, backward_short, resident_short, resident_short_exps_whole,
             few_block, alignment, mode, resident, staged_blocks, resident_any_alignment, resident_long,
         };
 
@@ -124,12 +124,15 @@ macro_rules! kernels {
             FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers of [f32, f16, bf16];
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $vectors, true>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
             BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $vectors>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
-            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
-            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
-            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, false>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
-            FORWARD_LANE_ROWS = forward_lane_rows: packed::<E, MODE, { computes::LOSS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS), 5 barriers of $lanes;
-            FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows: packed::<E, MODE, { computes::BOTH }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH), 6 barriers of $lanes;
-            BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, true>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
+            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
+            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, { row_lanes::SEVERAL }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
+            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
+            FORWARD_LANE_ROWS = forward_lane_rows: packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS), 5 barriers of $lanes;
+            FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows: packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH), 6 barriers of $lanes;
+            BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
+            FORWARD_WIDE_ROWS = forward_wide_rows: packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE_WIDE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::LOSS), 5 barriers of $wides;
+            FORWARD_BACKWARD_WIDE_ROWS = forward_backward_wide_rows: packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE_WIDE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::BOTH), 6 barriers of $wides;
+            BACKWARD_WIDE_ROWS = backward_wide_rows: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE_WIDE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::GRADIENTS), 0 barriers of $wides;
             FORWARD = forward: forward_registers::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
             FORWARD_FEW = forward_few: forward_registers::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers of $longs;
@@ -165,10 +168,15 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
 pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
     match (computes, size_of::<E>()) {
         (computes::BOTH, 8) => 4,
-        (computes::BOTH, _) => 5,
+        (computes::BOTH, _) | (computes::GRADIENTS, 8) => 5,
         (_, 8) => 6,
         _ => 7,
     }
+}
+
+/// Resident blocks of the `_wide_rows` kernels: as many as registers allow without spills.
+pub(crate) const fn resident_wide_rows(computes: u32) -> u32 {
+    if computes == computes::BOTH { 6 } else { 7 }
 }
 
 /// Resident blocks of the `_stream` kernels: as many as registers allow without spills.

@@ -85,20 +85,33 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             unsafe {
                 if Pass::<E, MODE>::DENSE && span.count > 0 {
                     let mut by_target = [E::Real::ZERO; MAX_LANES];
-                    unrolled!(for lane in 0..E::LANES as usize; {
-                        let of = |vector| E::extract(vector, lane as u32).widen();
-                        let element = span.first + lane as u32;
-                        if class.is_none_or(|(class, _)| class != element) {
-                            let t = of(tile.t[k]);
-                            values[lane] =
-                                values[lane] - pass.gradient_of_share(factors, element, t);
-                        }
-                        if MODE == mode::PROBABILITIES {
-                            by_target[lane] =
-                                pass.gradient_of_target(factors, element, of(tile.x[k]));
-                        }
-                    });
-                    if MODE == mode::PROBABILITIES && !to[1].is_null() {
+                    let of_target = MODE == mode::PROBABILITIES && !to[1].is_null();
+                    // See `absorb_target`.
+                    if pass.args.weight == 0 {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            let t = E::extract(tile.t[k], lane as u32).widen();
+                            let element = span.first + lane as u32;
+                            if class.is_none_or(|(class, _)| class != element) {
+                                let share = pass.share_by_weight(E::Real::ONE, t);
+                                values[lane] = values[lane] - factors.by_share * share;
+                            }
+                        });
+                    } else {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            let t = E::extract(tile.t[k], lane as u32).widen();
+                            let element = span.first + lane as u32;
+                            if class.is_none_or(|(class, _)| class != element) {
+                                values[lane] =
+                                    values[lane] - pass.gradient_of_share(factors, element, t);
+                            }
+                        });
+                    }
+                    if of_target {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            let x = E::extract(tile.x[k], lane as u32).widen();
+                            let element = span.first + lane as u32;
+                            by_target[lane] = pass.gradient_of_target(factors, element, x);
+                        });
                         to[1].store_vectors(span, [E::narrow_all(by_target)], |_| 0, |_| true);
                     }
                 }

@@ -272,23 +272,32 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
         unrolled!(for k in 0..N; {
             let span = self.span(tile, k);
-            unrolled!(for lane in 0..E::LANES as usize; {
-                if span.has(lane) {
+            if pass.args.weight == 0 && span.count == E::LANES {
+                // Nearly all vectors of most calls. Loads of weights that may not be there, and a
+                // branch for each element, would take more instructions than all the rest.
+                unrolled!(for lane in 0..E::LANES as usize; {
                     let of = |vector| E::extract(vector, lane as u32).widen();
-                    // SAFETY: the caller's condition.
-                    unsafe {
-                        let class = span.first + lane as u32;
-                        pass.absorb_share(stats, class, of(tile.x[k]), of(tile.t[k]));
+                    let share = pass.share_by_weight(E::Real::ONE, of(tile.t[k]));
+                    stats.absorb_share(share, of(tile.x[k]));
+                });
+            } else {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    if span.has(lane) {
+                        let of = |vector| E::extract(vector, lane as u32).widen();
+                        // SAFETY: the caller's condition.
+                        unsafe {
+                            let class = span.first + lane as u32;
+                            pass.absorb_share(stats, class, of(tile.x[k]), of(tile.t[k]));
+                        }
                     }
-                }
-            });
+                });
+            }
         });
     }
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// Adds a class's share q of the target to `stats`: q (x − m) to the dot product, and q to the
-    /// weight.
+    /// [Adds](Stats::absorb_share) a class's share of the target to `stats`.
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is less than `cols`.
@@ -302,7 +311,6 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ) {
         // SAFETY: the caller's conditions.
         let share = unsafe { self.share_of(class, t) };
-        stats.dot = share.fma(x - stats.center(), stats.dot);
-        stats.weight = stats.weight + share;
+        stats.absorb_share(share, x);
     }
 }

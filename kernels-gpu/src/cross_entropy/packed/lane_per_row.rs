@@ -1,13 +1,21 @@
 //! Short rows, one lane per row: each lane computes a whole row in its registers.
+//!
+//! Rows cost more here than their elements, so most calls have a loop of their own: with the number
+//! of columns as a constant, without class weights and z-loss ([`Rows::plain`]). All other calls share
+//! one that decides on options and on the number of columns row by row ([`Rows::any`]).
 
-use super::register_row::{RegisterRow, SharedRow};
-use super::stage::{Stage, for_each_stage};
+use super::register_row::{
+    Access, LaneRow, RegisterRow, SharedRow, most_cols, with_columns, with_row,
+};
+use super::stage::{Compute, Stage, for_each_stage};
+use super::wide_row::WideRow;
 use super::{Share, add_loss, computes, factors_of_row};
 use crate::abi::TileArgs;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Pass, TERMS};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, Real};
+use crate::math::exp_m1_below;
 use crate::reduce::Workspace;
 use crate::tile::Tile;
 use cuda_std::hint::opaque;
@@ -16,103 +24,244 @@ use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp};
 /// The kind of targets that these kernels take.
 const CLASS: u32 = mode::CLASS;
 
+/// The index of no row.
+const NONE: u32 = u32::MAX;
+
 /// Computes a warp's share of the rows.
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
 #[inline(always)]
-pub(super) unsafe fn rows<E: Element, const COMPUTES: u32>(
+pub(super) unsafe fn rows<E: Element, const COMPUTES: u32, const WIDE: bool>(
     pass: &Pass<'_, E, CLASS>,
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
-    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
+    // SAFETY: the caller's conditions.
     unsafe {
-        for_each_stage::<E, CLASS, COMPUTES>(pass, share, |stage, scale, terms| {
-            let args = stage.args;
-            let logits = stage.logits::<E>();
-            let gradients = stage.gradients(logits, args.grad_input, 0);
-            let mut index = lane_id();
-            while index < stage.rows {
-                let tiles = [logits, gradients];
-                row::<E, COMPUTES>(pass, stage, tiles, index, scale, workspace, terms);
-                index += WARP_SIZE;
+        let compute = LanePerRow::<'_, E, COMPUTES, WIDE> { pass, workspace };
+        for_each_stage::<E, CLASS, COMPUTES>(pass, share, compute)
+    }
+}
+
+struct LanePerRow<'a, E: Element, const COMPUTES: u32, const WIDE: bool> {
+    pass: &'a Pass<'a, E, CLASS>,
+    workspace: Workspace,
+}
+
+impl<E: Element, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, CLASS>
+    for LanePerRow<'_, E, COMPUTES, WIDE>
+{
+    #[inline(always)]
+    unsafe fn stage(&mut self, stage: Stage<'_, CLASS>, scale: E::Real, terms: &mut [f64; TERMS]) {
+        let &mut LanePerRow { pass, workspace } = self;
+        let args = stage.args;
+        let logits = stage.logits::<E>();
+        let gradients = stage.gradients(logits, args.grad_input, 0);
+        let rows = Rows { pass, stage, logits, gradients, scale, workspace };
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if rows.are_plain::<COMPUTES, WIDE>() {
+                let access = rows.access::<COMPUTES>();
+                let faulty = with_row!(Row of args.cols, access, E, WIDE, NONE; {
+                    rows.plain::<COMPUTES, Row<E>>(terms)
+                });
+                if faulty != NONE && opaque(args.fault) != 0 {
+                    workspace.report_row(stage.first() + u64::from(faulty));
+                }
+            } else {
+                rows.any::<COMPUTES, WIDE>(terms);
             }
             if COMPUTES != computes::LOSS {
                 sync_warp();
                 gradients.store(&args.tile, stage.rows, args.grad_input, stage.first());
             }
-        })
+        }
     }
 }
 
-/// Computes row `index` of a stage, with the logits in the first tile and the gradients in the
-/// second, and adds its terms to `terms`.
-///
-/// # Safety
-/// As [`rows`]; the copies of the stage are complete, and no other lane accesses the row.
-#[inline(always)]
-unsafe fn row<E: Element, const COMPUTES: u32>(
-    pass: &Pass<'_, E, CLASS>,
-    stage: Stage<'_, CLASS>,
-    [logits, gradients]: [Tile<E>; 2],
-    index: u32,
+/// The rows of a stage.
+#[derive(Clone, Copy)]
+struct Rows<'a, E: Element> {
+    pass: &'a Pass<'a, E, CLASS>,
+    stage: Stage<'a, CLASS>,
+    logits: Tile<E>,
+    gradients: Tile<E>,
+    /// The scale of all gradients, if they share one upstream gradient.
     scale: E::Real,
     workspace: Workspace,
-    terms: &mut [f64; TERMS],
-) {
-    let Stage { args, shared, .. } = stage;
-    let row = stage.first() + u64::from(index);
-    let size = size_of::<E>() as u32;
-    let TileArgs { order_right, order_mask, order_left, access, .. } = args.tile;
-    let source = SharedRow {
-        shared,
-        at: logits.row(index),
-        // Opaque: LLVM would compute the addresses of all chunks before the loop over rows and
-        // keep them in registers.
-        cols: opaque(args.cols.into()) as u32,
-        access,
-        order: (index >> order_right & order_mask) << order_left,
-    };
-    // SAFETY: the caller's conditions.
-    unsafe {
-        let class = stage.class(index);
-        let mut logit = E::Real::ZERO;
-        // A negative class is out of range, too, as an unsigned number.
-        if class.cast_unsigned() < args.cols.into() {
-            logit = shared.element::<E>(source.at + class as u32 * size).widen();
-        }
-        let mut stats = Stats::NONE;
-        if COMPUTES != computes::GRADIENTS {
-            let mut registers = RegisterRow::<E>::load(source);
-            stats = if COMPUTES == computes::BOTH {
-                registers.statistics::<true>()
-            } else {
-                registers.statistics::<false>()
-            };
-            add_loss::<E, CLASS, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
+}
+
+impl<E: Element> Rows<'_, E> {
+    /// The bytes of the widest access that all rows allow which are read or written.
+    #[inline(always)]
+    fn access<const COMPUTES: u32>(&self) -> u32 {
+        let TileArgs { access, store_access, .. } = self.stage.args.tile;
+        if COMPUTES == computes::LOSS { access } else { access.min(store_access) }
+    }
+
+    /// Whether [`plain`](Self::plain) computes these rows.
+    #[inline(always)]
+    fn are_plain<const COMPUTES: u32, const WIDE: bool>(&self) -> bool {
+        let args = self.stage.args;
+        let access = Access::of::<E>(self.access::<COMPUTES>(), args.cols);
+        let has_options = match COMPUTES {
+            computes::GRADIENTS => args.weight != 0 || args.z_loss.to_bits() << 1 != 0,
+            _ => !self.pass.is_plain(),
+        };
+        let shares_scale = COMPUTES == computes::LOSS || args.upstream_stride == 0;
+        (WIDE || access == Access::Natural) && !has_options && shares_scale
+    }
+
+    /// Row `index` of `tile` in shared memory.
+    #[inline(always)]
+    fn row_of(&self, tile: Tile<E>, index: u32) -> SharedRow {
+        let TileArgs { order_right, order_mask, order_left, .. } = self.stage.args.tile;
+        let order = (index >> order_right & order_mask) << order_left;
+        SharedRow { shared: self.stage.shared, at: tile.row(index), order }
+    }
+
+    /// Computes the rows of a call without options, whose loss is a scalar, and returns the first of
+    /// this lane's whose target is no class, or [`NONE`].
+    ///
+    /// # Safety
+    /// As [`rows`]; the copies of the stage are complete.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn plain<const COMPUTES: u32, R: LaneRow<E>>(&self, terms: &mut [f64; TERMS]) -> u32 {
+        let Rows { pass, stage, scale, .. } = *self;
+        let (args, size) = (stage.args, size_of::<E>() as u32);
+        let classes = stage.staged_classes();
+        let (mut count, mut faulty) = (0_u32, NONE);
+        let mut index = lane_id();
+        while index < stage.rows {
+            let source = self.row_of(self.logits, index);
+            // SAFETY: the caller's conditions; no other lane accesses the row.
+            unsafe {
+                let class = classes.get(index);
+                let counts = class != args.ignore_index;
+                // A negative class is out of range, too, as an unsigned number.
+                let is_class = class.cast_unsigned() < args.cols.into();
+                let mut logit = E::Real::ZERO;
+                if is_class {
+                    logit = stage.shared.element::<E>(source.at + class as u32 * size).widen();
+                }
+                let mut numbers = R::new(source, args.cols, Access::Natural);
+                let (stats, inverse, others);
+                if COMPUTES == computes::GRADIENTS {
+                    let saved = pass.saved_of(stage.first() + u64::from(index));
+                    stats = Stats { max: saved.max, ..Stats::NONE };
+                    numbers.make_exps_from(saved.max);
+                    inverse = (-saved.log_sum).exp_below();
+                    others = -exp_m1_below(-saved.log_sum);
+                } else {
+                    stats = numbers.make_exps();
+                    inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
+                    others = stats.others() * inverse;
+                    let mut loss = stats.log_sum() - (logit - stats.max);
+                    if !is_class {
+                        loss = E::Real::NAN;
+                        if counts && faulty == NONE {
+                            faulty = index;
+                        }
+                    }
+                    if counts {
+                        terms[0] += loss.to_f64();
+                        count += 1;
+                    }
+                }
+                if COMPUTES != computes::LOSS {
+                    let scale = if is_class { scale } else { E::Real::NAN };
+                    let target = self.row_of(self.gradients, index);
+                    // The gradient of a row that is ignored is 0, whatever its logits.
+                    if counts {
+                        numbers.store_times(scale * inverse, target, Access::Natural);
+                    } else {
+                        numbers.store_zeros(target, Access::Natural);
+                    }
+                    if is_class && counts {
+                        let apart = logit - stats.max;
+                        let p = apart.exp_below() * inverse;
+                        // p − 1 of the likeliest class: see `Pass::at_class_of`.
+                        let is_likeliest = apart == E::Real::ZERO;
+                        let less_one = if is_likeliest { -others } else { p - E::Real::ONE };
+                        let at = target.at + class as u32 * size;
+                        stage.shared.set_element(at, E::narrow(scale * less_one));
+                    }
+                }
+            }
+            index += WARP_SIZE;
         }
         if COMPUTES == computes::LOSS {
-            return;
+            terms[1] += f64::from(count);
         }
-        let access = args.tile.store_access;
-        let target = SharedRow { at: gradients.row(index), access, ..source };
-        let label = pass.label(class);
-        if !label.counts {
-            // The gradient of a row that is ignored is 0, whatever its logits.
-            let mut registers = RegisterRow::<E>::unread(source);
-            registers.make_zeros();
-            registers.store(target);
-            return;
+        faulty
+    }
+
+    /// Computes the rows of any call.
+    ///
+    /// # Safety
+    /// As [`plain`](Self::plain).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn any<const COMPUTES: u32, const WIDE: bool>(&self, terms: &mut [f64; TERMS]) {
+        let mut index = lane_id();
+        while index < self.stage.rows {
+            // SAFETY: the caller's conditions; no other lane accesses the row.
+            unsafe { self.one::<COMPUTES, WIDE>(index, terms) };
+            index += WARP_SIZE;
         }
-        let factors = factors_of_row::<E, CLASS, COMPUTES>(pass, &label, stats, row, scale);
-        // Reading the row again costs less than keeping it in registers since the statistics.
-        let mut registers = RegisterRow::<E>::load(source.rematerialize());
-        registers.make_gradients(&factors);
-        registers.store(target);
-        if label.has_class(args.cols) {
-            let at_class = E::narrow(pass.at_class(&label, &factors, logit));
-            shared.set_element(target.at + label.class * size, at_class);
+    }
+
+    /// Computes row `index` of any call, and adds its terms to `terms`.
+    ///
+    /// # Safety
+    /// As [`plain`](Self::plain); no other lane accesses the row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn one<const COMPUTES: u32, const WIDE: bool>(
+        &self,
+        index: u32,
+        terms: &mut [f64; TERMS],
+    ) {
+        let Rows { pass, stage, logits, gradients, scale, workspace } = *self;
+        let args = stage.args;
+        let (cols, size) = (args.cols, size_of::<E>() as u32);
+        let row = stage.first() + u64::from(index);
+        let source = self.row_of(logits, index);
+        let access = Access::of::<E>(args.tile.access, cols);
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let class = stage.class(index);
+            let mut logit = E::Real::ZERO;
+            if class.cast_unsigned() < cols.into() {
+                logit = stage.shared.element::<E>(source.at + class as u32 * size).widen();
+            }
+            let mut stats = Stats::NONE;
+            if COMPUTES != computes::GRADIENTS {
+                stats = with_row!(Row of cols, self.access::<COMPUTES>(), E, WIDE, Stats::NONE; {
+                    Row::<E>::new(source, cols, access).make_exps()
+                });
+                add_loss::<E, CLASS, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
+            }
+            if COMPUTES == computes::LOSS {
+                return;
+            }
+            let label = pass.label(class);
+            let factors = factors_of_row::<E, CLASS, COMPUTES>(pass, &label, stats, row, scale);
+            let (source, target) = (source.rematerialize(), self.row_of(gradients, index));
+            let store_access = Access::of::<E>(args.tile.store_access, cols);
+            with_row!(Row of cols, self.access::<COMPUTES>(), E, WIDE, (); {
+                // The gradient of a row that is ignored is 0, whatever its logits.
+                let mut numbers = Row::<E>::new(source, cols, access);
+                if label.counts {
+                    numbers.make_exps_from(factors.center);
+                    numbers.store_times(factors.factor, target, store_access);
+                } else {
+                    numbers.store_zeros(target, store_access);
+                }
+            });
+            if label.has_class(cols) {
+                let at_class = E::narrow(pass.at_class(&label, &factors, logit));
+                stage.shared.set_element(target.at + label.class * size, at_class);
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ mod lanes_per_row;
 mod part;
 mod register_row;
 mod stage;
+mod wide_row;
 
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::label::{Label, normaliser, sum_normaliser};
@@ -30,15 +31,25 @@ pub(crate) mod computes {
     pub(crate) const BOTH: u32 = 2;
 }
 
+/// How many lanes compute a row.
+pub(crate) mod row_lanes {
+    /// One or several, for rows of any length that fits a tile.
+    pub(crate) const SEVERAL: u32 = 0;
+    /// One, for rows of at most [`lane_row_cols`](crate::abi::lane_row_cols) columns.
+    pub(crate) const ONE: u32 = 1;
+    /// One, for rows of more columns.
+    pub(crate) const ONE_WIDE: u32 = 2;
+}
+
 type BlockRank = reduce::BlockRank<2>;
 
 /// Targets that a thread loads at once while the normaliser of a mean is summed. Targets of short
 /// rows are a large part of all bytes, so these are as many as hide the latency of memory.
 const TARGETS: usize = 8;
 
-/// [`TARGETS`] of the kernels with a lane per row. More would raise the registers of the whole
-/// kernel above those that the rows need.
-const LANE_ROWS_TARGETS: usize = 4;
+/// [`TARGETS`] of the kernels with one lane per row, and of f64. More would raise the registers of
+/// the whole kernel above those that the rows need.
+const FEW_TARGETS: usize = 4;
 
 /// The tiles of a warp: number `first`, and then every `step`th.
 #[derive(Clone, Copy)]
@@ -47,27 +58,20 @@ struct Share {
     step: u32,
 }
 
-/// Computes rows of any length that fits a tile, with one lane or several per row; with
-/// `LANE_ROWS`, rows of at most [`lane_row_cols`](crate::abi::lane_row_cols) columns, with one lane
-/// per row.
+/// Computes rows of a length that fits a tile, with as many [lanes](row_lanes) per row as `LANES` says.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. With a loss, the grid is the `normaliser_blocks` that sum the normaliser, if gradients are
 ///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks.
 /// 3. `args.tile` fits the rows, and a block has dynamic shared memory for the tiles of its warps.
-/// 4. With `LANE_ROWS`, targets are classes.
+/// 4. With one lane per row, targets are classes.
 #[inline(always)]
-pub(crate) unsafe fn packed<
-    E: Element,
-    const MODE: u32,
-    const COMPUTES: u32,
-    const LANE_ROWS: bool,
->(
+pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u32>(
     args: &CrossEntropyArgs,
 ) {
     let pass: Pass<'_, E, MODE> =
-        if LANE_ROWS { Pass::finishing_late(args) } else { Pass::new(args) };
+        if LANES != row_lanes::SEVERAL { Pass::finishing_late(args) } else { Pass::new(args) };
     let has_loss = COMPUTES != computes::GRADIENTS;
     let both = COMPUTES == computes::BOTH;
     // SAFETY: condition 2.
@@ -76,8 +80,8 @@ pub(crate) unsafe fn packed<
     if both && block_idx_x() < args.normaliser_blocks {
         // SAFETY: conditions 1 and 2.
         unsafe {
-            if LANE_ROWS {
-                sum_normaliser::<E, LANE_ROWS_TARGETS>(args);
+            if LANES != row_lanes::SEVERAL || size_of::<E>() == 8 {
+                sum_normaliser::<E, FEW_TARGETS>(args);
             } else {
                 sum_normaliser::<E, TARGETS>(args);
             }
@@ -101,10 +105,12 @@ pub(crate) unsafe fn packed<
     let share = Share { first: worker * warps + warp_id(), step: workers * warps };
     // SAFETY: the caller's conditions.
     let terms = unsafe {
-        if LANE_ROWS {
-            lane_per_row::rows::<E, COMPUTES>(&pass.of_classes(), share, workspace)
-        } else {
-            lanes_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace)
+        match LANES {
+            row_lanes::SEVERAL => lanes_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace),
+            row_lanes::ONE => {
+                lane_per_row::rows::<E, COMPUTES, false>(&pass.of_classes(), share, workspace)
+            }
+            _ => lane_per_row::rows::<E, COMPUTES, true>(&pass.of_classes(), share, workspace),
         }
     };
     // Publish no terms that nobody sums: the next launch would read them as its own.
@@ -188,8 +194,9 @@ unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
     // SAFETY: the caller's conditions.
     unsafe {
         if COMPUTES == computes::GRADIENTS {
-            return pass.factors_of_saved(label, pass.saved_of(row), |which| {
-                pass.scale_of_saved(row, which)
+            return pass.factors_of_saved(label, pass.saved_of(row), |which| match which {
+                Total::Weights if pass.args.upstream_stride == 0 => scale,
+                _ => pass.scale_of_saved(row, which),
             });
         }
         let scale_of = |which| pass.scale(row, normaliser(pass.args), which);

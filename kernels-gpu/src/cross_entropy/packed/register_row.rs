@@ -1,88 +1,96 @@
 //! A row of at most 16 columns in one lane's registers.
 //!
-//! Short rows cost more per row than per element, so a loop over shared memory whose trip count is
-//! known at launch only would cost more than the arithmetic inside it. The columns are therefore
-//! split into chunks of 16, 8, 4, 2 and 1, the binary digits of the row's length. Each chunk is
-//! straight-line code behind a branch that the whole warp takes alike, and no lane computes on
-//! padding.
+//! The number of columns is a compile-time constant. Short rows cost more per row than per element,
+//! so a loop over columns whose trip count is known at launch only, or a branch for each digit of
+//! the count, would cost more than the arithmetic inside it.
 
-use crate::abi::lane_row_cols;
-use crate::cross_entropy::pass::Factors;
+use crate::abi::{VECTOR_BYTES, lane_row_cols};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::tile::Shared;
-use core::mem::MaybeUninit;
 use cuda_std::hint::opaque;
-use cuda_std::memory::Vec16;
 
 /// The most columns of a row that a lane has registers for.
-const fn most_cols<E: Element>() -> usize {
+pub(super) const fn most_cols<E: Element>() -> usize {
     lane_row_cols(size_of::<E>() as u32) as usize
 }
 
-/// Registers of a row: 16 columns at most, and padding that keeps constant indices within bounds in
-/// code that is never reached.
-const REGISTERS: usize = 16 + MAX_LANES;
-
-/// A column of a row in registers. All fields but `first` are compile-time constants.
-#[derive(Clone, Copy)]
-struct Column {
-    /// The index of its register.
-    register: usize,
-    /// The first column of its chunk.
-    first: u32,
-    /// Its position in the chunk.
-    within: u32,
-    /// Columns of the chunk.
-    chunk: usize,
+/// Runs `$body` with the constant `$name`, which is `$cols`: from 1 to [`most_cols`] of `$element`.
+/// For any other number the value is `$none`.
+macro_rules! with_columns {
+    ($name:ident = $cols:expr, $element:ty, $none:expr; $body:expr) => {
+        with_columns!(@ $name, $cols, $element, $none, $body;
+            1 2 3 4 5 6 7 8; 9 10 11 12 13 14 15 16)
+    };
+    (@ $name:ident, $cols:expr, $element:ty, $none:expr, $body:expr;
+        $($few:literal)+; $($many:literal)+) => {
+        match $cols {
+            $($few => {
+                const $name: usize = $few;
+                $body
+            })+
+            $($many if most_cols::<$element>() > 8 => {
+                const $name: usize = $many;
+                $body
+            })+
+            _ => $none,
+        }
+    };
 }
+pub(super) use with_columns;
 
-/// The first register of a chunk of this many columns. Chunks are in registers from long to short.
-/// The longest shares its registers with all others, since a row that has it has no other chunk.
-const fn first_register<E: Element>(chunk: usize) -> usize {
-    most_cols::<E>().saturating_sub(2 * chunk)
-}
-
-/// Runs a block for each of a row's `cols` columns, chunk by chunk, fully unrolled.
-///
-/// It is a macro, since LLVM does not inline a closure this often, and a call would force the
-/// registers into local memory. The longest chunk and all others are in different branches of an
-/// `if`: otherwise its registers would stay live for the others.
-macro_rules! for_each_column {
-    ($column:pat in $cols:expr, $element:ty; $body:block) => {{
-        let cols: u32 = $cols;
-        let most = most_cols::<$element>();
-        if cols == most as u32 {
-            if most == 16 {
-                for_each_column!(@ $column, cols, $element, $body;
-                    16: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-            } else {
-                for_each_column!(@ $column, cols, $element, $body; 8: 0 1 2 3 4 5 6 7);
-            }
+/// Runs `$body` with the type `$row` of a [`LaneRow`] of `$cols` columns, of which accesses of
+/// `$access` bytes are allowed: if it is `$wide`, one with more columns than [`most_cols`].
+macro_rules! with_row {
+    ($row:ident of $cols:expr, $access:expr, $element:ty, $wide:expr, $none:expr; $body:expr) => {{
+        if !$wide {
+            with_columns!(COLS = $cols, $element, $none; {
+                type $row<E> = RegisterRow<E, COLS>;
+                $body
+            })
+        } else if size_of::<$element>() > 4 {
+            $none
         } else {
-            if most > 8 && cols & 8 != 0 {
-                for_each_column!(@ $column, cols, $element, $body; 8: 0 1 2 3 4 5 6 7);
-            }
-            if cols & 4 != 0 {
-                for_each_column!(@ $column, cols, $element, $body; 4: 0 1 2 3);
-            }
-            if cols & 2 != 0 {
-                for_each_column!(@ $column, cols, $element, $body; 2: 0 1);
-            }
-            if cols & 1 != 0 {
-                for_each_column!(@ $column, cols, $element, $body; 1: 0);
+            match $access {
+                16 => {
+                    type $row<E> = WideRow<E, 16>;
+                    $body
+                }
+                8 => {
+                    type $row<E> = WideRow<E, 8>;
+                    $body
+                }
+                4 => {
+                    type $row<E> = WideRow<E, 4>;
+                    $body
+                }
+                2 if size_of::<$element>() == 2 => {
+                    type $row<E> = WideRow<E, 2>;
+                    $body
+                }
+                _ => $none,
             }
         }
     }};
-    (@ $column:pat, $cols:ident, $element:ty, $body:block; $chunk:literal: $($k:literal)+) => {
-        let first = $cols & !(2 * $chunk - 1);
-        $({
-            let register = first_register::<$element>($chunk) + $k;
-            let $column = Column { register, first, within: $k, chunk: $chunk };
+}
+pub(super) use with_row;
+
+/// Runs `$body` for each of `$cols` columns, unrolled; see [`unrolled`].
+macro_rules! for_each_column {
+    ($column:ident in $cols:expr; $body:block) => {
+        for_each_column!(@ $column $cols; $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $column:ident $cols:expr; $body:block; $($value:literal)+) => {
+        $(if $value < $cols {
+            let $column: usize = $value;
             $body
         })+
     };
 }
+
+/// Registers of a row: the most columns of any row, and padding that keeps constant indices within
+/// bounds in code that is never reached.
+const REGISTERS: usize = 16 + MAX_LANES;
 
 /// A row in shared memory.
 #[derive(Clone, Copy)]
@@ -90,12 +98,43 @@ pub(super) struct SharedRow {
     pub(super) shared: Shared,
     /// Its first byte.
     pub(super) at: u32,
-    pub(super) cols: u32,
-    /// Bytes of one access: 16, 8, 4 or the element's.
-    pub(super) access: u32,
-    /// The lane reads vector `v ^ order` in place of `v`, so that lanes of different rows read
+    /// The lane accesses vector `v ^ order` in place of `v`, so that lanes of different rows access
     /// different banks; see `TileArgs::order_right`.
     pub(super) order: u32,
+}
+
+/// The bytes of a lane's accesses to its row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// The largest power of two, up to a vector's 16 bytes, of which the row is a multiple.
+    Natural,
+    /// An element's.
+    Element,
+}
+
+impl Access {
+    /// The bytes that [`Natural`](Self::Natural) stands for.
+    #[inline(always)]
+    pub(super) const fn natural<E: Element>(cols: usize) -> usize {
+        let bytes = cols * size_of::<E>();
+        let power = bytes & bytes.wrapping_neg();
+        if power < 16 { power } else { 16 }
+    }
+
+    /// The widest access that rows which allow accesses of `bytes` allow.
+    #[inline(always)]
+    pub(super) fn of<E: Element>(bytes: u32, cols: u32) -> Self {
+        let natural = Self::natural::<E>(cols as usize) as u32;
+        if bytes == natural { Access::Natural } else { Access::Element }
+    }
+
+    #[inline(always)]
+    const fn bytes<E: Element>(self, cols: usize) -> usize {
+        match self {
+            Access::Natural => Self::natural::<E>(cols),
+            Access::Element => size_of::<E>(),
+        }
+    }
 }
 
 impl SharedRow {
@@ -106,176 +145,215 @@ impl SharedRow {
         SharedRow { at: opaque(self.at.into()) as u32, ..self }
     }
 
-    /// The shared memory from column `first + within` on. The address of the chunk is computed
-    /// once; the position `within` it becomes the constant offset of a load.
+    /// The shared memory from byte `within` a row of `row_bytes` on. An access there is within one
+    /// vector, if the row has more than one.
     ///
     /// # Safety
-    /// The row has the column.
+    /// The row has the byte.
     #[inline(always)]
-    unsafe fn shared_at<const ACCESS: usize, E: Element>(self, first: u32, within: u32) -> Shared {
-        let SharedRow { shared, at, order, .. } = self;
-        let [first, within] = [first, within].map(|column| column * size_of::<E>() as u32);
+    unsafe fn shared_at(self, within: usize, row_bytes: usize) -> Shared {
+        let SharedRow { shared, at, order } = self;
+        let (within, vector) = (within as u32, VECTOR_BYTES as usize);
         // SAFETY: the caller's condition.
         unsafe {
-            if ACCESS == size_of::<Vec16>() {
-                shared.after(at + ((first + within) ^ (order * ACCESS as u32)))
+            // The order is that of whole vectors, whatever the bytes of an access: logits and
+            // gradients may allow different ones.
+            if row_bytes > vector && row_bytes.is_multiple_of(vector) {
+                shared.after(at + (within ^ (order * VECTOR_BYTES)))
             } else {
-                shared.after(at + first).after(within)
+                shared.after(at).after(within)
             }
         }
     }
 }
 
-/// A row in registers. The registers of its columns are initialised, and no others.
-pub(super) struct RegisterRow<E: Element> {
-    source: SharedRow,
-    registers: [MaybeUninit<E::Real>; REGISTERS],
+/// A row that one lane computes. Its methods are inlined on a GPU alone: an unoptimised build for
+/// the emulator would add up the stacks of all numbers of columns in one frame.
+pub(super) trait LaneRow<E: Element>: Sized {
+    /// The row at `source`, which has `cols` columns and allows the `access`.
+    ///
+    /// # Safety
+    /// The copy of the row to shared memory is complete, and no other thread accesses it until the
+    /// warp synchronises.
+    unsafe fn new(source: SharedRow, cols: u32, access: Access) -> Self;
+    /// The statistics of these logits, which their exponentials exp(x − max) replace.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    unsafe fn make_exps(&mut self) -> Stats<E::Real>;
+    /// Replaces logits by their exponentials exp(x − `center`).
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    unsafe fn make_exps_from(&mut self, center: E::Real);
+    /// Writes the exponentials times `factor` to row `to`, which may be the row itself.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new), for row `to` too.
+    unsafe fn store_times(&mut self, factor: E::Real, to: SharedRow, access: Access);
+    /// Writes zeros to row `to`.
+    ///
+    /// # Safety
+    /// As [`store_times`](Self::store_times).
+    unsafe fn store_zeros(&mut self, to: SharedRow, access: Access);
 }
 
-impl<E: Element> RegisterRow<E> {
-    /// A row whose registers are not initialised.
-    #[inline(always)]
-    pub(super) fn unread(source: SharedRow) -> Self {
-        RegisterRow { source, registers: [MaybeUninit::uninit(); REGISTERS] }
-    }
+/// A row's numbers in registers, one for each of its `COLS` columns: its logits, their
+/// exponentials, or its gradients. Vectors may be in another [`order`](SharedRow::order).
+pub(super) struct RegisterRow<E: Element, const COLS: usize>([E::Real; REGISTERS]);
 
+impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     /// Reads the row.
     ///
     /// # Safety
     /// 1. The copy of the row to shared memory is complete.
-    /// 2. It has at most [`most_cols`] columns.
-    /// 3. `access` divides the byte that it begins at, and its bytes.
+    /// 2. It has `COLS` columns, and allows the `access`.
     #[inline(always)]
-    pub(super) unsafe fn load(source: SharedRow) -> Self {
-        let mut row = Self::unread(source);
+    unsafe fn load(&mut self, source: SharedRow, access: Access) {
         // SAFETY: the caller's conditions.
         unsafe {
-            match source.access {
-                16 => row.load_by::<16>(),
-                8 => row.load_by::<8>(),
-                4 if size_of::<E>() <= 4 => row.load_by::<4>(),
-                _ if size_of::<E>() == 2 => row.load_by::<2>(),
-                _ => {}
+            match access.bytes::<E>(COLS) {
+                16 => self.load_by::<16>(source),
+                8 => self.load_by::<8>(source),
+                4 => self.load_by::<4>(source),
+                _ => self.load_by::<2>(source),
             }
         }
-        row
     }
 
     /// # Safety
-    /// As [`load`](Self::load), with this access.
+    /// As [`load`](Self::load), with accesses of so many `BYTES`.
     #[inline(always)]
-    unsafe fn load_by<const ACCESS: usize>(&mut self) {
-        let cols = self.source.cols;
-        let columns = ACCESS / size_of::<E>();
-        for_each_column!(Column { register, first, within, chunk } in cols, E; {
-            if chunk >= columns && (within as usize).is_multiple_of(columns) {
+    unsafe fn load_by<const BYTES: usize>(&mut self, source: SharedRow) {
+        let columns = BYTES / size_of::<E>();
+        for_each_column!(column in COLS; {
+            if columns > 0 && column.is_multiple_of(columns) {
+                let within = column * size_of::<E>();
                 // SAFETY: the caller's conditions.
                 let vector = unsafe {
-                    self.source.shared_at::<ACCESS, E>(first, within).load_bytes::<ACCESS>(0)
+                    source.shared_at(within, COLS * size_of::<E>()).load_bytes::<BYTES>(0)
                 };
                 unrolled!(for k in 0..MAX_LANES; {
                     if k < columns {
-                        self.registers[register + k].write(E::extract(vector, k as u32).widen());
+                        self.0[column + k] = E::extract(vector, k as u32).widen();
                     }
                 });
             }
         });
     }
 
-    /// Writes the registers to a row in shared memory.
+    /// Writes the row to shared memory.
     ///
     /// # Safety
     /// As [`load`](Self::load), for row `to`; no other thread accesses it until the warp
     /// synchronises.
     #[inline(always)]
-    pub(super) unsafe fn store(&self, to: SharedRow) {
+    unsafe fn store(&self, to: SharedRow, access: Access) {
         // SAFETY: the caller's conditions.
         unsafe {
-            match to.access {
+            match access.bytes::<E>(COLS) {
                 16 => self.store_by::<16>(to),
                 8 => self.store_by::<8>(to),
-                4 if size_of::<E>() <= 4 => self.store_by::<4>(to),
-                _ if size_of::<E>() == 2 => self.store_by::<2>(to),
-                _ => {}
+                4 => self.store_by::<4>(to),
+                _ => self.store_by::<2>(to),
             }
         }
     }
 
     /// # Safety
-    /// As [`store`](Self::store), with this access.
+    /// As [`store`](Self::store), with accesses of so many `BYTES`.
     #[inline(always)]
-    unsafe fn store_by<const ACCESS: usize>(&self, to: SharedRow) {
-        let cols = to.cols;
-        let columns = ACCESS / size_of::<E>();
-        for_each_column!(Column { register, first, within, chunk } in cols, E; {
-            if chunk >= columns && (within as usize).is_multiple_of(columns) {
+    unsafe fn store_by<const BYTES: usize>(&self, to: SharedRow) {
+        let columns = BYTES / size_of::<E>();
+        for_each_column!(column in COLS; {
+            if columns > 0 && column.is_multiple_of(columns) {
                 let mut values = [E::Real::ZERO; MAX_LANES];
-                // SAFETY: a column's register is initialised; the caller's conditions.
+                unrolled!(for k in 0..MAX_LANES; {
+                    if k < columns {
+                        values[k] = self.0[column + k];
+                    }
+                });
+                let within = column * size_of::<E>();
+                // SAFETY: the caller's conditions.
                 unsafe {
-                    unrolled!(for k in 0..MAX_LANES; {
-                        if k < columns {
-                            values[k] = self.registers[register + k].assume_init();
-                        }
-                    });
-                    let at = to.shared_at::<ACCESS, E>(first, within);
-                    at.store_bytes::<ACCESS>(0, E::narrow_all(values));
+                    let at = to.shared_at(within, COLS * size_of::<E>());
+                    at.store_bytes::<BYTES>(0, E::narrow_all(values));
                 }
             }
         });
     }
+}
 
-    /// The statistics of the row's exponentials. Their sum leaves out the largest logit, which
-    /// would add 1: beside it, the others would lose their digits.
-    ///
-    /// With `OVERWRITTEN` the logits are overwritten, which saves registers. Without, chunks that
-    /// the row does not have cost no register copies.
-    #[inline(always)]
-    pub(super) fn statistics<const OVERWRITTEN: bool>(&mut self) -> Stats<E::Real> {
-        let cols = self.source.cols;
-        let mut max = E::Real::NEG_INFINITY;
-        // Each step keeps the larger of two logits and writes the smaller, so the largest is left
-        // out in the end. The first step writes −∞, whose exponential is 0.
-        let mut others = [MaybeUninit::<E::Real>::uninit(); REGISTERS];
-        for_each_column!(Column { register, .. } in cols, E; {
-            // SAFETY: a column's register is initialised.
-            let logit = unsafe { self.registers[register].assume_init() };
-            let [smaller, larger] = max.min_max(logit);
-            if OVERWRITTEN {
-                self.registers[register].write(smaller);
+impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn new(source: SharedRow, _cols: u32, access: Access) -> Self {
+        let mut row = RegisterRow([E::Real::ZERO; REGISTERS]);
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if access == Access::Natural {
+                row.load(source, Access::Natural);
             } else {
-                others[register].write(smaller);
+                row.load(source, Access::Element);
             }
-            max = larger;
+        }
+        row
+    }
+
+    // The sum of the exponentials leaves out that of a largest logit, which would add 1: beside it,
+    // the others would lose their digits. If the largest is infinite, its difference from itself is
+    // NaN, and so is the sum: the row has no distribution.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[allow(unused_assignments)] // of `largest`, in the last column
+    unsafe fn make_exps(&mut self) -> Stats<E::Real> {
+        let mut max = self.0[0];
+        for_each_column!(column in COLS; {
+            if column > 0 {
+                max = max.max(self.0[column]);
+            }
         });
+        // Each step keeps the larger of two exponentials and adds the smaller, so the first that is 1
+        // is left out.
+        let mut largest = E::Real::ZERO;
         let mut rests = [E::Real::ZERO; 2];
-        for_each_column!(Column { register, .. } in cols, E; {
-            let other = if OVERWRITTEN { self.registers[register] } else { others[register] };
-            // SAFETY: written above.
-            let other = unsafe { other.assume_init() };
-            rests[register % 2] = rests[register % 2] + (other - max).exp_below();
+        for_each_column!(column in COLS; {
+            let exp = (self.0[column] - max).exp_below();
+            self.0[column] = exp;
+            let [smaller, larger] = largest.min_max(exp);
+            largest = larger;
+            rests[column % 2] = rests[column % 2] + smaller;
         });
-        // ∞ − ∞ is NaN: a row whose largest logit is infinite has no distribution.
-        let rest = rests[0] + rests[1] + (max + -max);
+        let rest = rests[0] + rests[1];
         Stats { max, ties: E::Real::ONE, rest, ..Stats::NONE }
     }
 
-    /// Replaces the logits by their gradients. The class's own is computed like any other; the
-    /// caller overwrites it.
-    #[inline(always)]
-    pub(super) fn make_gradients(&mut self, factors: &Factors<E::Real>) {
-        for_each_column!(Column { register, .. } in self.source.cols, E; {
-            // SAFETY: a column's register is initialised.
-            let logit = unsafe { self.registers[register].assume_init() };
-            let gradient = (logit - factors.center).exp_below() * factors.factor;
-            self.registers[register].write(gradient);
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn make_exps_from(&mut self, center: E::Real) {
+        for_each_column!(column in COLS; {
+            self.0[column] = (self.0[column] - center).exp_below();
         });
     }
 
-    /// Sets all gradients to 0.
-    #[inline(always)]
-    pub(super) fn make_zeros(&mut self) {
-        for_each_column!(Column { register, .. } in self.source.cols, E; {
-            self.registers[register].write(E::Real::ZERO);
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_times(&mut self, factor: E::Real, to: SharedRow, access: Access) {
+        for_each_column!(column in COLS; {
+            self.0[column] = self.0[column] * factor;
         });
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if access == Access::Natural {
+                self.store(to, Access::Natural);
+            } else {
+                self.store(to, Access::Element);
+            }
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_zeros(&mut self, to: SharedRow, access: Access) {
+        for_each_column!(column in COLS; {
+            self.0[column] = E::Real::ZERO;
+        });
+        // SAFETY: the caller's conditions.
+        unsafe { self.store_times(E::Real::ONE, to, access) };
     }
 }

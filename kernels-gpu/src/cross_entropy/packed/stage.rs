@@ -28,6 +28,36 @@ pub(super) struct Stage<'a, const MODE: u32> {
     base: u32,
 }
 
+/// The classes of a stage's rows in shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Classes {
+    shared: Shared,
+    /// The first byte.
+    at: u32,
+    /// Bytes of a class.
+    bytes: u32,
+}
+
+impl Classes {
+    /// The class of row `index` of the stage.
+    ///
+    /// # Safety
+    /// 1. The copies of the stage are complete.
+    /// 2. Targets are classes.
+    /// 3. `index` is below the stage's `rows`.
+    #[inline(always)]
+    pub(super) unsafe fn get(&self, index: u32) -> i64 {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            match self.bytes {
+                8 => self.shared.word::<i64>(self.at, index),
+                4 => i64::from(self.shared.word::<i32>(self.at, index)),
+                _ => i64::from(self.shared.word::<u8>(self.at, index)),
+            }
+        }
+    }
+}
+
 impl<'a, const MODE: u32> Stage<'a, MODE> {
     #[inline(always)]
     fn new(args: &'a CrossEntropyArgs, shared: Shared, number: u32, base: u32) -> Self {
@@ -100,23 +130,22 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         opaque(self.args.target + self.first() * u64::from(self.args.class_bytes))
     }
 
-    /// The class of row `index` of the stage.
+    /// The classes of the rows.
+    #[inline(always)]
+    pub(super) fn staged_classes(&self) -> Classes {
+        let at = self.classes(self.class_address());
+        Classes { shared: self.shared, at, bytes: self.args.class_bytes }
+    }
+
+    /// The class of row `index` of the stage. Where it is is computed for each row: kept for
+    /// several rows, it would take a register.
     ///
     /// # Safety
-    /// 1. The copies of the stage are complete.
-    /// 2. Targets are classes.
-    /// 3. `index` is below `rows`.
+    /// As [`Classes::get`].
     #[inline(always)]
     pub(super) unsafe fn class(&self, index: u32) -> i64 {
-        let classes = self.classes(self.class_address());
         // SAFETY: the caller's conditions.
-        unsafe {
-            match self.args.class_bytes {
-                8 => self.shared.word::<i64>(classes, index),
-                4 => i64::from(self.shared.word::<i32>(classes, index)),
-                _ => i64::from(self.shared.word::<u8>(classes, index)),
-            }
-        }
+        unsafe { self.staged_classes().get(index) }
     }
 
     /// Starts the copies of the stage.
@@ -139,9 +168,19 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     }
 }
 
-/// Calls `compute(stage, scale, terms)` for each stage of a warp's share of the rows, while the
-/// next one is copied, and returns the summed terms. `scale` is the scale of the gradients of all
-/// rows, for a kernel that computes both loss and gradients from one upstream gradient.
+/// What a warp does with a stage. A trait, since LLVM does not inline a closure of this size.
+pub(super) trait Compute<R, const MODE: u32> {
+    /// Computes the rows of a stage, and adds their terms to `terms`. `scale` is the scale of the
+    /// gradients of all rows, where they share one upstream gradient.
+    ///
+    /// # Safety
+    /// 1. As [`for_each_stage`].
+    /// 2. The copies of the stage are complete.
+    unsafe fn stage(&mut self, stage: Stage<'_, MODE>, scale: R, terms: &mut [f64; TERMS]);
+}
+
+/// Has `compute` take each stage of a warp's share of the rows, while the next one is copied, and
+/// returns the summed terms.
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
@@ -149,7 +188,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
 pub(super) unsafe fn for_each_stage<E: Element, const MODE: u32, const COMPUTES: u32>(
     pass: &Pass<'_, E, MODE>,
     share: Share,
-    mut compute: impl FnMut(Stage<'_, MODE>, E::Real, &mut [f64; TERMS]),
+    mut compute: impl Compute<E::Real, MODE>,
 ) -> [f64; TERMS] {
     let args = pass.args;
     let shared = Shared::new();
@@ -172,11 +211,13 @@ pub(super) unsafe fn for_each_stage<E: Element, const MODE: u32, const COMPUTES:
                 wait_for_copies::<1>();
                 sync_warp();
                 let stage = Stage::<MODE>::new(args, shared, next - share.step, base);
-                compute(stage, scale, &mut terms);
+                compute.stage(stage, scale, &mut terms);
                 // The stage is free for the tile after the next.
                 sync_warp();
             } else if COMPUTES == computes::BOTH {
                 scale = pass.scale(0, normaliser(args), Total::Weights);
+            } else if COMPUTES == computes::GRADIENTS && args.upstream_stride == 0 {
+                scale = pass.scale_of_saved(0, Total::Weights);
             }
             has_stage = next < tiles;
             next += share.step;

@@ -61,8 +61,8 @@ impl<R: Real> Factors<R> {
 /// What the forward pass saves of a row for the backward pass.
 #[derive(Clone, Copy)]
 pub(crate) struct Saved<R> {
-    max: R,
-    log_sum: R,
+    pub(crate) max: R,
+    pub(crate) log_sum: R,
     weight: R,
 }
 

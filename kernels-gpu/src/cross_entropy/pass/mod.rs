@@ -199,7 +199,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             if self.finishes_late {
                 // The bounds-checked load of several rows, here of one: the compiler then keeps
                 // fewer values in registers.
-                let [class] = load_classes(self.args, row, 0);
+                let [class] = load_classes::<1, true>(self.args, row, 0);
                 class
             } else {
                 load_class(self.args, row)

@@ -48,21 +48,34 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                         });
                     }
                     unrolled!(for lane in 0..E::LANES as usize; {
-                        let logit = E::extract(vector, lane as u32).widen();
                         let apart = by_input[lane];
                         by_input[lane] =
                             relative.exp(apart) * pass.per_exp(apart, relative.center(), per_exp);
-                        if Self::DENSE
-                            && let Some(class) = chunk.column::<E>(lane as u32, x.cols)
-                        {
+                    });
+                    if Self::DENSE && args.weight == 0 && !chunk.is_rest {
+                        // See `Lanes::absorb_target`.
+                        unrolled!(for lane in 0..E::LANES as usize; {
                             let t = E::extract(t, lane as u32).widen();
-                            by_input[lane] =
-                                by_input[lane] - pass.gradient_of_share(factors, class, t);
-                            if of_target {
+                            let share = pass.share_by_weight(E::Real::ONE, t);
+                            by_input[lane] = by_input[lane] - factors.by_share * share;
+                        });
+                    } else if Self::DENSE {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            if let Some(class) = chunk.column::<E>(lane as u32, x.cols) {
+                                let t = E::extract(t, lane as u32).widen();
+                                by_input[lane] =
+                                    by_input[lane] - pass.gradient_of_share(factors, class, t);
+                            }
+                        });
+                    }
+                    if of_target {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            if let Some(class) = chunk.column::<E>(lane as u32, x.cols) {
+                                let logit = E::extract(vector, lane as u32).widen();
                                 by_target[lane] = pass.gradient_of_target(factors, class, logit);
                             }
-                        }
-                    });
+                        });
+                    }
                 }
                 if of_target {
                     let to = self.grad_probabilities.row(row);

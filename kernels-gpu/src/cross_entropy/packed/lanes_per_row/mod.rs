@@ -13,7 +13,7 @@ mod statistics;
 
 use super::chunk::Chunk;
 use super::part::{Pairs, Part, Split};
-use super::stage::{Stage, for_each_stage};
+use super::stage::{Compute, Stage, for_each_stage};
 use super::{Share, add_loss, computes, factors_of_row};
 use crate::cross_entropy::lagging::lags;
 use crate::cross_entropy::mode;
@@ -35,22 +35,39 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
-    // The top of the largest logit of the last row that this lane had a part of.
-    let mut near = 0;
-    // SAFETY: the caller's conditions; the copies of a stage are complete when it is computed.
+    // SAFETY: the caller's conditions.
     unsafe {
-        for_each_stage::<E, MODE, COMPUTES>(pass, share, |stage, scale, terms| {
-            let tiles = Tiles::<E, MODE>::new(stage);
-            let mut first = 0;
+        let compute = LanesPerRow::<'_, E, MODE, COMPUTES> { pass, near: 0, workspace };
+        for_each_stage::<E, MODE, COMPUTES>(pass, share, compute)
+    }
+}
+
+struct LanesPerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32> {
+    pass: &'a Pass<'a, E, MODE>,
+    /// The top of the largest logit of the last row that this lane had a part of.
+    near: u32,
+    workspace: Workspace,
+}
+
+impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
+    for LanesPerRow<'_, E, MODE, COMPUTES>
+{
+    #[inline(always)]
+    unsafe fn stage(&mut self, stage: Stage<'_, MODE>, scale: E::Real, terms: &mut [f64; TERMS]) {
+        let LanesPerRow { pass, near, workspace } = self;
+        let tiles = Tiles::<E, MODE>::new(stage);
+        let mut first = 0;
+        // SAFETY: the caller's conditions.
+        unsafe {
             while first < stage.rows {
-                tiles.batch::<COMPUTES>(pass, first, scale, &mut near, workspace, terms);
+                tiles.batch::<COMPUTES>(pass, first, scale, near, *workspace, terms);
                 first += WARP_SIZE;
             }
             if COMPUTES != computes::LOSS {
                 sync_warp();
                 tiles.store();
             }
-        })
+        }
     }
 }
 

@@ -1,0 +1,368 @@
+//! How rows are packed: that tiles have room, and what was measured.
+
+use super::*;
+
+fn shapes() -> impl Iterator<Item = Rows> {
+    [2, 4, 8].into_iter().flat_map(|element_bytes| {
+        (1..=most_row_bytes(element_bytes) / element_bytes).flat_map(move |cols| {
+            let row_bytes = cols * element_bytes;
+            // No gaps, short gaps, and gaps that are too long to be read.
+            let gaps = [0, 16, 1 << 20].into_iter().chain([element_bytes, (1 << 20) + 2]);
+            gaps.map(move |gap| row_bytes + gap)
+                .flat_map(|stride| [(stride, true), (stride, false)])
+                .flat_map(|rows| [(rows, 1), (rows, 2)])
+                .map(move |((stride, alike), tiles)| {
+                    let alignment = 1 << stride.trailing_zeros().min(4);
+                    let strides = [stride, if tiles == 2 { stride } else { 0 }];
+                    Rows {
+                        cols,
+                        element_bytes,
+                        alignment,
+                        store_alignment: alignment,
+                        alike,
+                        strides,
+                        store_strides: if alike { strides } else { [row_bytes; 2] },
+                        has_lane_rows: tiles == 1,
+                        has_wide_rows: tiles == 1 && element_bytes < 8,
+                        tiles,
+                    }
+                })
+        })
+    })
+}
+
+fn passes() -> impl Iterator<Item = (Pass, Rows)> {
+    shapes().flat_map(|rows| [(Pass::Forward, rows), (Pass::ForwardBackward, rows)])
+}
+
+/// Tiles fit into the shared memory of a block, and rows into tiles. Only the longest rows with
+/// probabilities and with differently aligned gradients are not packed.
+#[test]
+fn tiles_fit_into_shared_memory() {
+    for (pass, rows) in passes() {
+        let row_bytes = rows.cols * rows.element_bytes;
+        let Some(packed) = packed(pass, rows) else {
+            assert!(rows.tiles == 2 && !rows.alike && row_bytes > 3 << 10, "{rows:?}");
+            continue;
+        };
+        let TileArgs { rows: tile_rows, bytes, step, .. } = packed.args;
+        assert!(packed.shared_bytes <= MAX_SHARED_BYTES, "{rows:?}: {packed:?}");
+        assert!(bytes.is_multiple_of(CACHE_LINE));
+        // The end of the last row, if the tile begins as far behind a cache line as possible.
+        let misaligned = |of: usize| of - rows.alignment.min(of);
+        let others = (tile_rows as usize - 1) * step[0] as usize;
+        let end = misaligned(CACHE_LINE as usize) + others + row_bytes;
+        assert!(end.next_multiple_of(VECTOR) <= bytes as usize, "{rows:?}: {packed:?}");
+    }
+}
+
+/// A warp has two stages, each with the tiles of its tensors, or with one tile and the classes
+/// of its rows. Gradients that do not overwrite those have tiles of their own behind them.
+#[test]
+fn stages_and_tiles_of_a_warp_share_no_byte() {
+    for (pass, rows) in passes() {
+        let Some(packed) = packed(pass, rows) else { continue };
+        let TileArgs { bytes, stage_bytes, warp_bytes, gradients, .. } = packed.args;
+        let tiles = rows.tiles as u32 * bytes;
+        // Eight bytes each, which begin as far behind a vector as in global memory.
+        let classes = if rows.tiles == 1 { packed.args.rows * 8 + VECTOR_BYTES } else { 0 };
+        let expected = (tiles + classes).next_multiple_of(CACHE_LINE);
+        assert_eq!(stage_bytes, expected, "{rows:?}: {packed:?}");
+        let stages = 2 * stage_bytes;
+        let expected = if rows.alike { (0, stages) } else { (stages, stages + tiles) };
+        assert_eq!((gradients, warp_bytes), expected, "{rows:?}: {packed:?}");
+        assert_eq!(packed.shared_bytes, WARPS * warp_bytes as usize);
+        let launch = packed.launch(7);
+        assert_eq!((launch.blocks, launch.threads), (7, PACKED_BLOCK));
+        assert_eq!(launch.shared_bytes as usize, packed.shared_bytes);
+    }
+}
+
+/// A tile of gradients ends with its last row at the earliest, wherever it begins in a line.
+#[test]
+fn tiles_of_gradients_have_all_of_their_rows() {
+    for (pass, rows) in passes() {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let lead = CACHE_LINE as usize - rows.store_alignment.min(CACHE_LINE as usize);
+        let step = args.store_step[0].max(args.store_step[1]) as usize;
+        let end = lead + (args.rows as usize - 1) * step + rows.row_bytes();
+        assert!(end <= args.bytes as usize, "{rows:?}: {args:?}");
+    }
+}
+
+/// A load or store of a lane is as long as the boundaries that rows begin and end at, up to a
+/// vector.
+#[test]
+fn lanes_access_what_begins_and_ends_with_a_row() {
+    for (pass, rows) in passes() {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let longest = |alignment: usize| {
+            let common = alignment | rows.row_bytes() | VECTOR;
+            1_u32 << common.trailing_zeros()
+        };
+        assert_eq!(args.access, longest(rows.alignment), "{rows:?}");
+        assert_eq!(args.store_access, longest(rows.store_alignment), "{rows:?}");
+        // The swizzle is of vectors: other accesses have none.
+        assert!(args.access == VECTOR_BYTES || args.order_mask == 0, "{rows:?}");
+    }
+}
+
+/// Rows of up to 32 bytes begin and end in any of the two tensors and their gradients with a
+/// gap behind them or none, and gradients may be missing.
+fn tensors_with_gaps() -> impl Iterator<Item = Rows> {
+    [16, 32].into_iter().flat_map(|row_bytes| {
+        let with = move |gap: usize| [0, row_bytes, row_bytes + gap];
+        let pairs = move |gap| with(gap).map(|first| with(gap).map(|second| [first, second]));
+        let reads = [16, 1 << 20].into_iter().flat_map(move |gap| pairs(gap).into_iter());
+        let reads = reads.flatten().filter(|[logits, _]| *logits != 0);
+        let all = reads.flat_map(move |reads| {
+            pairs(16).into_iter().flatten().map(move |writes| (reads, writes))
+        });
+        all.flat_map(|tensors| [(tensors, true), (tensors, false)]).map(
+            move |((strides, store_strides), alike)| Rows {
+                cols: row_bytes / 4,
+                element_bytes: 4,
+                alignment: 16,
+                store_alignment: 16,
+                alike,
+                strides,
+                store_strides,
+                has_lane_rows: strides[1] == 0,
+                has_wide_rows: strides[1] == 0,
+                tiles: if strides[1] == 0 { 1 } else { 2 },
+            },
+        )
+    })
+}
+
+/// Rows are copied as one span where they are as far apart in shared memory as in global
+/// memory, and stored as one span where there are no gaps in either: in every tensor, since
+/// one argument of the kernels stands for both.
+#[test]
+fn spans_are_the_same_in_shared_and_in_global_memory() {
+    let mut spans = [0; 2];
+    for rows in tensors_with_gaps() {
+        let Some(Packed { args, .. }) = packed(Pass::ForwardBackward, rows) else { continue };
+        let row_bytes = rows.row_bytes();
+        let is_each = |strides: [usize; 2], is: &dyn Fn(usize, usize) -> bool| {
+            (0..2).all(|tensor| strides[tensor] == 0 || is(tensor, strides[tensor]))
+        };
+        let is_same = |tensor: usize, stride: usize| args.step[tensor] as usize == stride;
+        let has_no_gaps = |tensor: usize, stride: usize| {
+            args.store_step[tensor] as usize == row_bytes && stride == row_bytes
+        };
+        let is_short = |_, stride| stride <= row_bytes + 32;
+        assert_eq!(args.load_span != 0, is_each(rows.strides, &is_short), "{rows:?}");
+        assert!(args.load_span == 0 || is_each(rows.strides, &is_same), "{rows:?}: {args:?}");
+        let expected = is_each(rows.store_strides, &has_no_gaps);
+        assert_eq!(args.store_span != 0, expected, "{rows:?}: {args:?}");
+        spans[0] += args.load_span;
+        spans[1] += args.store_span;
+    }
+    assert!(spans.iter().all(|&count| count > 0));
+}
+
+/// Gaps of a sector of 32 bytes are read with the rows, or of an eighth of a row, which is as
+/// little beside the row.
+#[test]
+fn short_gaps_are_read() {
+    let is_read = |row_bytes: usize, gap| {
+        let rows = Rows {
+            cols: row_bytes / 4,
+            element_bytes: 4,
+            alignment: 16,
+            store_alignment: 16,
+            alike: true,
+            strides: [row_bytes + gap, 0],
+            store_strides: [0; 2],
+            has_lane_rows: false,
+            has_wide_rows: false,
+            tiles: 1,
+        };
+        packed(Pass::Forward, rows).expect("a short row").args.load_span != 0
+    };
+    assert_eq!([0, 16, 32, 48].map(|gap| is_read(128, gap)), [true, true, true, false]);
+    assert_eq!([112, 128, 144].map(|gap| is_read(1024, gap)), [true, true, false]);
+}
+
+/// Rows that are copied one by one are copied by as many lanes as they may have vectors, up to
+/// a power of two.
+#[test]
+fn a_row_is_copied_by_a_lane_for_each_vector() {
+    for (pass, rows) in passes() {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let alignment = rows.alignment.min(rows.store_alignment);
+        let vectors = (0..VECTOR).step_by(alignment.min(VECTOR));
+        let vectors = vectors.map(|begin| (begin + rows.row_bytes()).div_ceil(VECTOR)).max();
+        let lanes = vectors.map_or(1, |vectors| vectors.next_power_of_two().min(32));
+        assert_eq!(1 << args.copy_shift, lanes, "{rows:?}");
+    }
+}
+
+/// The tiles of a call: all as long as the first but for the last, which has a row at least.
+#[test]
+fn tiles_have_all_rows_of_a_call() {
+    let layout = |cols| shapes().find(|rows| rows.cols == cols).expect("short enough");
+    for cols in [1, 10, 64, 1000] {
+        let packed = packed(Pass::Forward, layout(cols)).expect("a short row");
+        let most = packed.args.rows as usize;
+        for rows in [1, 2, most - 1, most, most + 1, 2 * most, 7 * most + 1, 1 << 30] {
+            let args = packed.args_of(rows);
+            let TileArgs { count, last_rows, .. } = args;
+            let of_others = (count as usize - 1) * most;
+            assert_eq!(of_others + last_rows as usize, rows, "{cols} columns");
+            assert!((1..=most).contains(&(last_rows as usize)), "{cols} columns, {rows} rows");
+            assert_eq!(TileArgs { count: 0, last_rows: 0, ..args }, packed.args);
+        }
+        assert_eq!(packed.args_of(0), packed.args);
+    }
+}
+
+/// f32 rows or, with `element_bytes`, others, on boundaries of 16 bytes if they can be.
+fn dense(cols: usize, element_bytes: usize) -> Rows {
+    let is_dense = |rows: &Rows| rows.strides[0] == rows.row_bytes() && rows.stores_span();
+    let of = |rows: &Rows| rows.cols == cols && rows.element_bytes == element_bytes;
+    let mut all = shapes().filter(|rows| rows.tiles == 1 && rows.alike);
+    all.find(|rows| of(rows) && is_dense(rows)).expect("a short row")
+}
+
+/// A lane has a row to itself where rows fit into its registers or are short. As many blocks as
+/// have registers on an H100's multiprocessor then have shared memory too, unless rows are wide.
+#[test]
+fn lanes_have_short_rows_to_themselves() {
+    for (element_bytes, most) in [(2, 16), (4, 16), (8, 8)] {
+        for cols in 1..=256 / element_bytes {
+            let rows = dense(cols, element_bytes);
+            let packed = packed(Pass::Forward, rows).expect("a short row");
+            let is_by_element = element_bytes == 2 && cols % 2 == 1;
+            let expected = match element_bytes {
+                _ if cols <= most => Regime::LaneRows,
+                8 => Regime::Packed,
+                2 if is_by_element && cols > 48 => Regime::Packed,
+                _ => Regime::WideRows,
+            };
+            assert_eq!(packed.regime, expected, "{rows:?}");
+            if packed.regime == Regime::Packed && rows.row_bytes() > 128 {
+                continue;
+            }
+            assert_eq!(packed.args.warp_rows_shift, 5, "{rows:?}");
+            assert!(packed.args.rows.is_multiple_of(32), "{rows:?}");
+            let blocks = match packed.regime {
+                Regime::LaneRows => 7,
+                Regime::WideRows => continue,
+                _ => 5,
+            };
+            let bytes = packed.shared_bytes + (1 << 10);
+            assert!(bytes * blocks <= 228 << 10, "{rows:?}: {packed:?}");
+            // With 32 rows more in each tile, fewer would have.
+            let more = WARPS * STAGES * 32 * (rows.row_bytes() + 8);
+            let is_full = packed.args.rows == 32 * MAX_TURNS as u32
+                || (bytes + more) * (blocks + 1) > 228 << 10;
+            assert!(is_full, "{rows:?}: {packed:?}");
+        }
+    }
+    // Probabilities take registers of their own.
+    let with_probabilities = shapes().find(|rows| rows.tiles == 2).expect("there are some");
+    let rows = Rows { has_lane_rows: true, has_wide_rows: true, ..with_probabilities };
+    assert_eq!(packed(Pass::Forward, rows).expect("a short row").regime, Regime::Packed);
+}
+
+/// A pass with gradients has shorter tiles of rows of 256 bytes and more.
+#[test]
+fn tiles_are_shorter_with_gradients() {
+    let rows = |pass, cols, element_bytes| {
+        let rows = Rows { has_wide_rows: false, ..dense(cols, element_bytes) };
+        packed(pass, rows).expect("a short row").args.rows
+    };
+    for (cols, element_bytes, forward, gradients) in
+        [(64, 4, 32, 16), (511, 4, 4, 2), (255, 2, 16, 8), (63, 4, 32, 32)]
+    {
+        for (pass, expected) in [
+            (Pass::Forward, forward),
+            (Pass::Backward, gradients),
+            (Pass::ForwardBackward, gradients),
+        ] {
+            assert_eq!(rows(pass, cols, element_bytes), expected, "{pass:?}, {cols} columns");
+        }
+    }
+}
+
+/// Blocks that are resident share the multiprocessor's shared memory, of which the driver takes
+/// a KiB for each.
+#[test]
+fn blocks_have_shared_memory_and_registers() {
+    let packed = packed(Pass::Forward, dense(100, 4)).expect("a short row");
+    let blocks = |shared_bytes, registers_for| {
+        let device = Device { multiprocessors: 3, shared_bytes, registers_for };
+        packed.blocks(Pass::Forward, 1 << 20, device)
+    };
+    let of_block = packed.shared_bytes + 1024;
+    assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
+    assert_eq!((blocks(4 * of_block, 2), blocks(of_block - 1, 2)), (3 * 2, 3));
+    // A tile for each of the four warps of a block, if there are fewer.
+    let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
+    let tiles = |tiles| tiles * packed.args.rows as usize;
+    let blocks = |rows| packed.blocks(Pass::Forward, rows, device);
+    assert_eq!((blocks(tiles(4 * 7)), blocks(tiles(4 * 7) + 1)), (7, 8));
+}
+
+/// Rows that are copied one by one do not share a vector of shared memory.
+#[test]
+fn rows_copied_one_by_one_share_no_vector() {
+    for (pass, rows) in passes().filter(|(_, rows)| !rows.loads_span()) {
+        let Some(packed) = packed(pass, rows) else { continue };
+        let row_bytes = rows.cols * rows.element_bytes;
+        let step = packed.args.step[0] as usize;
+        assert_eq!(step % VECTOR, rows.strides[0] % VECTOR);
+        for begins in (0..VECTOR).step_by(rows.alignment.min(VECTOR)) {
+            let end = (begins + row_bytes).next_multiple_of(VECTOR);
+            let next = begins + step;
+            assert!(end <= next - next % VECTOR, "{rows:?}: {packed:?}");
+        }
+    }
+}
+
+/// The swizzle permutes the vectors of a row.
+#[test]
+fn lanes_stay_within_their_row() {
+    for (pass, rows) in passes().filter(|(_, rows)| rows.alignment == 16) {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        if args.access < 16 {
+            continue;
+        }
+        let vectors = (rows.row_bytes() / VECTOR) as u32;
+        for row in 0..args.rows {
+            let order = (row >> args.order_right & args.order_mask) << args.order_left;
+            let mut taken: Vec<_> = (0..vectors).map(|vector| vector ^ order).collect();
+            taken.sort_unstable();
+            assert!(taken.into_iter().eq(0..vectors), "{rows:?}: {args:?}, row {row}");
+        }
+    }
+}
+
+/// Eight lanes that read 16 bytes each at the same time read from different banks.
+#[test]
+fn lanes_have_no_bank_conflicts() {
+    let is_whole = |rows: &Rows| {
+        rows.alignment == 16 && rows.strides[0] == rows.row_bytes() && rows.stores_span()
+    };
+    for (pass, rows) in passes().filter(|(_, rows)| is_whole(rows)) {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let row_vectors = (rows.cols * rows.element_bytes / VECTOR) as u32;
+        let warp_rows = 1 << args.warp_rows_shift;
+        // With fewer than eight rows per warp, rows of an odd number of vectors are read in two
+        // turns.
+        if args.access < 16 || (warp_rows < 8 && !row_vectors.is_multiple_of(8 / warp_rows)) {
+            continue;
+        }
+        let vector = |lane: u32| {
+            let (row, part) = (lane % warp_rows, lane / warp_rows);
+            let order = (row >> args.order_right & args.order_mask) << args.order_left;
+            assert!(part ^ order < row_vectors.max(1), "{rows:?}: within the row");
+            (row * row_vectors + (part ^ order)) % 8
+        };
+        let mut vectors: Vec<_> = (0..8).map(vector).collect();
+        vectors.sort_unstable();
+        assert_eq!(vectors, [0, 1, 2, 3, 4, 5, 6, 7], "{rows:?}: {args:?}");
+    }
+}

@@ -1,0 +1,287 @@
+//! A row of more columns than a lane has registers for, which the lane reads from shared memory
+//! again for each step.
+
+use super::register_row::{Access, LaneRow, SharedRow};
+use crate::cross_entropy::mode;
+use crate::cross_entropy::stats::{Relative, Stats};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::tile::Shared;
+use core::marker::PhantomData;
+use cuda_std::hint::opaque;
+use cuda_std::memory::Vec16;
+
+/// A sum of exponentials below this is computed again without that of the largest logit. In f32 the
+/// sum is off by 1.5e-7, and so the loss by 6e-7 of itself at most.
+const LIKELY: f64 = 1.25;
+
+/// The most vectors that a step reads before it computes.
+const MOST_FLIGHT: usize = 4;
+
+/// A row in shared memory, cut into vectors. `ACCESS` is the bytes of an access; it divides the
+/// row's bytes.
+#[derive(Clone, Copy)]
+pub(super) struct WideRow<E: Element, const ACCESS: usize> {
+    source: SharedRow,
+    /// Vectors that are whole.
+    whole: u32,
+    /// Accesses to the rest behind them; fewer than a vector has.
+    rest: u32,
+    /// What is subtracted from logits before their exponentials are taken.
+    center: E::Real,
+    element: PhantomData<E>,
+}
+
+/// Runs `$body` for each vector of a row. `$vector` is its 16 bytes, of which the rest has fewer
+/// elements, and −∞ behind them; `$index` its number; `$accesses` how many accesses it has. A macro,
+/// since LLVM does not inline a closure that is called three times.
+macro_rules! for_each_vector {
+    (($index:ident, $accesses:ident, $vector:ident) in $row:expr; $body:block) => {{
+        let row: &WideRow<E, ACCESS> = $row;
+        let mut at = 0;
+        // Opaque, so that the compiler does not unroll these loops, too.
+        while at + Self::FLIGHT <= row.whole {
+            let vectors = row.vectors(at);
+            unrolled!(for k in 0..MOST_FLIGHT; {
+                if (k as u32) < Self::FLIGHT {
+                    let ($index, $accesses, $vector) = (at + k as u32, Self::ACCESSES, vectors[k]);
+                    $body
+                }
+            });
+            at = opaque(u64::from(at + Self::FLIGHT)) as u32;
+        }
+        while at < row.whole {
+            let ($index, $accesses, $vector) = (at, Self::ACCESSES, row.vector(at));
+            $body
+            at = opaque(u64::from(at + 1)) as u32;
+        }
+        if row.rest > 0 {
+            let ($index, $accesses, $vector) = (row.whole, row.rest, row.part(row.rest));
+            $body
+        }
+    }};
+}
+
+impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
+    /// Vectors that a step reads before it computes, so that they hide each other's latency.
+    const FLIGHT: u32 = if size_of::<E>() == 4 { MOST_FLIGHT as u32 } else { 2 };
+    /// Accesses to a vector.
+    const ACCESSES: u32 = (size_of::<Vec16>() / ACCESS) as u32;
+
+    /// Where vector `index` of `row` begins.
+    ///
+    /// # Safety
+    /// The row has the vector.
+    #[inline(always)]
+    unsafe fn place(row: SharedRow, index: u32) -> Shared {
+        let SharedRow { shared, at, order } = row;
+        let index = if ACCESS == size_of::<Vec16>() { index ^ order } else { index };
+        // SAFETY: the caller's condition.
+        unsafe { shared.after(at + index * size_of::<Vec16>() as u32) }
+    }
+
+    /// A whole vector.
+    ///
+    /// # Safety
+    /// 1. The copy of the row to shared memory is complete.
+    /// 2. `index` is below `whole`.
+    #[inline(always)]
+    unsafe fn vector(&self, index: u32) -> Vec16 {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let place = Self::place(self.source, index);
+            if Self::ACCESSES == 1 {
+                return place.load_bytes::<16>(0);
+            }
+            Self::joined(|access| Self::load(place, access))
+        }
+    }
+
+    /// The vectors of a step, from `index` on.
+    ///
+    /// # Safety
+    /// As [`vector`](Self::vector), for all of them.
+    #[inline(always)]
+    unsafe fn vectors(&self, index: u32) -> [Vec16; MOST_FLIGHT] {
+        let mut vectors = [Vec16::default(); MOST_FLIGHT];
+        unrolled!(for k in 0..MOST_FLIGHT; {
+            if (k as u32) < Self::FLIGHT {
+                // SAFETY: the caller's conditions.
+                vectors[k] = unsafe { self.vector(index + k as u32) };
+            }
+        });
+        vectors
+    }
+
+    /// The rest of the row, which has so many `accesses`, and −∞ behind it.
+    ///
+    /// # Safety
+    /// As [`vector`](Self::vector)'s condition 1.
+    #[inline(always)]
+    unsafe fn part(&self, accesses: u32) -> Vec16 {
+        let Vec16([lowest, ..]) = E::pack([E::LOWEST; MAX_LANES]);
+        // SAFETY: the caller's condition.
+        unsafe {
+            let place = Self::place(self.source, self.whole);
+            Self::joined(|access| {
+                if access < accesses {
+                    Self::load(place, access)
+                } else {
+                    u64::from(lowest) << 32 | u64::from(lowest)
+                }
+            })
+        }
+    }
+
+    /// Access number `access` from `place` on, of at most 8 bytes.
+    ///
+    /// # Safety
+    /// As [`vector`](Self::vector)'s condition 1, for these bytes.
+    #[inline(always)]
+    unsafe fn load(place: Shared, access: u32) -> u64 {
+        // SAFETY: the caller's condition.
+        let Vec16([low, high, ..]) = unsafe { place.load_bytes::<ACCESS>(access * ACCESS as u32) };
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// The vector of accesses of at most 8 bytes. They are joined as numbers: LLVM keeps an array
+    /// that is written in branches in local memory.
+    #[inline(always)]
+    fn joined(access: impl Fn(u32) -> u64) -> Vec16 {
+        match ACCESS {
+            8 => {
+                let [first, second] = [access(0), access(1)];
+                Vec16([first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32])
+            }
+            4 => Vec16([0, 1, 2, 3].map(|word| access(word) as u32)),
+            _ => {
+                let half = |at| access(at) as u32 & 0xffff;
+                Vec16([0, 2, 4, 6].map(|at| half(at) | half(at + 1) << 16))
+            }
+        }
+    }
+
+    /// The bytes of an access as the first of a vector.
+    #[inline(always)]
+    fn taken(Vec16(words): Vec16, access: usize) -> Vec16 {
+        match ACCESS {
+            16 => Vec16(words),
+            8 => Vec16([words[access * 2 % 4], words[(access * 2 + 1) % 4], 0, 0]),
+            4 => Vec16([words[access % 4], 0, 0, 0]),
+            _ => Vec16([words[access / 2 % 4] >> (access as u32 % 2 * 16), 0, 0, 0]),
+        }
+    }
+
+    /// All accesses of the row.
+    #[inline(always)]
+    fn accesses(&self) -> u32 {
+        self.whole * Self::ACCESSES + self.rest
+    }
+
+    /// The statistics of the row, with the exponential of a largest logit apart from all others.
+    /// Few rows need it, so it is short rather than fast.
+    ///
+    /// # Safety
+    /// As [`vector`](Self::vector)'s condition 1.
+    #[inline(always)]
+    unsafe fn sum_apart(&self, max: E::Real) -> Stats<E::Real> {
+        // Each step keeps the larger of two exponentials and adds the smaller, so the first that is
+        // 1 is left out.
+        let (mut largest, mut rest) = (E::Real::ZERO, E::Real::ZERO);
+        let mut access = 0;
+        while access < self.accesses() {
+            let (vector, within) = (access / Self::ACCESSES, access % Self::ACCESSES);
+            // SAFETY: the caller's condition.
+            let bytes = unsafe {
+                Self::place(self.source, vector).load_bytes::<ACCESS>(within * ACCESS as u32)
+            };
+            unrolled!(for lane in 0..MAX_LANES; {
+                if lane < ACCESS / size_of::<E>() {
+                    let logit = E::extract(bytes, lane as u32).widen();
+                    let [smaller, larger] = largest.min_max((logit - max).exp_below());
+                    largest = larger;
+                    rest = rest + smaller;
+                }
+            });
+            access = opaque(u64::from(access + 1)) as u32;
+        }
+        Stats { max, ties: E::Real::ONE, rest, ..Stats::NONE }
+    }
+}
+
+impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn new(source: SharedRow, cols: u32, _access: Access) -> Self {
+        let bytes = cols * size_of::<E>() as u32;
+        let (whole, rest) = (bytes / size_of::<Vec16>() as u32, bytes % size_of::<Vec16>() as u32);
+        let rest = rest / ACCESS as u32;
+        WideRow { source, whole, rest, center: E::Real::ZERO, element: PhantomData }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn make_exps(&mut self) -> Stats<E::Real> {
+        let mut max = E::Real::NEG_INFINITY;
+        let mut sums = [E::Real::ZERO; 2];
+        // SAFETY: the caller's conditions.
+        unsafe {
+            for_each_vector!((_index, _accesses, vector) in self; {
+                max = max.max(E::greatest([vector]));
+            });
+            self.center = max;
+            let is_far = Relative::<_, { mode::CLASS }>::is_far(max, E::Real::ONE);
+            let relative = Relative::<_, { mode::CLASS }>::to(max, E::Real::ONE);
+            for_each_vector!((_index, _accesses, vector) in self; {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let exp = relative.exp(E::extract(vector, lane as u32).widen());
+                    sums[lane % 2] = sums[lane % 2] + exp;
+                });
+            });
+            let sum = (sums[0] + sums[1]) * relative.unit();
+            if sum < E::Real::from_f64(LIKELY) || is_far {
+                return self.sum_apart(max);
+            }
+            let (ties, rest) = (E::Real::ONE, sum - E::Real::ONE);
+            Stats { max, ties, rest, ..Stats::NONE }
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn make_exps_from(&mut self, center: E::Real) {
+        self.center = center;
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_times(&mut self, factor: E::Real, to: SharedRow, _access: Access) {
+        let center = self.center;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            for_each_vector!((index, accesses, vector) in self; {
+                let mut values = [E::Real::ZERO; MAX_LANES];
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let logit = E::extract(vector, lane as u32).widen();
+                    values[lane] = (logit - center).exp_below() * factor;
+                });
+                let (gradients, place) = (E::narrow_all(values), Self::place(to, index));
+                unrolled!(for access in 0..8; {
+                    if access < Self::ACCESSES as usize && (access as u32) < accesses {
+                        let bytes = Self::taken(gradients, access);
+                        place.store_bytes::<ACCESS>((access * ACCESS) as u32, bytes);
+                    }
+                });
+            });
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_zeros(&mut self, to: SharedRow, _access: Access) {
+        let mut access = 0;
+        while access < self.accesses() {
+            let (vector, within) = (access / Self::ACCESSES, access % Self::ACCESSES);
+            // SAFETY: the caller's conditions.
+            unsafe {
+                let place = Self::place(to, vector);
+                place.store_bytes::<ACCESS>(within * ACCESS as u32, Vec16::default());
+            }
+            access = opaque(u64::from(access + 1)) as u32;
+        }
+    }
+}

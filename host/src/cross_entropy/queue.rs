@@ -282,8 +282,14 @@ impl<'a> Launches<'a> {
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }
             // More than a block has unless it is asked for.
-            (_, Regime::Packed | Regime::LaneRows | Regime::WideRows)
-            | (_, Regime::Staged | Regime::Stream) => gpu.dynamic_shared(entry).map(|_| ()),
+            (
+                _,
+                Regime::Packed
+                | Regime::LaneRows
+                | Regime::WideRows
+                | Regime::Staged
+                | Regime::Stream,
+            ) => gpu.dynamic_shared(entry).map(|_| ()),
             _ => Ok(()),
         }
     }

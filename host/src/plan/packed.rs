@@ -32,9 +32,10 @@ const SMALL_STAGE_BYTES: usize = 5400;
 /// See [`SMALL_STAGE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
 
-/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With
-/// two stages per warp, seven blocks fit into the shared memory of an H100's multiprocessor, which
-/// is as many as its registers allow. Chosen, not searched for.
+/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp, seven
+/// blocks fit into the shared memory of an H100's multiprocessor, which is as many as its registers
+/// allow. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and 5000 bytes:
+/// 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and 5000.
 const LANES_STAGE_BYTES: usize = 3680;
 
 /// The bytes of a stage for [`Regime::WideRows`]: with more, fewer blocks have shared memory, and
@@ -108,10 +109,11 @@ impl Rows {
         }
     }
 
-    /// The most bytes of a row of [`Regime::WideRows`]. A warp has two tiles of 32 such rows, so
-    /// longer rows leave room for too few warps; a pass with gradients has more to compute that
-    /// several lanes per row would repeat. Rows of 16-bit elements that are read one by one take
-    /// more instructions. H200, 2026-11-26, ceiling ÷ ours with several lanes and with one: bf16
+    /// The most bytes of a row of [`Regime::WideRows`]. A warp has two tiles of 32 such rows, and
+    /// longer rows leave shared memory for too few warps. Two limits are how much a block may have
+    /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows of
+    /// 16-bit elements that are read one by one take more instructions, and the forward pass, which
+    /// has fewer bytes to hide them behind, gains less. H200, 2026-11-26, ceiling ÷ ours with several lanes and with one: bf16
     /// forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and 0.69, 140 columns 0.75 and 0.63;
     /// with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70 and 0.68, 180 columns 0.58 and
     /// 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients 0.69 and 0.89.

@@ -1,8 +1,10 @@
-//! Short rows, one lane per row: each lane computes a whole row in its registers.
+//! Short rows, one lane per row: in the lane's registers ([`RegisterRow`]), or read from shared
+//! memory for each step where they have more columns ([`WideRow`]).
 //!
-//! Rows cost more here than their elements, so most calls have a loop of their own: with the number
-//! of columns as a constant, without class weights and z-loss ([`Rows::plain`]). All other calls share
-//! one that decides on options and on the number of columns row by row ([`Rows::any`]).
+//! A short row costs more than its elements do. Calls without class weights and z-loss therefore
+//! have loops of their own, for each number of columns or each width of an access
+//! ([`Rows::plain`]). All other calls share a loop that decides on options and on the kind of row
+//! row by row ([`Rows::any`]).
 
 use super::register_row::{
     Access, LaneRow, RegisterRow, SharedRow, most_cols, with_columns, with_row,

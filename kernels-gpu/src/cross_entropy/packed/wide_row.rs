@@ -1,6 +1,7 @@
 //! A row of more columns than a lane has registers for, which the lane reads from shared memory
 //! again for each step.
 
+use super::LIKELY;
 use super::register_row::{Access, LaneRow, SharedRow};
 use crate::cross_entropy::mode;
 use crate::cross_entropy::stats::{Relative, Stats};
@@ -9,10 +10,6 @@ use crate::tile::Shared;
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::Vec16;
-
-/// A sum of exponentials below this is computed again without that of the largest logit. In f32 the
-/// sum is off by 1.5e-7, and so the loss by 6e-7 of itself at most.
-const LIKELY: f64 = 1.25;
 
 /// The most vectors that a step reads before it computes.
 const MOST_FLIGHT: usize = 4;

@@ -2,6 +2,7 @@
 
 use super::Tiles;
 use crate::cross_entropy::lagging::{CERTAIN, Lagging, lags};
+use crate::cross_entropy::packed::LIKELY;
 use crate::cross_entropy::packed::chunk::Chunk;
 use crate::cross_entropy::packed::part::{Part, Split};
 use crate::cross_entropy::pass::Pass;
@@ -11,10 +12,6 @@ use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use cuda_std::math::max_or_nan_f32_bits;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::{WARP_SIZE, any};
-
-/// A sum of exponentials below this is computed again without that of the largest logit. In f32 the
-/// sum of a packed row is off by 1.5e-7, and so the loss by 6e-7 of itself at most.
-const LIKELY: f64 = 1.25;
 
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Computes the statistics of 32 rows from `first` on, and returns those of the row that this

@@ -91,6 +91,20 @@ pub const MAX_PARTIALS: u32 = 132 * 800;
 /// Words that a warp publishes for its part of a split row: the online softmax of the part.
 pub const STATS_PARTS: u32 = 4;
 
+/// Words that each of the blocks that share a row publishes once a row: the [`STATS_PARTS`] of its
+/// part, and which row comes next.
+pub const EXCHANGE_WORDS: u32 = STATS_PARTS + 1;
+
+/// Rows in a row for which these words are apart.
+pub const EXCHANGE_ROUNDS: u32 = 3;
+
+/// The most tickets of a launch of `blocks` blocks that share rows and take them by
+/// [`CrossEntropyArgs::rows_of_block`] rows a ticket: the workspace has two sums for each ticket,
+/// what blocks exchange, and two counters.
+pub const fn max_tickets(blocks: u32) -> u32 {
+    (MAX_PARTIALS - blocks * EXCHANGE_ROUNDS * EXCHANGE_WORDS - 2) / 2
+}
+
 /// Blocks of a group: one block adds up their partial sums before the end of the grid.
 pub const GROUP: u32 = 64;
 
@@ -519,7 +533,7 @@ pub struct CrossEntropyArgs {
     pub share: f64,
     /// Vectors of a row's logits that a block stages in dynamic shared memory between the reduction
     /// pass and the gradient pass, behind the vectors in registers. It reads the rest of the row
-    /// twice. The results do not depend on it. Where several blocks share a row, of a block's part.
+    /// twice. The results do not depend on it.
     pub staged_vectors: u32,
     /// Prefetch distance in rows: a block prefetches the row so many behind its own into the L2
     /// cache; 0 for none. The results do not depend on it.
@@ -552,7 +566,8 @@ pub struct CrossEntropyArgs {
     /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
     /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`]. The parts of all blocks have
     /// room for a row and [`LINE_VECTORS`] − 1 vectors more: vectors are numbered from the cache
-    /// line that a row begins in.
+    /// line that a row begins in. A group of blocks takes `rows_of_block` rows at a time, and there
+    /// are at most [`max_tickets`] times as many.
     pub part_vectors: u32,
     /// What log-probabilities need beside the rest.
     pub log_prob: LogProbArgs,

@@ -68,12 +68,6 @@ impl<E: Element> Cut<E> {
         Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
-    /// The vectors of the same row before index `end`. Its peeled elements are not to be asked for.
-    #[inline(always)]
-    pub(crate) fn until(self, end: u32) -> Self {
-        Cut { end: self.end.min(end), ..self }
-    }
-
     /// The index of the first vector.
     #[inline(always)]
     pub(crate) fn first(self) -> u32 {

@@ -35,6 +35,26 @@ pub(crate) unsafe fn sum_in_last_block(
             unsafe { workspace.set_sum(sum as u32 * entries + block_idx_x(), of_block[sum]) };
         });
     }
+    // SAFETY: the caller's conditions.
+    unsafe { sum_words_in_last_block(workspace, entries, finish) }
+}
+
+/// Sums N values over words that blocks have set: `entries` words of each value, one value's behind
+/// the other's. Calls `finish` with the sums in one thread of the last block to arrive, and returns
+/// whether this block is that one.
+///
+/// # Safety
+/// 1. All threads of the grid call this, once a launch.
+/// 2. Each word was set by one block before it calls this, or is zero. N times `entries` is less
+///    than `Workspace::ARRIVED`.
+/// 3. The block has not called [`block_sums`] since its last barrier, except for what thread 0
+///    does.
+#[inline(always)]
+pub(crate) unsafe fn sum_words_in_last_block<const N: usize>(
+    workspace: Workspace,
+    entries: u32,
+    finish: impl FnOnce([f64; N]),
+) -> bool {
     // All warps of the block have set their words, before thread 0 says that the block has arrived.
     sync_threads();
     if thread_idx_x() == 0 {
@@ -52,17 +72,17 @@ pub(crate) unsafe fn sum_in_last_block(
     if unsafe { arrived_last().get(0) } == 0 {
         return false;
     }
-    let mut sums = [0.0; 4];
+    let mut sums = [0.0; N];
     let mut entry = thread_idx_x();
     while entry < entries {
-        unrolled!(for sum in 0..4; {
+        unrolled!(for sum in 0..N; {
             // SAFETY: condition 3; all blocks have arrived, so all words are set.
             let bits = unsafe { workspace.take_word(sum as u32 * entries + entry) };
             sums[sum] += f64::from_bits(bits);
         });
         entry += block_dim_x();
     }
-    let of_grid = block_sums::<f64, false, 4>(sums);
+    let of_grid = block_sums::<f64, false, N>(sums);
     if thread_idx_x() == 0 {
         finish(of_grid);
     }

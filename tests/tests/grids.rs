@@ -7,7 +7,8 @@ use fused_loss::{CrossEntropy, Grads, Loss, Mse, RowSum, Tensor, View, Workspace
 use half::bf16;
 use tests::number::Number;
 use tests::random::uniforms;
-use tests::{Placed, gpu};
+use tests::reference::cross_entropy::{Options, Target, row};
+use tests::{Placed, gpu, small_gpu};
 
 /// Every 64th block sums a group of blocks before the end of the grid. The last block adds those
 /// sums and the blocks of no group, each once. The second launch has other numbers, so a sum that
@@ -289,6 +290,38 @@ fn tiles_that_a_warp_takes_one_after_the_other() {
     let target = Tensor::from_slice(gpu(), [rows], &vec![5_i64; rows]).unwrap();
     let loss = CrossEntropy::sum().forward(x.view(), &target, &stream).unwrap().item().unwrap();
     assert_relative_eq!(loss, expected, max_relative = 1e-12);
+}
+
+/// A tile has several rows, and of short rows more than a warp has lanes, which it takes in
+/// batches: the gradients of each row are of its own sum and its own largest logit.
+#[test]
+fn rows_of_a_tile_in_one_batch_and_in_several() {
+    fn check<T: Number>(rows: usize, cols: usize, label_smoothing: f64) {
+        let (gpu, weight) = (small_gpu(), vec![1.0; cols]);
+        let options = Options { weight: &weight, label_smoothing, z_loss: 0.0 };
+        let stream = gpu.stream().unwrap();
+        let logit = |(at, x): (usize, f32)| T::round(f64::from(3.0 * x) + (at / cols % 7) as f64);
+        let x: Vec<T> = uniforms(23, rows * cols).into_iter().enumerate().map(logit).collect();
+        let classes: Vec<i64> = (0..rows).map(|row| (row * 5 % cols) as i64).collect();
+        let input = Tensor::from_slice(gpu, [rows, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu, [rows], &classes).unwrap();
+        let sum = CrossEntropy::sum().label_smoothing(label_smoothing);
+        let (_, gradient) = sum.forward_backward(&input, &target, &stream).unwrap();
+        for (index, got) in gradient.to_vec().unwrap().chunks(cols).enumerate() {
+            let x: Vec<f64> = x[index * cols..][..cols].iter().map(|x| x.wide()).collect();
+            let expected = row(&x, Target::Class(classes[index] as usize), options).by_input;
+            for (col, (got, expected)) in got.iter().zip(expected).enumerate() {
+                let off = (got.wide() - expected).abs();
+                let what = format!("row {index} of {cols} columns, {col}");
+                assert!(off <= T::allowed(expected, 1.0, 1.0), "{what}: {expected}, not {got:?}");
+            }
+        }
+    }
+    check::<f32>(1_500, 91, 0.0);
+    check::<f64>(1_500, 63, 0.0);
+    check::<bf16>(1_500, 201, 0.0);
+    check::<f32>(8_000, 5, 0.1);
+    check::<bf16>(8_000, 7, 0.1);
 }
 
 /// The probabilities of streamed rows begin at another offset from a 16-byte boundary than the

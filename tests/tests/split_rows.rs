@@ -1,11 +1,14 @@
 //! Loss and gradients of rows so long that several blocks share each: against float64, over
-//! alignments, options and rows of every kind.
+//! alignments, options, types and rows of every kind.
 //!
-//! The emulator's device with two multiprocessors has shared memory for a part of such a row only:
-//! the rest is read twice.
+//! The emulator's device with two multiprocessors has four blocks at a time. Rows of float64 take
+//! two of them each, so that two groups share the rows of a call; rows of other types take all.
 
 use approx::assert_relative_eq;
+use fused_loss::reduction::Unreduced;
 use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, Workspace};
+use half::{bf16, f16};
+use tests::number::Number;
 use tests::random::uniforms;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
 use tests::{Placed, gpu as any_gpu, small_gpu as gpu};
@@ -15,8 +18,18 @@ fn rows() -> usize {
     if gpu().is_emulated() { 3 } else { 150 }
 }
 
-/// The fewest columns of a shared row.
-const COLS: usize = (448 << 10) / 4;
+/// Columns of a row of float32 that is shared: more than a block holds, and no more than the four
+/// blocks of the small device have shared memory for.
+const COLS: usize = (320 << 10) / 4;
+
+/// The same for an element type.
+fn cols<T>() -> usize {
+    match size_of::<T>() {
+        8 => (128 << 10) / 8,
+        4 => COLS,
+        _ => (384 << 10) / 2,
+    }
+}
 
 const PLAIN: Options<'_> = Options { weight: &[], label_smoothing: 0.0, z_loss: 0.0 };
 
@@ -80,6 +93,56 @@ fn check_gradients(got: &[f32], expected: &[Row], scale: impl Fn(usize) -> f64) 
             assert!(off <= allowed, "row {index}, {col}: expected {expected}, got {got}");
         }
     }
+}
+
+/// Holds the loss and the gradients of each row against float64, for any type of logits. Without
+/// weights, all are 1.
+fn check<T: Number>(
+    x: &[T],
+    classes: &[usize],
+    weight: Option<&[T]>,
+    [label_smoothing, z_loss]: [f64; 2],
+) where
+    T::Loss: Number,
+{
+    let (rows, cols, stream) = (classes.len(), x.len() / classes.len(), gpu().stream().unwrap());
+    let targets: Vec<i64> = classes.iter().map(|&class| class as i64).collect();
+    let input = Tensor::from_slice(gpu(), [rows, cols], x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &targets).unwrap();
+    let weights = weight.map(|weight| Tensor::from_slice(gpu(), [cols], weight).unwrap());
+    let mut loss_of: CrossEntropy<'_, T, Unreduced> =
+        CrossEntropy::none().label_smoothing(label_smoothing).z_loss(z_loss);
+    if let Some(weights) = &weights {
+        loss_of = loss_of.weight(weights);
+    }
+    let (losses, gradients) = loss_of.forward_backward(&input, &target, &stream).unwrap();
+    let (losses, gradients) = (losses.values().to_vec().unwrap(), gradients.to_vec().unwrap());
+    let weight: Vec<f64> =
+        weight.map_or(vec![1.0; cols], |weight| weight.iter().map(|w| w.wide()).collect());
+    let options = Options { weight: &weight, label_smoothing, z_loss };
+    for (index, &class) in classes.iter().enumerate() {
+        let of_row = index * cols..(index + 1) * cols;
+        let x: Vec<f64> = x[of_row.clone()].iter().map(|x| x.wide()).collect();
+        let expected = row(&x, Target::Class(class), options);
+        let (got, loss) = (losses[index].wide(), expected.loss + expected.z);
+        let off = (got - loss).abs();
+        assert!(off <= 3.0 * T::Loss::LOSS * loss.abs(), "row {index}: {loss}, not {got}");
+        let largest = expected.by_input.iter().fold(0.0_f64, |most, by| most.max(by.abs()));
+        for (col, got) in gradients[of_row].iter().enumerate() {
+            let expected = expected.by_input[col] + expected.z_by_input[col];
+            let off = (got.wide() - expected).abs();
+            let allowed = match size_of::<T>() {
+                2 => T::allowed(expected, largest, 1.0),
+                _ => T::LOSS * (3.0 * expected.abs() + 0.1 * largest),
+            };
+            assert!(off <= allowed, "row {index}, {col}: expected {expected}, got {got:?}");
+        }
+    }
+}
+
+/// Logits from −6 to 6.
+fn draw<T: Number>(seed: u64, len: usize) -> Vec<T> {
+    uniforms(seed, len).iter().map(|x| T::round(6.0 * f64::from(*x))).collect()
 }
 
 fn bits(numbers: &[f32]) -> Vec<u32> {
@@ -176,7 +239,119 @@ fn rounds_and_launches_take_the_same_words_again() {
     }
 }
 
-/// With smoothing, rows as long have a block each: the same results all the same.
+/// There are several rows for each group, and which group takes a row is left to chance: the sums
+/// have the same bits all the same, in a launch that finds what the one before has left.
+#[test]
+fn groups_take_many_rows_in_any_order() {
+    let (rows, cols) = (if gpu().is_emulated() { 11 } else { 500 }, cols::<f64>() + 5);
+    let stream = gpu().stream().unwrap();
+    let x = draw::<f64>(4, rows * cols);
+    let classes: Vec<i64> =
+        (0..rows).map(|row| if row % 4 == 2 { -100 } else { (row * 977 % cols) as i64 }).collect();
+    let count = classes.iter().filter(|&&class| class >= 0).count() as f64;
+    let options = Options { weight: &vec![1.0; cols], label_smoothing: 0.0, z_loss: 1e-2 };
+    let expected: Vec<Row> = (x.chunks(cols).zip(&classes))
+        .map(|(x, &class)| {
+            row(x, usize::try_from(class).map_or(Target::Ignored, Target::Class), options)
+        })
+        .collect();
+    let mean = expected.iter().map(|row| row.loss + row.z).sum::<f64>() / count;
+    let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let mut loss = Loss::zeros(gpu(), []).unwrap();
+        let mut gradient = Tensor::from_slice(gpu(), [rows, cols], &vec![9.0; x.len()]).unwrap();
+        CrossEntropy::mean()
+            .z_loss(1e-2)
+            .forward_backward_into(
+                &input,
+                &target,
+                &mut loss,
+                &mut gradient,
+                &mut workspace,
+                &stream,
+            )
+            .unwrap();
+        let loss = loss.item().unwrap();
+        assert_relative_eq!(loss, mean, max_relative = 1e-13);
+        for (index, of_row) in gradient.to_vec().unwrap().chunks(cols).enumerate() {
+            for (col, got) in of_row.iter().enumerate() {
+                let expected =
+                    (expected[index].by_input[col] + expected[index].z_by_input[col]) / count;
+                let off = (got - expected).abs();
+                assert!(off <= 1e-14, "row {index}, {col}: expected {expected}, got {got}");
+            }
+        }
+        all.push(loss.to_bits());
+    }
+    assert_eq!(all[0], all[1], "other bits in another run");
+}
+
+/// Each quarter of a row has its own range of logits, up to 700 above the others: gradients are
+/// relative to the largest logit of the row, not to that of a part.
+#[test]
+fn parts_whose_largest_logits_are_far_apart() {
+    fn check_type<T: Number>()
+    where
+        T::Loss: Number,
+    {
+        const SHIFTS: [f64; 4] = [0.0, 12.0, 700.0, -30.0];
+        let (rows, cols) = (5, cols::<T>() + 9);
+        let mut x = draw::<T>(2, rows * cols);
+        for (index, x) in x.iter_mut().enumerate() {
+            let (row, quarter) = (index / cols, index % cols * 4 / cols);
+            // All quarters of the last row count.
+            let shift = if row == 4 { 4.0 * quarter as f64 } else { SHIFTS[(row + quarter) % 4] };
+            *x = T::round(x.wide() + shift);
+        }
+        let classes: Vec<usize> = (0..rows).map(|row| row * cols / rows).collect();
+        check(&x, &classes, None, [0.0, 0.0]);
+    }
+    check_type::<f64>();
+    check_type::<f32>();
+}
+
+/// One half of a row has nothing but −∞: so has each part that is in it.
+#[test]
+fn parts_of_nothing_but_minus_infinity() {
+    fn check_type<T: Number>()
+    where
+        T::Loss: Number,
+    {
+        let cols = cols::<T>() + 2;
+        let mut x = draw::<T>(3, 3 * cols);
+        // Parts are no exact halves.
+        x[cols / 2 - 512..cols].fill(T::round(f64::NEG_INFINITY));
+        x[cols..3 * cols / 2 + 512].fill(T::round(f64::NEG_INFINITY));
+        check(&x, &[1, cols - 1, 7], None, [0.0, 0.0]);
+    }
+    check_type::<f64>();
+    check_type::<f32>();
+    check_type::<bf16>();
+}
+
+#[test]
+fn rows_of_every_type_with_weights_and_smoothing() {
+    fn check_type<T: Number>()
+    where
+        T::Loss: Number,
+    {
+        let cols = cols::<T>() + 5;
+        let x = draw::<T>(9, 3 * cols);
+        let weight: Vec<T> = (0..cols).map(|class| T::round([0.5, 1.0, 2.0][class % 3])).collect();
+        for options in [[0.0, 0.0], [0.1, 0.0], [0.2, 1e-2]] {
+            check(&x, &[0, cols / 2, cols - 1], Some(&weight), options);
+        }
+        check(&x, &[0, cols / 2, cols - 1], None, [0.1, 0.0]);
+    }
+    check_type::<f64>();
+    check_type::<f32>();
+    check_type::<f16>();
+    check_type::<bf16>();
+}
+
 #[test]
 fn losses_of_each_row_with_weights_smoothing_and_z_loss() {
     let stream = gpu().stream().unwrap();
@@ -213,28 +388,31 @@ fn losses_of_each_row_with_weights_smoothing_and_z_loss() {
 #[test]
 fn rows_of_infinities_and_nan_and_a_target_that_is_no_class() {
     let (stream, cols) = (gpu().stream().unwrap(), COLS + 3);
-    let mut input = Input::new(cols);
+    let rows = rows().max(5);
+    let mut input = Input::drawn(5, rows, cols);
     input.x.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 1.0);
-    input.classes = (0..rows()).map(|row| (row * 31) as i64).collect();
-    // All logits but one are −∞; one is NaN, in the last part; one is +∞.
+    input.classes = (0..rows).map(|row| (row * 31) as i64).collect();
+    // All logits but one are −∞; one is NaN, in the last part; one is +∞; one row is nothing
+    // but −∞.
     input.x[..cols].fill(f32::NEG_INFINITY);
     input.x[0] = 3.0;
     input.x[2 * cols - 1] = f32::NAN;
     input.x[2 * cols + cols / 2] = f32::INFINITY;
-    let x = Tensor::from_slice(gpu(), [rows(), cols], &input.x).unwrap();
-    let target = Tensor::from_slice(gpu(), [rows()], &input.classes).unwrap();
+    input.x[3 * cols..4 * cols].fill(f32::NEG_INFINITY);
+    let x = Tensor::from_slice(gpu(), [rows, cols], &input.x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &input.classes).unwrap();
     let (each, gradient) = CrossEntropy::none().forward_backward(&x, &target, &stream).unwrap();
     let (each, gradient) = (each.values().to_vec().unwrap(), gradient.to_vec().unwrap());
     assert_eq!(each[0].to_bits(), 0, "a row that is certain");
     assert!(gradient[..cols].iter().all(|&by| by == 0.0), "a row that is certain");
-    for row in [1, 2] {
+    for row in [1, 2, 3] {
         assert!(each[row].is_nan(), "row {row}");
         assert!(gradient[row * cols..][..cols].iter().all(|by| by.is_nan()), "row {row}");
     }
-    assert!(each[3..].iter().all(|loss| loss.is_finite()), "a row of ordinary logits");
+    assert!(each[4..].iter().all(|loss| loss.is_finite()), "a row of ordinary logits");
 
     input.classes[1] = cols as i64;
-    let target = Tensor::from_slice(gpu(), [rows()], &input.classes).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &input.classes).unwrap();
     let (loss, _) = CrossEntropy::sum().forward_backward(&x, &target, &stream).unwrap();
     match loss.item() {
         Err(Error::TargetOutOfRange { row: 1, target, classes, .. }) => {

@@ -105,18 +105,17 @@ impl<'a> Launches<'a> {
         if pass != Pass::ForwardBackward {
             return self.queue_one(pass, args);
         }
-        if let Some((family, entry)) = self.split_kernel() {
-            return self.queue_split(family, entry, args);
+        let regime = self.plan(pass, args).plan.regime;
+        let is_few = self.is_few(regime, args);
+        let is_long =
+            regime == Regime::Long && plan::is_split(self.row_bytes(), self.element_bytes);
+        if (is_few || is_long)
+            && let Some((family, split)) = self.split()?
+        {
+            return self.queue_split(family, split, args);
         }
-        let alone = self.plan(Pass::Forward, args).plan;
-        let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == self.rows;
-        // A loss without a forward kernel that has rows in registers streams short rows too, so
-        // its forward plan says nothing about rows that fit into registers in one launch.
-        let fits_registers = self.kernels.forward.of(Regime::Registers).is_none()
-            && self.plan(pass, args).plan.regime == Regime::Registers;
-        if is_shared && !fits_registers && (1..=layout::SAVED_ROWS).contains(&self.rows) {
-            // Few and long rows: all blocks take part in each, and find it in the cache the second
-            // time.
+        if is_few && regime != Regime::Staged {
+            // All blocks take part in each row, and find it in the cache the second time.
             let forward = CrossEntropyArgs {
                 saved: args.workspace + layout::SAVED,
                 totals: args.workspace + layout::TOTALS,
@@ -132,31 +131,44 @@ impl<'a> Launches<'a> {
         self.queue_one(Pass::ForwardBackward, args)
     }
 
-    /// The kernel that computes loss and gradients with several blocks per row, if there is one and
-    /// rows are so long that it is the fastest.
-    fn split_kernel(&self) -> Option<(&'static Family<CrossEntropyArgs>, &'static Entry)> {
-        let family = self.kernels.split?;
-        let entry = family.entry(self.dtype)?;
-        plan::is_split(self.rows, self.row_bytes()).then_some((family, entry))
+    /// Whether there are so few rows, and they are so long, that several blocks should share each.
+    /// `regime` is that of loss and gradients with no more than a block per row.
+    fn is_few(&self, regime: Regime, args: &CrossEntropyArgs) -> bool {
+        let alone = self.plan(Pass::Forward, args).plan;
+        let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == self.rows;
+        // A loss without a forward kernel that has rows in registers streams short rows too, so
+        // its forward plan says nothing about rows that fit into registers in one launch.
+        let fits_registers =
+            self.kernels.forward.of(Regime::Registers).is_none() && regime == Regime::Registers;
+        is_shared && !fits_registers && (1..=layout::SAVED_ROWS).contains(&self.rows)
+    }
+
+    /// The kernel that computes loss and gradients with several blocks per row, and its launch, if
+    /// there is one.
+    fn split(&self) -> Result<Option<(&'static Family<CrossEntropyArgs>, plan::Split)>> {
+        let gpu = self.stream.gpu();
+        let Some(family) = self.kernels.split else { return Ok(None) };
+        let Some(entry) = family.entry(self.dtype) else { return Ok(None) };
+        let split = plan::split(
+            self.rows,
+            self.cols,
+            self.element_bytes,
+            (entry.block, gpu.dynamic_shared(entry)?),
+            gpu.room_for(entry.resident),
+        );
+        Ok(split.filter(|split| split.splits.get() > 1).map(|split| (family, split)))
     }
 
     /// Queues the launch that computes loss and gradients with several blocks per row.
     fn queue_split(
         &self,
         family: &'static Family<CrossEntropyArgs>,
-        entry: &'static Entry,
+        split: plan::Split,
         args: &CrossEntropyArgs,
     ) -> Result<()> {
-        let gpu = self.stream.gpu();
-        let dynamic_bytes = gpu.dynamic_shared(entry)?;
-        let plan::Split { launch: shape, splits, part_vectors, staged_vectors } = plan::split(
-            self.rows,
-            self.cols,
-            self.element_bytes,
-            (entry.block, dynamic_bytes),
-            gpu.room_for(entry.resident),
-        );
-        let mut args = CrossEntropyArgs { splits, part_vectors, staged_vectors, ..*args };
+        let plan::Split { launch: shape, splits, part_vectors, rows_of_ticket, .. } = split;
+        let rows_of_block = rows_of_ticket;
+        let mut args = CrossEntropyArgs { splits, part_vectors, rows_of_block, ..*args };
         args.plain = args.is_plain().into();
         if args.divisor == 0.0 {
             let blocks = plan::normaliser_blocks(self.rows, shape.threads);
@@ -188,6 +200,7 @@ impl<'a> Launches<'a> {
                 .flatten()
                 .map(|device| (self.layout, device)),
             staged: entry(Regime::Staged).map(|entry| (gpu.room_for(entry.resident), entry.block)),
+            prefers_staged: self.element_bytes == 8 || args.share != 0.0,
             whole: self.whole,
             short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
             max_registers_block: most_threads(Regime::Registers),

@@ -131,6 +131,10 @@ pub(crate) struct SamplesKernels {
     /// The limits of the device, and the most threads of a block, if there is a kernel of
     /// [`Regime::Staged`].
     pub(crate) staged: Option<(Device, u32)>,
+    /// Whether rows are staged that could be packed or held in registers: in f64, whose
+    /// exponentials take so long that they should be computed once, and with smoothing, whose
+    /// packed rows look up each class weight by itself.
+    pub(crate) prefers_staged: bool,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
     /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no
@@ -206,9 +210,15 @@ pub(crate) fn samples(
     let staged = kernels
         .staged
         .and_then(|(device, most_threads)| staged::plan(rows, vectors, device, most_threads));
+    let fits_registers = registers_block <= kernels.max_registers_block as usize
+        && fills(per_thread, registers_block)
+        && (backward || block_per_row.contains(&rows));
+    let prefers_registers = fits_registers && vectors <= MOST_REGISTER_VECTORS;
     let regime = if is_short_whole {
         Regime::ShortWhole
-    } else if staged.is_some() {
+    } else if staged.is_some()
+        && (kernels.prefers_staged || !prefers_registers && kernels.packed.is_none())
+    {
         Regime::Staged
     } else if let Some(packed) = kernels.packed
         && (threads_for_row <= 32 || !takes_few)
@@ -216,10 +226,7 @@ pub(crate) fn samples(
         return packed_samples(pass, rows, packed);
     } else if takes_few {
         Regime::Few
-    } else if registers_block <= kernels.max_registers_block as usize
-        && fills(per_thread, registers_block)
-        && (backward || block_per_row.contains(&rows))
-    {
+    } else if fits_registers {
         Regime::Registers
     } else {
         Regime::Long
@@ -260,7 +267,7 @@ pub(crate) fn samples(
         Regime::Few => (one_vector_block, one_vector_block),
         Regime::Long if pass == Pass::Forward => {
             // As many warps as have all of a row's vectors in flight at once.
-            let warps = vectors.div_ceil(32 * FLIGHT).next_power_of_two().min(max_threads / 32);
+            let warps = vectors.div_ceil(32 * FLIGHT).min(max_threads / 32);
             let threads = warps * 32;
             (threads, threads)
         }
@@ -320,6 +327,12 @@ pub(crate) fn samples(
     let (tile, stream) = (TileArgs::default(), StreamArgs::default());
     SamplesLaunch { rows, regime, rows_of_block: number(rows_of_block), tail, tile, stream }
 }
+
+/// The most vectors of a row that loss and gradients have in registers where it could be staged in
+/// shared memory, in f32 and 16 bits. H200, 2026-11-26, forward-backward, ceiling ÷ ours in
+/// registers and staged: bf16, 8192 columns 0.97 and 0.95, 12128 columns 0.90 and 0.95; f32, 7001
+/// columns 0.95 and 0.94, 12000 columns 0.86 and 0.95.
+const MOST_REGISTER_VECTORS: usize = 1024;
 
 /// The fewest rows that are streamed although they would fit into a block's registers. Fewer rows
 /// are too few for a warp per row. Chosen by the number of warps on a device, not measured on

@@ -1,9 +1,9 @@
-//! Rows that a group of blocks shares in the pass that computes loss and gradients: how many blocks
-//! share a row, and how many rows are computed at a time.
+//! Rows that a group of blocks shares in the pass that computes loss and gradients: which rows, how
+//! many blocks share one, and how many rows are computed at a time.
 
 use super::Launch;
 use super::packed::Device;
-use kernels_gpu::abi::{LINE_VECTORS, SPLIT_TILE_VECTORS, VECTOR_BYTES};
+use kernels_gpu::abi::{LINE_VECTORS, SPLIT_TILE_VECTORS, VECTOR_BYTES, max_tickets};
 use std::num::NonZeroU32;
 
 /// A launch of `forward_backward_split`.
@@ -14,38 +14,41 @@ pub(crate) struct Split {
     pub(crate) splits: NonZeroU32,
     /// Vectors of a part, of which a block has one.
     pub(crate) part_vectors: u32,
-    /// How many of these a block stages: all, unless a row is longer than the shared memory of the
-    /// whole device.
-    pub(crate) staged_vectors: u32,
+    /// Rows that a group of blocks takes at a time.
+    pub(crate) rows_of_ticket: NonZeroU32,
 }
 
-/// Bytes of a tile: what a warp moves at once.
+/// Bytes of a tile: parts consist of whole ones.
 const TILE_BYTES: usize = (SPLIT_TILE_VECTORS * VECTOR_BYTES) as usize;
 
 /// The fewest tiles of a part: 8 KiB. Chosen, not searched for.
 const MIN_PART_TILES: usize = 4;
 
-/// Whether rows are shared by several blocks in the pass that computes loss and gradients, where
-/// there is a kernel for it.
-pub(crate) fn is_split(rows: usize, row_bytes: usize) -> bool {
-    rows > 0 && row_bytes >= MIN_ROW_BYTES
+/// Whether rows are shared by several blocks in the pass that computes loss and gradients although
+/// a block has a kernel for rows of any length: it would read much of these rows twice. What it
+/// holds of a row in registers and shared memory is 260 KB in f32, 290 KB in 16 bits, and too little
+/// in f64. H200, 2026-11-26, ceiling ÷ ours with a block and with several blocks per row: f32, 65536
+/// columns 0.92 and 0.89, 80001 0.82 and 0.86, 128256 0.70 and 0.88; bf16, 151936 columns 0.87 and
+/// 0.83, 200000 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and 0.78.
+pub(crate) fn is_split(row_bytes: usize, element_bytes: usize) -> bool {
+    let most = match element_bytes {
+        8 => 0,
+        4 => 288 << 10,
+        _ => 352 << 10,
+    };
+    row_bytes > most
 }
 
-/// The fewest bytes of a row that is shared. A block alone holds shorter ones in registers and
-/// shared memory, or nearly so. H200, 2026-11-26, forward-backward in f32, ceiling ÷ ours with a
-/// block and with several blocks per row: 4096×65536 0.95 and 0.81, 2317×87104 0.82 and 0.79,
-/// 3000×115000 0.72 and 0.75, 4096×128256 0.71 and 0.80, 256×262144 0.64 and 0.74.
-const MIN_ROW_BYTES: usize = 448 << 10;
-
 /// The launch over `rows` rows of `cols` elements, in blocks of `threads` threads, each of which
-/// may have `dynamic_bytes` of dynamic shared memory if it is alone on its multiprocessor.
+/// may have `dynamic_bytes` of dynamic shared memory if it is alone on its multiprocessor. `None`
+/// if there is no row, or one has more bytes than the shared memory of the whole device.
 pub(crate) fn split(
     rows: usize,
     cols: usize,
     element_bytes: usize,
     (threads, dynamic_bytes): (u32, u32),
     device: Device,
-) -> Split {
+) -> Option<Split> {
     let Device { multiprocessors, shared_bytes, registers_for } = device;
     let lanes = VECTOR_BYTES as usize / element_bytes;
     // Vectors are numbered from the cache line that a row begins in.
@@ -54,41 +57,42 @@ pub(crate) fn split(
     let blocks = multiprocessors * registers_for;
     // What is not dynamic, of each block's share of the multiprocessor's shared memory.
     let others = shared_bytes - dynamic_bytes as usize;
-    let room = (shared_bytes / registers_for).saturating_sub(others);
-    let most_parts = tiles.div_ceil(MIN_PART_TILES).min(blocks);
-    // All rows at a time, if a block has room for its part of one.
-    let at_once = (blocks / rows.max(1)).min(most_parts);
-    let (groups, parts, stages) = if at_once > 0 && tiles.div_ceil(at_once) * TILE_BYTES <= room {
-        (rows.max(1), at_once, 1)
+    let room = (shared_bytes / registers_for).saturating_sub(others) / TILE_BYTES;
+    let fewest = tiles.div_ceil(room.max(1));
+    if rows == 0 || room == 0 || fewest > blocks {
+        return None;
+    }
+    let most = tiles.div_ceil(MIN_PART_TILES).min(blocks);
+    let at_once = (blocks / rows).min(most);
+    let (groups, parts) = if at_once >= fewest {
+        (rows, at_once)
     } else {
         // As few blocks as have room for a row, and as many rows at a time as that leaves blocks
         // for; then as few as take no more rounds.
-        let parts = tiles.div_ceil((room / 2 / TILE_BYTES).max(1)).min(blocks);
-        let rounds = rows.div_ceil(blocks / parts);
+        let rounds = rows.div_ceil(blocks / fewest);
         let groups = rows.div_ceil(rounds);
-        (groups, (blocks / groups).min(most_parts), 2)
+        (groups, (blocks / groups).min(most))
     };
     let part_tiles = tiles.div_ceil(parts);
     let parts = tiles.div_ceil(part_tiles);
-    let staged_tiles = part_tiles.min(room / stages / TILE_BYTES);
-    let number = |value: usize| NonZeroU32::new(value as u32).expect("at least one");
-    Split {
+    let blocks = (groups * parts) as u32;
+    Some(Split {
         launch: Launch {
-            blocks: (groups * parts) as u32,
+            blocks,
             threads,
-            shared_bytes: (stages * staged_tiles * TILE_BYTES) as u32,
+            shared_bytes: (part_tiles * TILE_BYTES) as u32,
             cooperative: true,
         },
-        splits: number(parts),
+        splits: NonZeroU32::new(parts as u32)?,
         part_vectors: part_tiles as u32 * SPLIT_TILE_VECTORS,
-        staged_vectors: staged_tiles as u32 * SPLIT_TILE_VECTORS,
-    }
+        rows_of_ticket: NonZeroU32::new(rows.div_ceil(max_tickets(blocks) as usize) as u32)?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels_gpu::abi::MAX_PARTIALS;
+    use kernels_gpu::abi::{EXCHANGE_ROUNDS, EXCHANGE_WORDS, MAX_PARTIALS};
 
     const DEVICE: Device =
         Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 };
@@ -96,72 +100,80 @@ mod tests {
     /// Of a block that is alone, besides 2432 bytes of its arrays and the driver's KiB.
     const DYNAMIC_BYTES: u32 = (227 << 10) - 2432;
 
-    fn plan(rows: usize, cols: usize, element_bytes: usize) -> Split {
-        split(rows, cols, element_bytes, (256, DYNAMIC_BYTES), DEVICE)
+    /// Bytes that a block may stage beside another one.
+    const ROOM: u32 = (228 << 10) / 2 - 2432 - 1024;
+
+    fn plan(rows: usize, cols: usize, element_bytes: usize) -> Option<Split> {
+        split(rows, cols, element_bytes, (320, DYNAMIC_BYTES), DEVICE)
+    }
+
+    /// Blocks of the grid, and blocks that share a row.
+    fn blocks(rows: usize, cols: usize) -> (u32, u32) {
+        let Split { launch, splits, .. } = plan(rows, cols, 4).expect("rows that fit");
+        (launch.blocks, splits.get())
     }
 
     #[test]
     fn few_rows_take_all_blocks_at_once() {
-        let Split { launch, splits, part_vectors, staged_vectors } = plan(4, 262_144, 4);
         // 264 blocks for four rows of 513 tiles each: parts of 8 tiles.
-        assert_eq!((launch.blocks, splits.get()), (4 * 65, 65));
-        assert_eq!((part_vectors, staged_vectors), (8 * 128, 8 * 128));
-        assert_eq!(launch.shared_bytes, 8 * 2048);
+        assert_eq!(blocks(4, 262_144), (4 * 65, 65));
     }
 
     #[test]
     fn many_rows_are_shared_by_as_few_blocks_as_have_room() {
-        let Split { launch, splits, staged_vectors, .. } = plan(4096, 128_256, 4);
-        // 251 tiles, in stages of at most 27: ten blocks, and 26 groups of them.
-        assert_eq!((launch.blocks, splits.get()), (26 * 10, 10));
-        assert_eq!(launch.shared_bytes, 2 * staged_vectors * 16);
-        assert!(launch.shared_bytes + 2432 + 1024 <= (228 << 10) / 2);
+        // 251 tiles, of which a block has room for 55: five blocks, and 52 groups of them.
+        assert_eq!(blocks(4096, 128_256), (52 * 5, 5));
     }
 
-    /// A block alone is as fast for the shorter of these rows, which were measured, and several
-    /// are faster for the longer.
+    /// The last round is as full as the others: 60 rows in two rounds of 30, not of 52 and 8.
     #[test]
-    fn rows_too_long_for_a_block_are_shared() {
-        let is_split = |rows, cols: usize| is_split(rows, 4 * cols);
-        assert!(!is_split(4096, 65_536) && !is_split(2317, 87_104));
-        assert!(is_split(3000, 115_000) && is_split(4096, 128_256) && is_split(256, 262_144));
-        assert!(!is_split(4096, 50_257) && !is_split(0, 262_144));
+    fn all_rounds_have_as_many_rows() {
+        assert_eq!(blocks(60, 128_256), (30 * 8, 8));
+    }
+
+    #[test]
+    fn rows_that_a_block_holds_are_not_shared() {
+        let is_split = |cols: usize, bytes| is_split(cols * bytes, bytes);
+        assert!(!is_split(65_536, 4) && is_split(80_001, 4));
+        assert!(!is_split(151_936, 2) && is_split(200_000, 2));
+        assert!(is_split(16_384, 8));
     }
 
     /// Vectors are numbered from the cache line that a row begins in, so that a row may take the
     /// seven more that the line has before it.
     #[test]
     fn the_line_before_a_row_is_in_its_first_part() {
-        let parts = |vectors: usize| plan(1, 4 * vectors, 4).splits.get();
+        let parts = |vectors: usize| blocks(1, 4 * vectors).1;
         assert_eq!((parts(8 * 128 - 7), parts(8 * 128 - 6)), (2, 3));
+    }
+
+    #[test]
+    fn no_rows_and_rows_beyond_the_shared_memory_of_a_device_are_not_shared() {
+        assert_eq!(plan(0, 262_144, 4), None);
+        let most = 264 * (ROOM as usize / TILE_BYTES) * TILE_BYTES - 7 * 16;
+        assert!(plan(3, most / 4, 4).is_some() && plan(3, most / 4 + 4, 4).is_none());
     }
 
     #[test]
     fn every_vector_of_a_row_is_in_a_part_and_the_grid_is_resident() {
         for rows in [1, 2, 33, 44, 60, 131, 132, 133, 1000, 1 << 20] {
-            for cols in [1, 100, 50_257, 128_256, 262_144, 10_000_000, (1 << 31) - 1] {
+            for cols in [1, 100, 50_257, 128_256, 262_144, 3_000_000] {
                 for element_bytes in [2, 4, 8] {
-                    let Split { launch, splits, part_vectors, staged_vectors } =
-                        plan(rows, cols, element_bytes);
+                    let what = format!("{rows}x{cols} of {element_bytes} bytes");
+                    let Split { launch, splits, part_vectors, rows_of_ticket } =
+                        plan(rows, cols, element_bytes).expect(&what);
                     let vectors = cols as u64 * element_bytes as u64 / 16 + 7;
                     let of_parts = u64::from(splits.get()) * u64::from(part_vectors);
-                    let what = format!("{rows}x{cols} of {element_bytes} bytes");
                     assert!(of_parts >= vectors, "{what}");
                     assert!(launch.cooperative, "{what}");
                     assert!(launch.blocks <= 264 && launch.blocks % splits == 0, "{what}");
                     assert!(launch.blocks / splits <= rows as u32, "{what}");
-                    assert!(staged_vectors <= part_vectors && staged_vectors > 0, "{what}");
-                    // A block has what it stages once, or twice where it has a part of one row
-                    // after the other: all of a part, if there is room.
-                    let room = (228 << 10) / 2 - 2432 - 1024;
-                    let stages = launch.shared_bytes / (16 * staged_vectors);
-                    assert!(stages == 1 || stages == 2, "{what}");
-                    assert_eq!(launch.shared_bytes, 16 * stages * staged_vectors, "{what}");
-                    assert!(launch.shared_bytes <= room, "{what}");
-                    let more = launch.shared_bytes + stages * TILE_BYTES as u32;
-                    assert!(staged_vectors == part_vectors || more > room, "{what}");
-                    assert!(stages == 2 || staged_vectors == part_vectors, "{what}");
-                    assert!(16 * launch.blocks <= MAX_PARTIALS, "{what}");
+                    assert_eq!(launch.shared_bytes, 16 * part_vectors, "{what}");
+                    assert!(launch.shared_bytes <= ROOM, "{what}");
+                    // Two sums a ticket, what blocks exchange, and two counters.
+                    let tickets = (rows as u32).div_ceil(rows_of_ticket.get());
+                    let exchanged = launch.blocks * EXCHANGE_ROUNDS * EXCHANGE_WORDS;
+                    assert!(2 * tickets + exchanged + 2 <= MAX_PARTIALS, "{what}");
                 }
             }
         }

@@ -76,6 +76,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     vectors_with_gradients: 4,
     packed: None,
     stream: None,
+    prefers_staged: false,
     whole: true,
     short_block: 256,
     max_registers_block: 512,

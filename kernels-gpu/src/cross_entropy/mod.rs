@@ -18,7 +18,7 @@
 //! 4. A block has this much dynamic shared memory: 16 bytes for each of `staged_vectors` in
 //!    `forward_backward_long`; 16 bytes in `forward` and `forward_backward`; 16 bytes for each
 //!    vector that `ROWS_BLOCK` threads hold in registers in `forward_short_whole`; a whole row in
-//!    `forward_backward_staged`.
+//!    `forward_backward_staged`, and `part_vectors` vectors of one in `forward_backward_split`.
 
 use crate::element::Element;
 
@@ -81,8 +81,10 @@ pub(crate) mod mode {
 /// * `forward_long`: one block per row, which holds one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
 ///   what fits of the rest in shared memory.
-/// * `forward_backward_split`, for class targets: a group of blocks per row, each of which stages a
-///   part of the row in shared memory.
+/// * `forward_backward_staged`, for class targets, with or without smoothing: one block per row,
+///   which it stages in shared memory.
+/// * `forward_backward_split`, for the same: a group of blocks per row, each of which stages a part
+///   of the row in shared memory.
 /// * `forward_stream`: rows are streamed through rings in shared memory.
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
@@ -139,7 +141,7 @@ macro_rules! kernels {
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
             FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E>, (CrossEntropyArgs), 1024 by 1, 11 barriers of $split;
+            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E, MODE>, (CrossEntropyArgs), 320 by 2, 14 barriers of $split;
             FORWARD_BACKWARD_STAGED = forward_backward_staged: forward_backward_staged::<E, MODE>, (CrossEntropyArgs), 256 by staged_blocks(MODE), 11 barriers of $staged;
             BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
             BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;

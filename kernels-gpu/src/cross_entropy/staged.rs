@@ -91,39 +91,24 @@ impl StagedPeeled {
 pub(crate) struct StagedLogits {
     first: u32,
     vectors: u32,
-    /// The index in shared memory of the first.
-    at: u32,
 }
 
 impl StagedLogits {
     /// No vectors.
-    pub(crate) const NONE: Self = StagedLogits { first: 0, vectors: 0, at: 0 };
+    pub(crate) const NONE: Self = StagedLogits { first: 0, vectors: 0 };
 
     /// The vectors from `first` on, as many as shared memory has room for. `first` is a multiple
     /// of the vectors of a cache line, so that in a row that is cut at cache lines, each line is
     /// copied to one line of shared memory.
     #[inline(always)]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
-        StagedLogits { first, vectors: args.staged_vectors, at: 0 }
-    }
-
-    /// [`new`](Self::new) in stage number `stage` of several, each of which has room for
-    /// `staged_vectors` vectors.
-    #[inline(always)]
-    pub(crate) fn in_stage(args: &CrossEntropyArgs, stage: u32, first: u32) -> Self {
-        StagedLogits { at: stage * args.staged_vectors, ..Self::new(args, first) }
+        StagedLogits { first, vectors: args.staged_vectors }
     }
 
     /// Only this vector.
     #[inline(always)]
     pub(crate) fn single(vector: u32) -> Self {
-        StagedLogits { first: vector, vectors: 1, at: 0 }
-    }
-
-    /// The index of the first vector.
-    #[inline(always)]
-    pub(crate) fn first(self) -> u32 {
-        self.first
+        StagedLogits { first: vector, vectors: 1 }
     }
 
     /// Whether any vector is staged.
@@ -147,7 +132,7 @@ impl StagedLogits {
     /// The index in shared memory of a staged vector.
     #[inline(always)]
     fn index(self, vector: u32) -> u32 {
-        self.at + (vector - self.first)
+        vector - self.first
     }
 
     /// Issues the asynchronous copy of vector `vector + offset`; `from` is the address of vector

@@ -1,9 +1,10 @@
 //! The loss and the gradients in one pass, with one block per row, which is staged in shared
-//! memory.
+//! memory. Where a row has no room there, a group of blocks stages a part of it each
+//! ([`split`](super::split)).
 //!
-//! An exponential is computed once, and replaces its logit in shared memory until the row's sum is
-//! known. In f64 that decides: there the exponentials take longer than the memory. In f32 and the
-//! 16-bit types, registers have them.
+//! In f64 the exponentials take longer than the memory, so each is computed once, and replaces its
+//! logit in shared memory until the row's sum is known. In f32 and the 16-bit types they are
+//! computed again: 16 bits would round them, and of f32 the memory takes longer.
 //!
 //! Each thread copies, reads and overwrites vectors of its own, so only sums wait for other
 //! threads.
@@ -14,7 +15,7 @@ use super::lagging::{CERTAIN, is_near_top};
 use super::pass::{Factors, Pass, Total, scales_of_row, writes};
 use super::row_group::Rows;
 use super::stats::Stats;
-use crate::abi::{CrossEntropyArgs, NORMALISER_FLIGHT};
+use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT, VECTOR_BYTES};
 use crate::cut::{Cut, Row};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{self, Workspace, block_sums, warp_max};
@@ -43,13 +44,13 @@ macro_rules! each_batch {
         let mut $index = $row.first;
         {
             const $N: usize = FLIGHT;
-            while $index + ($N as u32 - 1) * $row.step < $row.cut.end {
+            while $index + ($N as u32 - 1) * $row.step < $row.end {
                 $body
                 $index += $N as u32 * $row.step;
             }
         }
         const $N: usize = 1;
-        while $index < $row.cut.end {
+        while $index < $row.end {
             $body
             $index += $row.step;
         }
@@ -70,8 +71,11 @@ type BlockRank = reduce::BlockRank<1>;
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
-    // SAFETY: the kernels' condition 2.
-    let workspace = unsafe { Workspace::new(args.workspace) };
+    // SAFETY: the kernels' conditions.
+    let workspace = unsafe {
+        pass.begin_with_normaliser();
+        Workspace::new(args.workspace)
+    };
     if block_idx_x() < args.normaliser_blocks {
         // SAFETY: the kernels' conditions 1 and 2.
         unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
@@ -106,7 +110,7 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: 
                 }
             }
             let stats = if label.counts {
-                staged.statistics()
+                staged.statistics().of_row()
             } else {
                 wait_for_copies::<0>();
                 sync_threads();
@@ -126,7 +130,7 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: 
                 }
             }
             let at_class = pass.at_class(&label, &factors, logit);
-            staged.store_gradients(row, &label, &factors, at_class);
+            staged.store_gradients(row, &label, &factors, factors.factor, at_class, None);
             let Some(next) = next else { return };
             row = next;
         }
@@ -136,29 +140,45 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: 
     }
 }
 
-/// A row, and where this thread's part of it is staged: every `block_dim_x`th vector, and a peeled
-/// element.
-struct StagedRow<'a, E: Element, const MODE: u32> {
+/// A row or a block's part of one, and where this thread's share of it is staged: every
+/// `block_dim_x`th vector, and a peeled element.
+pub(super) struct StagedRow<'a, E: Element, const MODE: u32> {
     pass: &'a Pass<'a, E, MODE>,
     row: Row<E>,
     cut: Cut<E>,
     vectors: SharedArray<Vec16>,
+    /// The address of the cache line that the row begins in.
+    line: u64,
+    /// The first vector of the part, which shared memory begins with.
+    base: u32,
     /// This thread's first vector.
     first: u32,
+    /// The index behind the last vector of the part.
+    end: u32,
     step: u32,
 }
 
 impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
+    /// Whether exponentials replace their logits until the gradients are computed.
+    pub(super) const KEEPS_EXPS: bool = size_of::<E>() > 4;
 
     #[inline(always)]
     fn new(pass: &'a Pass<'a, E, MODE>, row: u64) -> Self {
+        Self::part(pass, row, 0, u32::MAX)
+    }
+
+    /// The vectors `base..end` of a row, with the row's peeled elements if it begins with them.
+    #[inline(always)]
+    pub(super) fn part(pass: &'a Pass<'a, E, MODE>, row: u64, base: u32, end: u32) -> Self {
         let start = Row::<E>::address(pass.args.input, row);
         let cut = Cut::at_lines(start, pass.args.cols);
-        let (thread, step) = (thread_idx_x(), block_dim_x());
+        let (thread, step) = (base + thread_idx_x(), block_dim_x());
         let first = if thread < cut.first() { thread + step } else { thread };
         let vectors = row_vectors().in_register();
-        StagedRow { pass, row: Row::at_cut(start), cut, vectors, first, step }
+        let (row, end) = (Row::at_cut(start), cut.end.min(end));
+        let line = start.next_multiple_of(16) & !u64::from(CACHE_LINE - 1);
+        StagedRow { pass, row, cut, vectors, line, base, first, end, step }
     }
 
     /// Starts to copy the row to shared memory.
@@ -166,14 +186,54 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     /// # Safety
     /// The kernels' condition 1, and [`forward_backward_staged`]'s condition 3.
     #[inline(always)]
-    unsafe fn copy(&self) {
+    pub(super) unsafe fn copy(&self) {
         each_batch!(self, index, N; {
             unrolled!(for k in 0..N; {
                 let vector = index + k as u32 * self.step;
                 // SAFETY: the caller's conditions; the vector is this thread's.
-                unsafe { self.vectors.copy(vector, self.row.vector(self.cut.vector(vector))) };
+                unsafe {
+                    let from = self.line + u64::from(vector) * u64::from(VECTOR_BYTES);
+                    self.vectors.copy(vector - self.base, from as *const Vec16);
+                }
             });
         });
+        end_copies();
+    }
+
+    /// Starts to copy a vector to shared memory, if this part has it.
+    ///
+    /// # Safety
+    /// As [`copy`](Self::copy), and the vector would be this thread's.
+    #[inline(always)]
+    unsafe fn copy_one(&self, vector: u32) {
+        if vector >= self.first && vector < self.end {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                let from = self.line + u64::from(vector) * u64::from(VECTOR_BYTES);
+                self.vectors.copy(vector - self.base, from as *const Vec16);
+            }
+        }
+    }
+
+    /// Starts to copy those of this thread's vectors that have no counterpart in the same part of
+    /// the row `before`: rows begin anywhere in a cache line.
+    ///
+    /// # Safety
+    /// As [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn copy_beside(&self, before: &Self) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if self.first < before.first {
+                self.copy_one(self.first);
+            }
+            let behind = (before.end.max(before.first) - before.first).div_ceil(self.step);
+            let mut vector = before.first + behind * self.step;
+            while vector < self.end {
+                self.copy_one(vector);
+                vector += self.step;
+            }
+        }
         end_copies();
     }
 
@@ -186,13 +246,14 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
         let mut vectors = [Vec16::default(); N];
         unrolled!(for k in 0..N; {
             // SAFETY: the caller's conditions.
-            vectors[k] = unsafe { self.vectors.get(index + k as u32 * self.step) };
+            vectors[k] = unsafe { self.vectors.get(index - self.base + k as u32 * self.step) };
         });
         vectors
     }
 
-    /// Replaces N vectors from `index` on by their exponentials relative to the maximum of `stats`,
-    /// and adds these, and the shares of the target, to the statistics.
+    /// Adds the exponentials of N vectors from `index` on, relative to the maximum of `stats`, and
+    /// the shares of the target to the statistics. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), the
+    /// exponentials replace the vectors.
     ///
     /// # Safety
     /// As [`get`](Self::get), and the kernels' condition 1.
@@ -217,7 +278,9 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     sums[lane % 2] = sums[lane % 2] + exps[lane];
                 });
-                self.vectors.set(index + k as u32 * self.step, E::narrow_all(exps));
+                if Self::KEEPS_EXPS {
+                    self.vectors.set(index - self.base + k as u32 * self.step, E::narrow_all(exps));
+                }
             });
         }
         stats.rest = stats.rest + (sums[0] + sums[1]);
@@ -230,20 +293,21 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     #[inline(always)]
     unsafe fn peeled(&self) -> Option<(u32, E::Real)> {
         let number = thread_idx_x();
-        (number < self.cut.peeled_count()).then(|| {
+        (self.base == 0 && number < self.cut.peeled_count()).then(|| {
             let index = self.cut.peeled_index(number);
             // SAFETY: the caller's condition.
             (index, unsafe { self.row.load(index) }.widen())
         })
     }
 
-    /// The statistics of the row, in all threads. Leaves exponentials relative to `max` in place of
-    /// the logits. Has a barrier behind the caller's writes to shared memory.
+    /// The statistics of the part, in all threads. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), leaves
+    /// exponentials relative to `max` in place of the logits. Has a barrier behind the caller's
+    /// writes to shared memory.
     ///
     /// # Safety
     /// [`copy`](Self::copy)'s conditions, and it was called.
     #[inline(always)]
-    unsafe fn statistics(&self) -> Stats<E::Real> {
+    pub(super) unsafe fn statistics(&self) -> Stats<E::Real> {
         // SAFETY: the caller's conditions.
         unsafe {
             let peeled = self.peeled();
@@ -262,7 +326,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                 each_batch!(self, index, N; { self.exponentiate::<N>(index, &mut stats); });
                 if Self::DENSE {
                     let of_warp = stats.of_group::<MODE>(WARP_SIZE);
-                    stats = of_warp.block_merge_row::<MODE, true>(E::Real::ONE);
+                    stats = of_warp.block_merge::<MODE, true>(E::Real::ONE);
                 } else {
                     let [sum] = block_sums::<E::Real, true, 1>([stats.rest]);
                     stats = Stats { ties: E::Real::ONE, rest: sum - E::Real::ONE, ..stats };
@@ -302,7 +366,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                 add(index, x);
             }
             let mut index = self.first;
-            while index < self.cut.end {
+            while index < self.end {
                 let ([x], column) = (self.get::<1>(index), self.cut.vector(index).first);
                 unrolled!(for lane in 0..E::LANES as usize; {
                     add(column + lane as u32, E::extract(x, lane as u32).widen());
@@ -311,9 +375,9 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
             }
             let max = warp_max(stats.max);
             let warp_stats = stats.relative_to::<MODE>(max, one).of_group::<MODE>(WARP_SIZE);
-            let stats = warp_stats.block_merge_row::<MODE, true>(one);
+            let stats = warp_stats.block_merge::<MODE, true>(one);
             let mut index = self.first;
-            while index < self.cut.end {
+            while index < self.end {
                 self.exponentiate::<1>(index, &mut Stats { max: stats.max, ..Stats::NONE });
                 index += self.step;
             }
@@ -321,18 +385,23 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
         }
     }
 
-    /// Writes the gradients of the row, `at_class` for its class.
+    /// Writes the gradients of the part, `at_class` for the row's class. The gradient of any other
+    /// logit is `by_exp` times the exponential that is kept of it; where none are kept, it is as
+    /// [`Factors`] says. Starts to copy the same part of the `next` row, vector by vector, to where
+    /// this one's is read.
     ///
     /// # Safety
-    /// The kernels' conditions 1 and 3. Unless the row is ignored, exponentials of its logits
-    /// relative to `factors.center` are [staged](Self::statistics).
+    /// The kernels' conditions 1 and 3. Unless the row is ignored, its part is
+    /// [staged](Self::statistics).
     #[inline(always)]
-    unsafe fn store_gradients(
+    pub(super) unsafe fn store_gradients(
         &self,
         row: u64,
         label: &Label<E::Real>,
         factors: &Factors<E::Real>,
+        by_exp: E::Real,
         at_class: E::Real,
+        next: Option<&Self>,
     ) {
         let to = Row::<E>::new(self.pass.args.grad_input, row, self.row.start());
         // SAFETY: the caller's conditions.
@@ -341,12 +410,22 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                 let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N];
                 // The gradient of a row that is ignored is 0, whatever its logits.
                 if factors.counts {
-                    let exps = self.get::<N>(index);
+                    let staged = self.get::<N>(index);
+                    let mut all = [[E::Real::ZERO; MAX_LANES]; N];
+                    if Self::KEEPS_EXPS {
+                        unrolled!(for k in 0..N; {
+                            unrolled!(for lane in 0..E::LANES as usize; {
+                                all[k][lane] = E::extract(staged[k], lane as u32).widen();
+                            });
+                        });
+                    } else {
+                        E::exps(staged, Base::Center(factors.center, E::Real::ONE), |k, exps| { all[k] = exps; });
+                    }
                     unrolled!(for k in 0..N; {
                         let mut values = [E::Real::ZERO; MAX_LANES];
                         unrolled!(for lane in 0..E::LANES as usize; {
-                            let exp = E::extract(exps[k], lane as u32).widen();
-                            values[lane] = exp * factors.factor;
+                            let exp = all[k][lane];
+                            values[lane] = exp * by_exp;
                             if Self::DENSE {
                                 let vector = self.cut.vector(index + k as u32 * self.step);
                                 values[lane] = values[lane]
@@ -358,7 +437,13 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                 }
                 let vector = self.cut.vector(index);
                 to.store_vectors(vector, gradients, |k| k as u32 * self.step, |_| true);
+                if let Some(next) = next {
+                    unrolled!(for k in 0..N; { next.copy_one(index + k as u32 * self.step); });
+                }
             });
+            if let Some(next) = next {
+                next.copy_beside(self);
+            }
             if let Some((index, x)) = self.peeled() {
                 let mut gradient = (x - factors.center).exp_below() * factors.factor;
                 if Self::DENSE {
@@ -388,10 +473,13 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     fn has(&self, element: u32) -> bool {
         let vector = self.cut.vector_of(element);
         if self.cut.has(vector) {
-            return vector % self.step == thread_idx_x();
+            let is_in_part = vector >= self.base && vector < self.end;
+            return is_in_part && (vector - self.base) % self.step == thread_idx_x();
         }
         let number = thread_idx_x();
-        number < self.cut.peeled_count() && self.cut.peeled_index(number) == element
+        self.base == 0
+            && number < self.cut.peeled_count()
+            && self.cut.peeled_index(number) == element
     }
 }
 

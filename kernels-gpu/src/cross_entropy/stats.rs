@@ -261,8 +261,8 @@ impl<R: Real> Stats<R> {
         })
     }
 
-    /// Merges the parts of a row that blocks exchange in a round, where targets are classes. All
-    /// lanes of the warp have the result.
+    /// Merges the parts of a row that blocks exchange in a round. All lanes of the warp have the
+    /// result.
     ///
     /// # Safety
     /// As [`Exchange::wait`].

@@ -1,10 +1,11 @@
 //! What blocks that share a row tell each other of their parts of it.
 
 use super::Workspace;
-use crate::abi::STATS_PARTS;
+use crate::abi::{EXCHANGE_ROUNDS, EXCHANGE_WORDS, STATS_PARTS};
 use crate::element::unrolled;
 use cuda_std::atomic::fence;
 use cuda_std::thread::{block_dim_x, thread_idx_x};
+use cuda_std::warp::lane_id;
 
 /// The numbers that each block of a group of blocks tells the others once a round, in the
 /// workspace. All blocks of the grid are resident at the same time (a cooperative launch), so that
@@ -25,9 +26,9 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     /// Rounds whose words are apart.
-    const ROUNDS: u32 = 3;
-    /// Words of a block in a round.
-    const WORDS: u32 = STATS_PARTS;
+    const ROUNDS: u32 = EXCHANGE_ROUNDS;
+    /// Words of a block in a round: those of its part, and which rows the group takes next.
+    const WORDS: u32 = EXCHANGE_WORDS;
 
     /// The words of group number `group` of groups of `blocks` blocks, behind the first `behind`
     /// words of the workspace.
@@ -86,6 +87,33 @@ impl Exchange {
         }
     }
 
+    /// Publishes a number that the first block of the group tells the others in a round.
+    ///
+    /// # Safety
+    /// As [`publish`](Self::publish).
+    #[inline(always)]
+    pub(crate) unsafe fn publish_next(self, round: u32, next: u32) {
+        // SAFETY: the caller's conditions; not all bits are zero.
+        unsafe {
+            self.workspace.publish_bits(self.word(round, 0) + STATS_PARTS, u64::from(next) + 1);
+        }
+    }
+
+    /// Waits for the number that the first block [publishes](Self::publish_next) in a round, in
+    /// the warp's first lane; other lanes get an arbitrary number.
+    ///
+    /// # Safety
+    /// As [`wait`](Self::wait).
+    #[inline(always)]
+    pub(crate) unsafe fn wait_next(self, round: u32) -> u32 {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let word = self.word(round, 0) + STATS_PARTS;
+            let [next] = self.workspace.wait::<1, false>(lane_id() > 0, word, |_| 0);
+            (next as u32).wrapping_sub(1)
+        }
+    }
+
     /// Clears what block `block` has published in the round before `round`.
     ///
     /// # Safety
@@ -95,7 +123,7 @@ impl Exchange {
     #[inline(always)]
     pub(crate) unsafe fn clear_before(self, round: u32, block: u32) {
         let first = self.word(round + (Self::ROUNDS - 1), block);
-        unrolled!(for word in 0..4; {
+        unrolled!(for word in 0..Self::WORDS as usize; {
             // SAFETY: the caller's conditions: all blocks have read the words.
             unsafe { self.workspace.set_word(first + word as u32, 0) };
         });

@@ -215,6 +215,28 @@ impl Workspace {
 impl Workspace {
     /// The word that counts the blocks of a grid that have arrived: the last for partial sums.
     pub(crate) const ARRIVED: u32 = MAX_PARTIALS - 1;
+    /// The word that counts the tickets that groups of blocks have taken.
+    const TICKETS: u32 = Self::ARRIVED - 1;
+
+    /// Takes a ticket, numbered from 0 in a launch.
+    ///
+    /// # Safety
+    /// Only this function and [`clear_tickets`](Self::clear_tickets) access the word.
+    #[inline(always)]
+    pub(crate) unsafe fn take_ticket(self) -> u32 {
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe { fetch_add(self.partial(Self::TICKETS), 1) as u32 }
+    }
+
+    /// Clears the number of tickets, at the end of the grid.
+    ///
+    /// # Safety
+    /// One thread calls this, when no block takes a ticket any more.
+    #[inline(always)]
+    pub(crate) unsafe fn clear_tickets(self) {
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe { store(self.partial(Self::TICKETS), 0) };
+    }
 
     /// Sets a word for another block, which may read it once this block has arrived.
     ///

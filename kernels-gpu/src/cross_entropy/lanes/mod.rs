@@ -6,7 +6,6 @@
 
 mod class_logit;
 mod gradients;
-mod part;
 mod peeled;
 mod staging;
 mod statistics;

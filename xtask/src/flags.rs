@@ -35,7 +35,7 @@ xflags::xflags! {
         }
         /// Makes the packages that would be published, and builds and runs a stranger's crate with
         /// them outside the repository: with nothing in its environment, with and without the
-        /// feature `emulator`. Compiles the package for candle with them.
+        /// feature `emulator`. Compiles the packages for candle and burn with them.
         cmd package {}
         /// Measures each loss on a GPU, beside a kernel that only reads and writes the same bytes, and beside other
         /// libraries where `python3` has PyTorch.

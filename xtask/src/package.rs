@@ -14,8 +14,19 @@ const PACKAGES: [&str; 5] = [
     "fused-loss-cust",
     "fused-loss",
 ];
-/// Needs the last of these, and is published after it. Of a workspace of its own.
-const CANDLE: &str = "fused-loss-candle";
+/// A package of a workspace of its own. It needs some of [`PACKAGES`], and is published after them.
+pub(crate) struct Apart {
+    name: &'static str,
+    folder: &'static str,
+    /// The features that need nothing but Rust to compile.
+    features: &'static str,
+}
+/// Its `cuda` takes nvcc.
+pub(crate) const CANDLE: Apart =
+    Apart { name: "fused-loss-candle", folder: "candle", features: "emulator" };
+pub(crate) const BURN: Apart =
+    Apart { name: "fused-loss-burn", folder: "burn", features: "cuda,fusion,emulator" };
+const APART: [Apart; 2] = [CANDLE, BURN];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What crates.io takes at most. The PTX is nearly all of its package.
 const MOST_BYTES: u64 = 10 << 20;
@@ -28,11 +39,18 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     cmd!(sh, "cargo test --locked -p fused-loss-tests --test stranger")
         .env(UNPACKED, packages.path())
         .run()?;
-    check_candle(sh, packages.path())?;
-    for name in PACKAGES.into_iter().chain([CANDLE]) {
+    for apart in &APART {
+        apart.compile(sh, packages.path())?;
+    }
+    for name in all_packages() {
         println!("target/packages/package/{name}-{VERSION}.crate");
     }
     Ok(())
+}
+
+/// The names of all packages, in the order of their publication.
+fn all_packages() -> impl Iterator<Item = &'static str> {
+    PACKAGES.into_iter().chain(APART.iter().map(|apart| apart.name))
 }
 
 /// A folder outside the repository, whose settings cargo would find, that is removed with all that
@@ -71,12 +89,17 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
         .args(names)
         .args(["--target-dir", "target/packages"])
         .run()?;
-    // Without its lock, which would name packages that the registry has not got yet.
-    cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty --exclude-lockfile")
-        .args(["--manifest-path", "candle/Cargo.toml", "--target-dir", "target/packages"])
-        .run()?;
+    for Apart { folder, .. } in &APART {
+        // Without its lock, which would name packages that the registry has not got yet. Nothing is
+        // resolved then, so that its dependencies need not be there.
+        cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty --exclude-lockfile")
+            .arg("--manifest-path")
+            .arg(format!("{folder}/Cargo.toml"))
+            .args(["--target-dir", "target/packages"])
+            .run()?;
+    }
     let unpacked = Unpacked::new(sh)?;
-    for name in PACKAGES.into_iter().chain([CANDLE]) {
+    for name in all_packages() {
         let file = format!("target/packages/package/{name}-{VERSION}.crate");
         let bytes = fs::metadata(sh.current_dir().join(&file))?.len();
         ensure!(bytes <= MOST_BYTES, "{file} is {bytes} bytes, expected at most {MOST_BYTES}");
@@ -89,25 +112,28 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
     Ok(unpacked)
 }
 
-/// Compiles the package for candle with the other packages, as it would be published. Not its
-/// tests, and not for CUDA, which takes nvcc.
-pub(crate) fn check_candle(sh: &Shell, packages: &Path) -> Result<()> {
-    let package = packages.join(format!("{CANDLE}-{VERSION}"));
-    // The versions that are there already.
-    sh.copy_file("candle/Cargo.lock", package.join("Cargo.lock"))?;
-    let manifest = package.join("Cargo.toml");
-    let target = sh.current_dir().join("target/candle");
-    let mut check = cmd!(sh, "cargo check --manifest-path {manifest} --target-dir {target}");
-    for name in PACKAGES {
-        let path = packages.join(format!("{name}-{VERSION}"));
-        check = check.arg("--config").arg(format!("patch.crates-io.{name}.path={path:?}"));
+impl Apart {
+    /// Compiles the package with the other packages, as it would be published. Not its tests.
+    pub(crate) fn compile(&self, sh: &Shell, packages: &Path) -> Result<()> {
+        let Apart { name, folder, features } = self;
+        let package = packages.join(format!("{name}-{VERSION}"));
+        // The versions that are there already.
+        sh.copy_file(format!("{folder}/Cargo.lock"), package.join("Cargo.lock"))?;
+        let manifest = package.join("Cargo.toml");
+        let target = sh.current_dir().join("target").join(folder);
+        let mut check = cmd!(sh, "cargo check --manifest-path {manifest} --target-dir {target}");
+        for name in PACKAGES {
+            let path = packages.join(format!("{name}-{VERSION}"));
+            check = check.arg("--config").arg(format!("patch.crates-io.{name}.path={path:?}"));
+        }
+        check.args(["--features", features]).run()?;
+        Ok(())
     }
-    check.args(["--features", "emulator"]).run()?;
-    Ok(())
 }
 
-/// Fails where an unpacked package lacks a licence, has a README that leads nowhere, admits another
-/// version of our packages than its own, or holds what only benchmarks use.
+/// Fails where an unpacked package lacks a licence or a field that crates.io asks for, has a README
+/// that leads nowhere, names a path outside of it, admits another version of our packages than its
+/// own, or holds what only benchmarks use.
 fn check(sh: &Shell, package: &Path) -> Result<()> {
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         let text = sh.read_file(package.join(licence))?;
@@ -117,6 +143,11 @@ fn check(sh: &Shell, package: &Path) -> Result<()> {
     let links = links_inside(&readme);
     ensure!(links.is_empty(), "its README.md leads to {links:?}, which nobody has beside it");
     let manifest = sh.read_file(package.join("Cargo.toml"))?;
+    for field in ["description", "license", "readme"] {
+        ensure!(manifest.contains(&format!("\n{field} = ")), "its Cargo.toml has no {field}");
+    }
+    let outside = paths_outside(&manifest);
+    ensure!(outside.is_empty(), "its Cargo.toml names {outside:?}, which nobody has beside it");
     let loose = loose_requirements(&manifest);
     ensure!(loose.is_empty(), "it requires other versions than ={VERSION}: {loose:?}");
     if package.join("ptx").exists() {
@@ -146,6 +177,16 @@ fn loose_requirements(manifest: &str) -> Vec<&str> {
     manifest.split("\n[").filter(|table| is_ours(table) && !table.contains(&exact)).collect()
 }
 
+/// The paths of a packaged manifest that leave the package.
+fn paths_outside(manifest: &str) -> Vec<&str> {
+    manifest
+        .split("path = \"")
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once('"')?.0))
+        .filter(|path| path.starts_with('/') || path.split('/').any(|part| part == ".."))
+        .collect()
+}
+
 /// The targets of links and pictures in Markdown that are no address and no heading of it.
 fn links_inside(markdown: &str) -> Vec<&str> {
     markdown
@@ -164,6 +205,13 @@ mod tests {
     fn links_that_lead_nowhere_are_found() {
         let text = "[a](https://a.example) [b](#b) [c](docs/c.md) ![d](d.svg)";
         assert_eq!(links_inside(text), ["docs/c.md", "d.svg"]);
+    }
+
+    #[test]
+    fn paths_that_leave_the_package_are_found() {
+        let text = "[lib]\npath = \"src/lib.rs\"\n[[test]]\npath = \"../tests/a.rs\"\n\
+                    [dependencies.a]\npath = \"/a\"\n";
+        assert_eq!(paths_outside(text), ["../tests/a.rs", "/a"]);
     }
 
     #[test]
@@ -197,5 +245,24 @@ mod tests {
         let mut expected = PACKAGES;
         expected.sort();
         assert_eq!(published, expected);
+    }
+
+    #[test]
+    fn every_workspace_apart_is_packaged() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut found = Vec::new();
+        for folder in fs::read_dir(root).unwrap() {
+            let manifest = fs::read_to_string(folder.unwrap().path().join("Cargo.toml"));
+            if let Ok(manifest) = manifest
+                && manifest.contains("\n[workspace]\n")
+            {
+                let name = manifest.split_once("name = \"").unwrap().1.split_once('"').unwrap().0;
+                found.push(name.to_owned());
+            }
+        }
+        found.sort();
+        let mut expected = APART.map(|apart| apart.name);
+        expected.sort();
+        assert_eq!(found, expected);
     }
 }

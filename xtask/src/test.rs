@@ -59,8 +59,11 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
 
     step("orders", || orders::run_quick(sh))?;
     step("candle", || candle(sh, flags.full))?;
-    step("candle, as published", || package::check_candle(sh, packages.path()))?;
+    step("candle, as published", || package::CANDLE.compile(sh, packages.path()))?;
     step("burn", || burn(sh, flags.full))?;
+    if flags.full {
+        step("burn, as published", || package::BURN.compile(sh, packages.path()))?;
+    }
 
     println!(
         "\nall passed in {} s: format, {dependencies}, clippy, doc, PTX ({ptx}), packages, {} on \

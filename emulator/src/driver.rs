@@ -453,6 +453,10 @@ mod calls {
                 return Err(INVALID_VALUE);
             }
             not_capturing()?;
+            // There are addresses for more, but not the memory behind them.
+            if bytes > MEMORY.saturating_sub(memory::in_use()) {
+                return Err(OUT_OF_MEMORY);
+            }
             let start = memory::allocate(bytes).ok_or(OUT_OF_MEMORY)?;
             unsafe { put(address, start as u64) }
         }

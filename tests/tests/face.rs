@@ -160,7 +160,7 @@ fn memory_is_shown_by_its_shape() {
 /// More than any device, and than the emulator, has.
 #[test]
 fn short_memory_says_how_much_for_what() {
-    let len = 1 << 42;
+    let len = 1 << 38;
     let error = Tensor::<f64>::zeros(gpu(), (2, len / 2)).unwrap_err();
     let Error::OutOfMemory { what, bytes, device, source } = &error else { panic!("{error}") };
     assert_eq!(**what, format!("a tensor of f64 [2, {}]", len / 2));

@@ -159,7 +159,8 @@ impl<'a> Memory<'a> {
 
     /// Whether both have a byte in common.
     pub(crate) fn overlaps(&self, other: &Memory<'_>) -> bool {
-        let end = |memory: &Memory<'_>| memory.address + memory.bytes as u64;
+        // Whoever makes a view of an address may be wrong about it.
+        let end = |memory: &Memory<'_>| memory.address.saturating_add(memory.bytes as u64);
         self.bytes > 0
             && other.bytes > 0
             && self.address < end(other)
@@ -217,6 +218,7 @@ mod tests {
         assert!(memory(0x100, 4).overlaps(&memory(0x10c, 1)));
         assert!(!memory(0x100, 4).overlaps(&memory(0x110, 4)));
         assert!(!memory(0x100, 4).overlaps(&memory(0x104, 0)));
+        assert!(!memory(0x100, 4).overlaps(&memory(u64::MAX - 3, 4)));
     }
 
     #[test]

@@ -30,9 +30,9 @@
 //! queued nothing.
 //!
 //! The kernels are PTX inside the library, compressed, each compiled by the driver for the first
-//! call that needs it. The driver is found at run time: a program that uses this crate builds and starts
-//! without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`]. With
-//! the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
+//! call that needs it. The driver is found at run time: a program that uses this crate builds and
+//! starts without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`].
+//! With the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
 //!
 //! With the feature `cudarc`, `Stream::from_cudarc`, `View::from_cudarc` and
 //! `ViewMut::from_cudarc` take streams and memory of cudarc's without `unsafe`: a call reads and

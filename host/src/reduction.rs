@@ -33,7 +33,8 @@ pub trait Reduction:
 }
 
 /// The reductions of losses that compare input and target element by element: [`Mse`](crate::Mse),
-/// [`Huber`](crate::Huber), [`SmoothL1`](crate::SmoothL1).
+/// [`Huber`](crate::Huber), [`SmoothL1`](crate::SmoothL1),
+/// [`BceWithLogits`](crate::BceWithLogits).
 pub trait ElementwiseReduction: Reduction {}
 
 /// The reductions of [`KlDiv`](crate::KlDiv).

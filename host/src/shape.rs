@@ -20,8 +20,8 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or more elements than
-    /// 2⁶⁰.
+    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or where the dimensions
+    /// that are not 0 multiply to 2⁶⁰ or more.
     pub fn new(dims: impl IntoShape) -> Result<Self> {
         dims.into_shape("dims")
     }
@@ -30,7 +30,7 @@ impl Shape {
     ///
     /// # Errors
     /// [`Error::InvalidShape`] names `argument` where there are more than [`Shape::MAX_DIMS`], or
-    /// where the number of elements is more than `isize::MAX` bytes could hold.
+    /// where elements of eight bytes would be more than `isize::MAX` bytes.
     fn checked(argument: &'static str, dims: &[usize]) -> Result<Self> {
         let invalid = |problem| Error::InvalidShape { argument, problem };
         if dims.len() > Self::MAX_DIMS {

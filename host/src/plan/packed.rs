@@ -111,10 +111,11 @@ impl Rows {
     /// longer rows leave shared memory for too few warps. Two limits are how much a block may have
     /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows of
     /// 16-bit elements that are read one by one take more instructions, and the forward pass, which
-    /// has fewer bytes to hide them behind, gains less. H200, 2026-11-26, ceiling ÷ ours with several lanes and with one: bf16
-    /// forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and 0.69, 140 columns 0.75 and 0.63;
-    /// with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70 and 0.68, 180 columns 0.58 and
-    /// 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients 0.69 and 0.89.
+    /// has fewer bytes to hide them behind, gains less. H200, 2026-11-26, ceiling ÷ ours with
+    /// several lanes and with one: bf16 forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and
+    /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70
+    /// and 0.68, 180 columns 0.58 and 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients
+    /// 0.69 and 0.89.
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.access(self.alignment.min(self.store_alignment)) == 2;
         match (pass, self.element_bytes) {

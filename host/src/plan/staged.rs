@@ -29,6 +29,9 @@ const FEWEST_VECTORS: usize = 4;
 /// another loads or stores.
 const BLOCKS: usize = 2;
 
+/// Bytes of the kernel's arrays in shared memory, beside the row.
+const ARRAYS: usize = 2432;
+
 /// How rows of `vectors` vectors are staged, in blocks of at most `most_threads` threads; `None` if
 /// they are too short or too long for that.
 pub(super) fn plan(
@@ -39,7 +42,7 @@ pub(super) fn plan(
 ) -> Option<Staged> {
     // Vectors are numbered from the cache line that the row begins in.
     let shared_bytes = (vectors + LINE_VECTORS as usize) * VECTOR_BYTES as usize;
-    let room = device.shared_bytes / BLOCKS - RESERVED;
+    let room = device.shared_bytes / BLOCKS - RESERVED - ARRAYS;
     if vectors * (VECTOR_BYTES as usize) < MIN_BYTES || shared_bytes > room {
         return None;
     }
@@ -81,8 +84,9 @@ mod tests {
 
     #[test]
     fn two_rows_have_room_in_a_multiprocessor() {
-        assert_eq!(threads(1000, 14_400), Some(256));
-        assert_eq!(threads(1000, 14_500), None);
+        // 7072 vectors, eight that a cache line may have before them, 2432 bytes and a KiB.
+        assert_eq!(threads(1000, 14_144), Some(256));
+        assert_eq!(threads(1000, 14_146), None);
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl<'a> Launches<'a> {
         split: plan::Split,
         args: &CrossEntropyArgs,
     ) -> Result<()> {
-        let plan::Split { launch: shape, splits, part_vectors, rows_of_ticket, .. } = split;
+        let plan::Split { launch: shape, splits, part_vectors, rows_of_ticket } = split;
         let rows_of_block = rows_of_ticket;
         let mut args = CrossEntropyArgs { splits, part_vectors, rows_of_block, ..*args };
         args.plain = args.is_plain().into();

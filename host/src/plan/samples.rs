@@ -133,7 +133,9 @@ pub(crate) struct SamplesKernels {
     pub(crate) staged: Option<(Device, u32)>,
     /// Whether rows are staged that could be packed or held in registers: in f64, whose
     /// exponentials take so long that they should be computed once, and with smoothing, whose
-    /// packed rows look up each class weight by itself.
+    /// packed rows look up each class weight by itself. H200, 2026-11-26, forward-backward with
+    /// smoothing and weights, ceiling ÷ ours packed or with a block per row, and staged: f32, 1000
+    /// columns 0.50 and 0.54; bf16, 1500 columns 0.24 and 0.38.
     pub(crate) prefers_staged: bool,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,

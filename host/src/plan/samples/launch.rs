@@ -1,0 +1,169 @@
+//! The launch of each regime, for rows that it takes: threads, blocks and shared memory.
+
+use super::shape::Shape;
+use super::tail::Tail;
+use super::{Regime, SamplesLaunch};
+use crate::plan::packed::{Device, Packed, Rows};
+use crate::plan::staged::Staged;
+use crate::plan::{Launch, Pass, RowsLaunch, stream};
+use kernels_gpu::abi::{LINE_VECTORS, ROWS_BLOCK, grid_of_workers};
+use std::num::NonZeroU32;
+
+/// [`Regime::ShortWhole`].
+pub(super) fn short_whole(shape: &Shape) -> SamplesLaunch {
+    // In the forward pass, each thread stages all of its vectors, of which one has the logit of the
+    // target's class.
+    let shared_bytes = match shape.pass {
+        Pass::Forward => 16 * shape.kernels.per_thread * ROWS_BLOCK as usize,
+        Pass::Backward | Pass::ForwardBackward => 0,
+    };
+    let threads = shape.kernels.short_block as usize;
+    let block = Block { threads, group_threads: shape.row_lanes(), shared_bytes };
+    rows_by_group(shape, Regime::ShortWhole, block)
+}
+
+/// [`Regime::Staged`].
+pub(super) fn staged(shape: &Shape, staged: Staged) -> SamplesLaunch {
+    let Staged { threads, shared_bytes } = staged;
+    let block = Block { shared_bytes, ..Block::of_row(threads as usize) };
+    rows_by_group(shape, Regime::Staged, block)
+}
+
+/// [`Regime::Packed`], [`Regime::LaneRows`] or [`Regime::WideRows`].
+pub(super) fn packed(shape: &Shape, packed: Packed, device: Device) -> SamplesLaunch {
+    let workers = packed.blocks(shape.pass, shape.rows, device);
+    let blocks = match shape.pass {
+        Pass::Backward => workers.max(1),
+        Pass::Forward | Pass::ForwardBackward => grid_of_workers(workers as u32) as usize,
+    };
+    SamplesLaunch {
+        tile: packed.args_of(shape.rows),
+        ..SamplesLaunch::new(packed.regime, packed.launch(blocks))
+    }
+}
+
+/// [`Regime::Few`].
+pub(super) fn few(shape: &Shape) -> SamplesLaunch {
+    rows_by_group(shape, Regime::Few, Block::of_row(shape.few_threads()))
+}
+
+/// [`Regime::Stream`].
+pub(super) fn stream(shape: &Shape, layout: &Rows, device: Device) -> SamplesLaunch {
+    let (launch, stream) = stream::layout(shape.rows, layout, device);
+    SamplesLaunch { stream, ..SamplesLaunch::new(Regime::Stream, launch) }
+}
+
+/// [`Regime::Registers`].
+pub(super) fn registers(shape: &Shape) -> SamplesLaunch {
+    // A block stages the vector that has the logit of the target's class.
+    let block = Block { shared_bytes: 16, ..Block::of_row(shape.registers_threads()) };
+    rows_by_group(shape, Regime::Registers, block)
+}
+
+/// [`Regime::Long`]. Rows are split over several blocks in the forward pass, if there are few rows
+/// or at the end of the pass, and in the backward pass, so that a part fits into the registers of a
+/// block. They are not split in the forward-backward pass.
+pub(super) fn long(shape: &Shape) -> SamplesLaunch {
+    match shape.pass {
+        Pass::Forward => long_forward(shape),
+        Pass::Backward => long_backward(shape),
+        Pass::ForwardBackward => long_forward_backward(shape),
+    }
+}
+
+/// Vectors that a thread has in flight in kernels whose rows are not register-resident.
+pub(super) const FLIGHT: usize = 4;
+
+/// A block per row, of as many warps as have all of a row's vectors in flight at once. If rows are
+/// long enough for the largest block, some are split.
+fn long_forward(shape: &Shape) -> SamplesLaunch {
+    let max_warps = shape.kernels.long_block as usize / 32;
+    let warps = shape.vectors.div_ceil(32 * FLIGHT).min(max_warps);
+    let threads = 32 * warps;
+    let mut plan = rows_by_group(shape, Regime::Long, Block::of_row(threads));
+    let is_row_per_block = plan.rows_of_block == NonZeroU32::MIN;
+    if is_row_per_block && threads == shape.kernels.long_block as usize {
+        plan.tail = Tail::new(shape, threads);
+        plan.rows.launch.blocks = grid_of_workers(shape.rows as u32 + plan.tail.more_blocks());
+    }
+    plan
+}
+
+/// A block per part of a row. Parts are register-resident, and equal up to the size of a warp's
+/// share.
+fn long_backward(shape: &Shape) -> SamplesLaunch {
+    let (per_thread, max_threads) = (shape.kernels.per_thread, shape.kernels.long_block as usize);
+    // Vectors are numbered from the cache line that the row begins in, so those of the line that
+    // are before the row count too.
+    let vectors = shape.vectors + LINE_VECTORS as usize - 1;
+    let splits = vectors.div_ceil(per_thread * max_threads);
+    let threads = vectors.div_ceil(splits * per_thread).next_multiple_of(32);
+    let launch = Launch {
+        blocks: (shape.rows * splits).max(1) as u32,
+        threads: threads as u32,
+        shared_bytes: 0,
+        cooperative: false,
+    };
+    SamplesLaunch {
+        rows: RowsLaunch { launch, group_threads: number(threads), splits: number(splits) },
+        ..SamplesLaunch::new(Regime::Long, launch)
+    }
+}
+
+/// Vectors of a row per thread of a block that has some in registers and stages the others in
+/// shared memory. On an H200, 1024 threads have room for that many, as one block or as two blocks
+/// of 512.
+const STAGED_PER_THREAD: usize = 12;
+
+/// A block per row.
+fn long_forward_backward(shape: &Shape) -> SamplesLaunch {
+    let max_threads = shape.kernels.long_block as usize;
+    let threads = shape.vectors.div_ceil(STAGED_PER_THREAD).next_multiple_of(32).min(max_threads);
+    rows_by_group(shape, Regime::Long, Block::of_row(threads))
+}
+
+/// A block whose threads share rows in groups of one size.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    threads: usize,
+    group_threads: usize,
+    shared_bytes: usize,
+}
+
+impl Block {
+    /// A block of `threads` threads that share one row.
+    fn of_row(threads: usize) -> Self {
+        Block { threads, group_threads: threads, shared_bytes: 0 }
+    }
+}
+
+/// The launch of `regime` whose row groups take whole rows.
+fn rows_by_group(shape: &Shape, regime: Regime, block: Block) -> SamplesLaunch {
+    let Block { threads, group_threads, shared_bytes } = block;
+    let groups = threads / group_threads;
+    let (blocks, rows_of_block) = if shape.pass == Pass::Backward {
+        (shape.rows.div_ceil(groups).max(1) as u32, 1)
+    } else {
+        // A block takes consecutive rows: one per row group, or more if the workspace has no room
+        // for the sums of so many blocks.
+        let rounds = shape.rows.div_ceil(groups).div_ceil(shape.max_workers()).max(1);
+        let rows_of_block = rounds * groups;
+        (grid_of_workers(shape.rows.div_ceil(rows_of_block) as u32), rows_of_block)
+    };
+    let launch = Launch {
+        blocks,
+        threads: threads as u32,
+        shared_bytes: shared_bytes as u32,
+        cooperative: false,
+    };
+    let rows = RowsLaunch { launch, group_threads: number(group_threads), splits: NonZeroU32::MIN };
+    SamplesLaunch {
+        rows,
+        rows_of_block: number(rows_of_block),
+        ..SamplesLaunch::new(regime, launch)
+    }
+}
+
+fn number(value: usize) -> NonZeroU32 {
+    NonZeroU32::new(value as u32).expect("at least one")
+}

@@ -1,0 +1,165 @@
+//! Launches of the kernels of cross-entropy: which regime takes rows of a shape, and with how many
+//! threads and blocks.
+
+mod launch;
+mod shape;
+mod tail;
+
+pub(crate) use tail::Tail;
+
+use super::packed::{self, Device, Packed};
+use super::{Launch, Pass, RowsLaunch};
+use kernels_gpu::abi::{
+    LINE_VECTORS, MAX_NORMALISER_BLOCKS, NORMALISER_FLIGHT, StreamArgs, TileArgs,
+};
+use shape::Shape;
+use std::num::NonZeroU32;
+
+/// A launch of a kernel of cross-entropy, with the arguments that say how rows are shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SamplesLaunch {
+    pub(crate) rows: RowsLaunch,
+    pub(crate) regime: Regime,
+    /// Rows per worker block, in passes that sum (whose grids are `abi::grid_of_workers`).
+    pub(crate) rows_of_block: NonZeroU32,
+    /// The last rows, which several blocks share, where the other rows have a block each.
+    pub(crate) tail: Tail,
+    /// The tiles of packed rows; see [`packed`].
+    pub(crate) tile: TileArgs,
+    /// How streamed rows are shared; see [`stream`](super::stream).
+    pub(crate) stream: StreamArgs,
+}
+
+impl SamplesLaunch {
+    /// A launch of `regime` whose rows are neither split nor shared by row groups of one size.
+    fn new(regime: Regime, launch: Launch) -> Self {
+        let one = NonZeroU32::MIN;
+        SamplesLaunch {
+            rows: RowsLaunch { launch, group_threads: one, splits: one },
+            regime,
+            rows_of_block: one,
+            tail: Tail::NONE,
+            tile: TileArgs::default(),
+            stream: StreamArgs::default(),
+        }
+    }
+}
+
+/// Which threads share a row, and where its logits are kept between reading and use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Regime {
+    /// One or more lanes per row; a warp stages a tile of rows in shared memory.
+    Packed,
+    /// One lane per row; a warp stages a tile in shared memory, and a lane reads its row into
+    /// registers.
+    LaneRows,
+    /// The same for rows of more columns, which a lane reads again for each step.
+    WideRows,
+    /// A warp or a part of one per row, register-resident. Rows begin and end on 16-byte
+    /// boundaries.
+    ShortWhole,
+    /// A block per row, register-resident.
+    Registers,
+    /// A block per row, register-resident, for the forward pass over few rows: a thread per vector,
+    /// which has the lowest latency.
+    Few,
+    /// A block per row, which it stages in shared memory, and later its exponentials: loss and
+    /// gradients in f64.
+    Staged,
+    /// A block or several per row, too long for registers alone.
+    Long,
+    /// A warp per row, or equal shares of all rows for all blocks, streamed through rings of tiles
+    /// in shared memory.
+    Stream,
+}
+
+/// Which regimes the kernels of a pass can use for the rows of a call, and the limits of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SamplesKernels {
+    /// Vectors of a row that a thread has in registers.
+    pub(crate) per_thread: usize,
+    /// As `per_thread`, in the forward-backward pass of [`Regime::Registers`], which has the
+    /// exponentials in registers too.
+    pub(crate) vectors_with_gradients: usize,
+    /// How rows are packed into tiles, and the limits of the device, if rows are short enough.
+    pub(crate) packed: Option<(Packed, Device)>,
+    /// The layout of the rows, and the limits of the device, if there is a kernel that streams
+    /// them.
+    pub(crate) stream: Option<(packed::Rows, Device)>,
+    /// The limits of the device, and the most threads of a block, if there is a kernel of
+    /// [`Regime::Staged`].
+    pub(crate) staged: Option<(Device, u32)>,
+    /// Whether rows are staged that could be packed or held in registers: in f64, whose
+    /// exponentials take so long that they should be computed once, and with smoothing, whose
+    /// packed rows look up each class weight by itself. H200, 2026-11-26, forward-backward with
+    /// smoothing and weights, ceiling ÷ ours packed or with a block per row, and staged: f32, 1000
+    /// columns 0.50 and 0.54; bf16, 1500 columns 0.24 and 0.38.
+    pub(crate) prefers_staged: bool,
+    /// Whether all rows begin and end on 16-byte boundaries.
+    pub(crate) whole: bool,
+    /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no
+    /// such kernel.
+    pub(crate) short_block: u32,
+    /// The most threads of a block of [`Regime::Registers`].
+    pub(crate) max_registers_block: u32,
+    /// The most threads of a block of [`Regime::Few`].
+    pub(crate) few_block: u32,
+    /// The most threads of a block of [`Regime::Long`].
+    pub(crate) long_block: u32,
+    /// How many sums the forward pass reduces over the grid.
+    pub(crate) sums: u32,
+}
+
+/// The launch of `pass` over `rows` rows of `cols` logits of `element_bytes` each: of the first
+/// regime below that takes them. [`Shape`] says which rows a regime takes, and why; [`launch`], how
+/// many threads and blocks it has for them.
+pub(crate) fn samples(
+    pass: Pass,
+    rows: usize,
+    cols: usize,
+    element_bytes: usize,
+    kernels: SamplesKernels,
+) -> SamplesLaunch {
+    let vectors = cols.div_ceil(16 / element_bytes).max(1);
+    let shape = Shape { pass, rows, vectors, element_bytes, kernels };
+    if shape.is_short_whole() {
+        launch::short_whole(&shape)
+    } else if let Some(staged) = shape.staged() {
+        launch::staged(&shape, staged)
+    } else if let Some((packed, device)) = shape.packed() {
+        launch::packed(&shape, packed, device)
+    } else if shape.is_few() {
+        launch::few(&shape)
+    } else if let Some((layout, device)) = shape.streamed() {
+        launch::stream(&shape, &layout, device)
+    } else if shape.fits_registers() {
+        launch::registers(&shape)
+    } else {
+        launch::long(&shape)
+    }
+}
+
+/// How many vectors of a row a block stages in `shared_bytes` of dynamic shared memory, behind the
+/// first `in_registers`, which its threads have in registers. How much shared memory a device has
+/// does not change the order of the sum: a vector is read in the same turn whether it is staged or
+/// not.
+pub(crate) fn staged_vectors(
+    cols: usize,
+    element_bytes: usize,
+    in_registers: u32,
+    shared_bytes: u32,
+) -> u32 {
+    // The most vectors that a row can have, for any alignment. They are numbered from the cache
+    // line that the row begins in.
+    let vectors = cols / (16 / element_bytes) + LINE_VECTORS as usize - 1;
+    let vectors = vectors.saturating_sub(in_registers as usize);
+    vectors.min(shared_bytes as usize / 16) as u32
+}
+
+/// How many blocks of `threads` threads sum the class weights of `rows` targets to the normaliser,
+/// which the blocks that compute gradients divide by.
+pub(crate) fn normaliser_blocks(rows: usize, threads: u32) -> u32 {
+    // All other blocks wait for them, so a few targets per thread are fastest.
+    rows.div_ceil(threads as usize * NORMALISER_FLIGHT).clamp(1, MAX_NORMALISER_BLOCKS as usize)
+        as u32
+}

@@ -1,0 +1,185 @@
+//! Which regimes can take the rows of a pass, and which is faster where several can.
+
+use super::SamplesKernels;
+use crate::plan::Pass;
+use crate::plan::packed::{Device, Packed, Rows};
+use crate::plan::staged::{self, Staged};
+use kernels_gpu::abi::{ADDER_PERIOD, max_workers, vectors_within, words_of_worker};
+
+/// The rows of a pass, and the kernels that there are for them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) pass: Pass,
+    pub(super) rows: usize,
+    /// Vectors of a row that begins on a 16-byte boundary; at least one.
+    pub(super) vectors: usize,
+    pub(super) element_bytes: usize,
+    pub(super) kernels: SamplesKernels,
+}
+
+/// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200, ceiling ÷
+/// ours, in registers and packed: 262144×128 f32 forward 0.95 and 0.92, 65536×1000 bf16 forward
+/// 0.83 and 0.69; 4194304×32 f32 0.75 and 0.90.
+const SHORT_WHOLE_MIN_BYTES: usize = 512;
+
+impl Shape {
+    /// Whether the rows are of `Regime::ShortWhole`.
+    pub(super) fn is_short_whole(&self) -> bool {
+        let row_lanes = self.row_lanes();
+        let block_rows = self.kernels.short_block as usize / row_lanes;
+        // Sums relative to a lagging center take fewer instructions than a row in registers does.
+        let has_lagging_center = self.element_bytes == 8 && self.pass == Pass::Forward;
+        block_rows > 0
+            && !has_lagging_center
+            && self.fits_warp()
+            && self.vectors * 16 >= SHORT_WHOLE_MIN_BYTES
+            && self.fills(self.kernels.per_thread, row_lanes)
+            && self.has_room_for_sums(self.rows.div_ceil(block_rows))
+    }
+
+    /// Whether the registers of a warp have room for a row.
+    fn fits_warp(&self) -> bool {
+        self.vectors <= 32 * self.kernels.per_thread
+    }
+
+    /// The lanes that share a row in the registers of a warp: at least two, because the kernels
+    /// have shared memory for the rows of 128 row groups a block.
+    pub(super) fn row_lanes(&self) -> usize {
+        self.vectors.div_ceil(self.kernels.per_thread).next_power_of_two().max(2)
+    }
+}
+
+/// The most vectors of a row that loss and gradients have in registers where it could be staged in
+/// shared memory, in f32 and 16 bits. H200, 2026-11-26, forward-backward, ceiling ÷ ours in
+/// registers and staged: bf16, 8192 columns 0.97 and 0.95, 12128 columns 0.90 and 0.95; f32, 7001
+/// columns 0.95 and 0.94, 12000 columns 0.86 and 0.95.
+const MOST_REGISTER_VECTORS: usize = 1024;
+
+impl Shape {
+    /// How rows are staged, if that is faster than to pack them or to have them in registers; see
+    /// also [`SamplesKernels::prefers_staged`].
+    pub(super) fn staged(&self) -> Option<Staged> {
+        let (device, most_threads) = self.kernels.staged?;
+        let is_packed = self.kernels.packed.is_some();
+        if !self.kernels.prefers_staged && (is_packed || self.prefers_registers()) {
+            return None;
+        }
+        staged::plan(self.rows, self.vectors, device, most_threads)
+    }
+
+    /// Whether rows are faster in the registers of a block than staged.
+    fn prefers_registers(&self) -> bool {
+        self.fits_registers() && self.vectors <= MOST_REGISTER_VECTORS
+    }
+
+    /// How rows are packed, if they are short enough. Few rows have a block each instead, unless a
+    /// warp has room for a row.
+    pub(super) fn packed(&self) -> Option<(Packed, Device)> {
+        self.kernels.packed.filter(|_| self.fits_warp() || !self.is_few())
+    }
+}
+
+/// The most rows of a forward pass that count as few: `Regime::Few` takes them if all are resident
+/// at once, and `Regime::Registers` takes none of them. It is the period of adders; figures on
+/// either side of it are not known.
+const MOST_FEW_ROWS: usize = ADDER_PERIOD as usize;
+
+/// How many threads are resident on an H100 at a time. H200, 2026-11-22, forward, f32: 1024 rows of
+/// 4096 columns, with a thread per vector, waited for room and took twice as long as with fewer
+/// threads.
+const RESIDENT_THREADS: usize = 132 * 2048;
+
+/// The most threads of a block for which [`RESIDENT_THREADS`] is the limit; for larger blocks, half
+/// of it is. H200, 2026-11-22, forward, f32, 2048 columns, in blocks of 512 threads instead of
+/// fewer: 512 rows took a tenth longer, 256 rows a tenth less.
+const SMALL_BLOCK: usize = 256;
+
+impl Shape {
+    /// Whether the rows are of `Regime::Few`: with a thread per vector, all of them are resident at
+    /// the same time.
+    pub(super) fn is_few(&self) -> bool {
+        let threads = self.few_threads();
+        let resident = if threads <= SMALL_BLOCK { RESIDENT_THREADS } else { RESIDENT_THREADS / 2 };
+        self.rows > 0
+            && self.has_few_rows()
+            && self.kernels.whole
+            && threads <= self.kernels.few_block as usize
+            && self.rows * threads <= resident
+    }
+
+    /// Threads of a block of `Regime::Few`.
+    pub(super) fn few_threads(&self) -> usize {
+        self.vectors.next_multiple_of(32)
+    }
+
+    /// Whether this is a forward pass over so few rows that its latency is what counts.
+    fn has_few_rows(&self) -> bool {
+        self.pass == Pass::Forward && self.rows <= MOST_FEW_ROWS
+    }
+}
+
+/// The fewest rows that are streamed although they would fit into a block's registers. Fewer rows
+/// are too few for a warp per row. Chosen by the number of warps on a device, not measured on
+/// either side of it.
+const STREAM_MIN_ROWS: usize = 2048;
+
+impl Shape {
+    /// The layout of rows that are streamed, if they are: those of a forward pass that are long or
+    /// many.
+    pub(super) fn streamed(&self) -> Option<(Rows, Device)> {
+        let is_streamed =
+            self.pass == Pass::Forward && (self.rows >= STREAM_MIN_ROWS || !self.fits_registers());
+        self.kernels.stream.filter(|_| is_streamed)
+    }
+
+    /// Whether the rows have room in the registers of a block each, and are not so few that a
+    /// forward pass has other kernels for them; see [`MOST_FEW_ROWS`].
+    pub(super) fn fits_registers(&self) -> bool {
+        let threads = self.registers_threads();
+        threads <= self.kernels.max_registers_block as usize
+            && self.fills(self.registers_per_thread(), threads)
+            && !self.has_few_rows()
+            && self.has_room_for_sums(self.rows)
+    }
+
+    /// Threads of a block of `Regime::Registers`.
+    pub(super) fn registers_threads(&self) -> usize {
+        self.vectors.div_ceil(self.registers_per_thread()).next_multiple_of(32)
+    }
+
+    /// Vectors of a row that a thread has in registers in `Regime::Registers`.
+    fn registers_per_thread(&self) -> usize {
+        match self.pass {
+            Pass::ForwardBackward => self.kernels.vectors_with_gradients,
+            Pass::Forward | Pass::Backward => self.kernels.per_thread,
+        }
+    }
+
+    /// Whether the first `vectors_within(per_thread)` vectors of each of `group_threads` threads
+    /// are within the row: the kernels check only the others for being beyond it.
+    fn fills(&self, per_thread: usize, group_threads: usize) -> bool {
+        self.kernels.whole && vectors_within(per_thread) * group_threads <= self.vectors
+    }
+}
+
+impl Shape {
+    /// Whether `workers` blocks can publish their sums; a backward pass has none.
+    fn has_room_for_sums(&self, workers: usize) -> bool {
+        self.pass == Pass::Backward || workers <= self.max_workers()
+    }
+
+    /// The most blocks whose sums the workspace has room for.
+    pub(super) fn max_workers(&self) -> usize {
+        max_workers(self.words_of_worker()) as usize
+    }
+
+    /// Words of the workspace that a block publishes for its sums.
+    pub(super) fn words_of_worker(&self) -> u32 {
+        words_of_worker(self.sums(), self.element_bytes)
+    }
+
+    /// How many sums the pass reduces over the grid.
+    pub(super) fn sums(&self) -> u32 {
+        if self.pass == Pass::Forward { self.kernels.sums } else { 2 }
+    }
+}

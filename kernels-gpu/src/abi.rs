@@ -412,6 +412,24 @@ pub struct TileArgs {
     /// Offset of the gradients' tiles in the shared memory of a warp. 0: gradients are written in
     /// place, over the logits and the probabilities.
     pub gradients: u32,
+    /// How the lanes of a row share its words, if it is not read by vectors of 16 bytes and its
+    /// elements have 4 bytes or more.
+    pub words: WordSteps,
+}
+
+/// Which words of a packed row a lane has: word `w` of its chunk number `c` begins `c · chunk + w ·
+/// word + p · lane` bytes behind the first word of the row, where `p` is the lane's index among the
+/// lanes of the row. So no word has two lanes, or two places in a lane. Which steps have the fewest
+/// bank conflicts depends on the distance of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct WordSteps {
+    /// Bytes from chunk to chunk of a lane.
+    pub chunk: u32,
+    /// Bytes from word to word of a chunk.
+    pub word: u32,
+    /// Bytes from lane to lane.
+    pub lane: u32,
 }
 
 /// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a

@@ -3,7 +3,7 @@
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, LogProbArgs, Matrix, PairwiseArgs, StreamArgs,
-    TargetFault, TileArgs, TiledArgs, saved, workspace,
+    TargetFault, TileArgs, TiledArgs, WordSteps, saved, workspace,
 };
 use crate::table::Entry;
 
@@ -91,7 +91,9 @@ const STRUCTURES: &[Structure] = &[
         stage_bytes,
         warp_bytes,
         gradients,
+        words,
     }),
+    structure!(WordSteps { chunk, word, lane }),
     structure!(StreamArgs { warps, row_tiles, groups, split }),
     structure!(CrossEntropyArgs {
         input,

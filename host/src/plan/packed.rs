@@ -2,7 +2,9 @@
 //! its lanes share them.
 
 use super::{Launch, Pass, Regime};
-use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_row_cols};
+use kernels_gpu::abi::{
+    CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, WordSteps, lane_row_cols,
+};
 
 /// The most bytes of a packed row. H200, 2026-11-26, bf16, ceiling ÷ ours with a block per row and
 /// packed: 1032 columns forward 0.30 and 0.69, forward-backward 0.40 and 0.77; 2048 columns 0.70 and
@@ -333,8 +335,43 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         stage_bytes: stage_bytes as u32,
         warp_bytes: warp_bytes as u32,
         gradients: gradients as u32,
+        words: word_steps(&rows, read.steps[0], 32 / warp_rows),
     };
     Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, regime })
+}
+
+/// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory: in
+/// turns, chunk by chunk, or adjacent ones, whichever has the fewest bank conflicts. H200,
+/// 2026-11-27, f32, ceiling ÷ ours chunk by chunk and so: forward-backward, 901 columns 0.60 and
+/// 0.75, 1001 columns 0.62 and 0.82; forward, 1023 columns 0.83 and 0.85.
+fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
+    if rows.element_bytes == 2 {
+        // Their lanes take turns in chunks.
+        return WordSteps::default();
+    }
+    let word = rows.element_bytes;
+    let chunk = VECTOR / word;
+    let whole = rows.cols / (chunk * lanes);
+    let ways = [[lanes * chunk, lanes, 1], [lanes * chunk, 1, chunk], [chunk, 1, chunk * whole]];
+    let conflicts = |[.., lane]: &[usize; 3]| bank_conflicts(row_step, lanes, lane * word, word);
+    let steps = ways.into_iter().min_by_key(conflicts).expect("there are three ways");
+    let [chunk, word, lane] = steps.map(|words| (words * word) as u32);
+    WordSteps { chunk, word, lane }
+}
+
+/// How many words of one bank of shared memory a warp reads at a time, at most, if `lanes` lanes
+/// share a row, `lane_step` bytes apart, and rows are `row_step` bytes apart.
+fn bank_conflicts(row_step: usize, lanes: usize, lane_step: usize, word: usize) -> usize {
+    let (rows, at_once) = (32 / lanes, 128 / word);
+    let words_of_banks = |first_lane: usize| {
+        let mut words = vec![0; at_once];
+        for lane in first_lane..first_lane + at_once {
+            let row = (lane % rows * row_step).next_multiple_of(word);
+            words[(row + lane / rows * lane_step) / word % at_once] += 1;
+        }
+        words.into_iter().max()
+    };
+    (0..32).step_by(at_once).filter_map(words_of_banks).max().unwrap_or(1)
 }
 
 /// The order in which lanes read the vectors of their rows, a swizzle against bank conflicts; see

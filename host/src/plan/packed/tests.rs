@@ -366,3 +366,32 @@ fn lanes_have_no_bank_conflicts() {
         assert_eq!(vectors, [0, 1, 2, 3, 4, 5, 6, 7], "{rows:?}: {args:?}");
     }
 }
+
+/// Rows that are read word by word have each word in one lane, and no more than a few words of one
+/// bank are read at a time.
+#[test]
+fn lanes_have_each_word_once_and_few_bank_conflicts() {
+    for (pass, rows) in passes().filter(|(_, rows)| rows.element_bytes > 2) {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let (word, lanes) = (rows.element_bytes, 32 >> args.warp_rows_shift);
+        let (words, WordSteps { chunk, word: step, lane }) = (VECTOR / word, args.words);
+        let whole = rows.cols / (words * lanes);
+        let mut times = vec![0; whole * words * lanes];
+        for (of_lane, turn) in (0..lanes).flat_map(|of_lane| (0..whole).map(move |t| (of_lane, t)))
+        {
+            for index in 0..words {
+                let [turn, index] = [turn, index].map(|number| number as u32);
+                let byte = turn * chunk + index * step + of_lane as u32 * lane;
+                times[byte as usize / word] += 1;
+            }
+        }
+        assert!(times.iter().all(|&times| times == 1), "{rows:?}: {:?}", args.words);
+    }
+    // Whole warps that take turns have no conflict, and adjacent chunks would have four.
+    assert_eq!(bank_conflicts(4004, 32, 4, 4), 1);
+    assert_eq!(bank_conflicts(4004, 32, 16, 4), 4);
+    // Rows of an odd number of words, a lane each.
+    assert_eq!(bank_conflicts(132, 1, 0, 4), 1);
+    assert_eq!(bank_conflicts(128, 1, 0, 4), 32);
+    assert_eq!(bank_conflicts(136, 1, 0, 8), 1);
+}

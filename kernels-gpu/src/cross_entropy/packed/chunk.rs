@@ -1,51 +1,164 @@
-//! Chunks of a row: what of it one access of a lane has.
+//! Chunks of a row: what one lane reads of it at a time, as one vector.
 
+use super::part::Split;
+use crate::abi::WordSteps;
 use crate::element::Element;
+use cuda_std::warp::WARP_SIZE;
 
 /// Which elements of a row are in a chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
-    pub(super) number: u32,
-    /// Its first column, head and tail left aside.
-    pub(super) first: u32,
-    /// Its elements from `first` on.
-    pub(super) count: u32,
+    /// Where it begins, in bytes from the first unit of the row.
+    pub(super) at: u32,
+    /// Bytes from one word to the next.
+    pub(super) step: u32,
+    /// Its words.
+    pub(super) words: u32,
+    /// Elements of the row before its first unit.
+    head: u32,
     /// Whether it is a vector.
     pub(super) is_aligned: bool,
-    /// Whether it is the rest of the row. The last two elements of its vector are the head and the
-    /// tail.
+    /// Whether it is what fills no whole chunk. With 16-bit elements, the last two elements of its
+    /// vector are the head and the tail of the row, if it has them.
     pub(super) is_rest: bool,
-    /// Whether the row has a head and a tail.
     pub(super) has_head: bool,
     pub(super) has_tail: bool,
 }
 
-/// The chunks of a row.
+/// How a row is cut into chunks.
 #[derive(Clone, Copy)]
 pub(super) struct Chunks {
-    /// Those that are whole.
-    pub(super) whole: u32,
-    /// All of them.
-    pub(super) count: u32,
-    /// Elements of the rest of the row, head and tail left aside.
-    pub(super) rest: u32,
-    /// Elements of the head.
+    pub(super) split: Split,
+    /// Bytes of a word.
+    pub(super) word: u32,
+    /// Which words a lane has of those that fill chunks in every lane; none for rows of 16-bit
+    /// elements, whose lanes take turns in chunks.
+    pub(super) steps: Option<WordSteps>,
+    /// Words or, if chunks are vectors, vectors of the row.
+    pub(super) units: u32,
+    /// Elements of the row before its first word.
     pub(super) head: u32,
-    pub(super) has_head: bool,
+    /// Whether the row has an element behind its last word.
     pub(super) has_tail: bool,
-    /// As in [`Part`].
+    /// As in [`Part`](super::part::Part).
     pub(super) order: u32,
 }
 
 impl Chunks {
-    /// The chunk in position `index`, which is the rest of the row or not.
+    /// log₂ of the lanes that share the row.
     #[inline(always)]
-    pub(super) fn chunk<E: Element>(&self, index: u32, is_aligned: bool, is_rest: bool) -> Chunk {
-        let number = if is_aligned { index ^ self.order } else { index };
-        let first = self.head + number * E::LANES;
-        let count = if is_rest { self.rest } else { E::LANES };
-        let &Chunks { has_head, has_tail, .. } = self;
-        Chunk { number, first, count, is_aligned, is_rest, has_head, has_tail }
+    fn lanes_shift(&self) -> u32 {
+        WARP_SIZE.trailing_zeros() - self.split.rows_shift
+    }
+
+    /// How many of `count` things this lane has, if the lanes take turns in them.
+    #[inline(always)]
+    fn share_of(&self, count: u32) -> u32 {
+        let last_part = (1 << self.lanes_shift()) - 1;
+        (count + last_part - self.split.part) >> self.lanes_shift()
+    }
+
+    /// Vectors of this lane, if chunks are vectors.
+    #[inline(always)]
+    pub(super) fn vectors(&self) -> u32 {
+        self.share_of(self.units)
+    }
+
+    /// This lane's vector in turn `turn`.
+    #[inline(always)]
+    pub(super) fn vector(&self, turn: u32) -> Chunk {
+        let number = ((turn << self.lanes_shift()) + self.split.part) ^ self.order;
+        Chunk { at: number * 16, head: 0, is_aligned: true, ..self.whole() }
+    }
+
+    /// Words of a chunk.
+    #[inline(always)]
+    fn chunk_words(&self) -> u32 {
+        16 / self.word
+    }
+
+    /// A whole chunk of adjacent words.
+    #[inline(always)]
+    fn whole(&self) -> Chunk {
+        Chunk {
+            at: 0,
+            step: self.word,
+            words: self.chunk_words(),
+            head: self.head,
+            is_aligned: false,
+            is_rest: false,
+            has_head: false,
+            has_tail: false,
+        }
+    }
+
+    /// Turns in which every lane has a whole chunk of words.
+    #[inline(always)]
+    fn turns(&self) -> u32 {
+        self.units >> (self.lanes_shift() + self.chunk_words().trailing_zeros())
+    }
+
+    /// This lane's chunk of words in one of its [`whole_turns`](Self::whole_turns).
+    #[inline(always)]
+    pub(super) fn words(&self, turn: u32) -> Chunk {
+        match self.steps {
+            Some(WordSteps { chunk, word, lane }) => {
+                let at = turn * chunk + self.split.part * lane;
+                Chunk { at, step: word, ..self.whole() }
+            }
+            None => {
+                let number = (turn << self.lanes_shift()) + self.split.part;
+                Chunk { at: number * 16, ..self.whole() }
+            }
+        }
+    }
+
+    /// Turns in which this lane has a whole chunk of words.
+    #[inline(always)]
+    pub(super) fn whole_turns(&self) -> u32 {
+        if self.steps.is_some() {
+            return self.turns();
+        }
+        self.share_of(self.units / self.chunk_words())
+    }
+
+    /// The chunks that this lane has of words, the rest of the row included.
+    #[inline(always)]
+    pub(super) fn count(&self) -> u32 {
+        if self.steps.is_some() {
+            return self.turns() + u32::from(self.left().words > 0);
+        }
+        let has_rest = !self.units.is_multiple_of(self.chunk_words());
+        let has_rest = has_rest || self.head > 0 || self.has_tail;
+        self.share_of(self.units / self.chunk_words() + u32::from(has_rest))
+    }
+
+    /// This lane's chunk of words in turn `turn`, which is below [`count`](Self::count): a whole one,
+    /// or its part of the rest of the row.
+    #[inline(always)]
+    pub(super) fn chunk(&self, turn: u32) -> Chunk {
+        if self.steps.is_some() {
+            return if turn < self.turns() { self.words(turn) } else { self.left() };
+        }
+        let whole = self.words(turn);
+        let is_rest = whole.at / 16 >= self.units / self.chunk_words();
+        Chunk {
+            words: if is_rest { self.units % self.chunk_words() } else { whole.words },
+            is_rest,
+            has_head: is_rest && self.head > 0,
+            has_tail: is_rest && self.has_tail,
+            ..whole
+        }
+    }
+
+    /// With steps, this lane's share of the words behind those of [`turns`](Self::turns).
+    #[inline(always)]
+    fn left(&self) -> Chunk {
+        let shift = self.lanes_shift();
+        let done = (self.turns() * self.chunk_words()) << shift;
+        let (at, step) = ((done + self.split.part) * self.word, self.word << shift);
+        let words = self.share_of(self.units - done);
+        Chunk { at, step, words, is_rest: true, ..self.whole() }
     }
 }
 
@@ -53,11 +166,72 @@ impl Chunk {
     /// The column of element `lane` of the chunk's vector, if it has one.
     #[inline(always)]
     pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
-        if size_of::<E>() == 2 && self.is_rest && lane >= E::LANES - 2 {
+        let size = size_of::<E>() as u32;
+        if size == 2 && self.is_rest && lane >= E::LANES - 2 {
             let is_head = lane == E::LANES - 2;
             let has = if is_head { self.has_head } else { self.has_tail };
             return has.then_some(if is_head { 0 } else { cols - 1 });
         }
-        (lane < self.count).then_some(self.first + lane)
+        let elements = if size == 2 { 2 } else { 1 };
+        let (word, within) = (lane / elements, lane % elements);
+        (word < self.words).then_some(self.head + (self.at + word * self.step) / size + within)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::{Bf16, MAX_LANES};
+
+    /// Checks that the lanes of a row have each of its columns once. `head` is the elements before
+    /// its first word.
+    fn check<E: Element>(cols: u32, head: u32, rows_shift: u32, steps: Option<WordSteps>) {
+        let word = if size_of::<E>() == 8 { 8 } else { 4 };
+        let of_word = word / size_of::<E>() as u32;
+        let units = (cols - head) / of_word;
+        let has_tail = head + units * of_word < cols;
+        let mut times = vec![0; cols as usize];
+        for lane in 0..WARP_SIZE >> rows_shift {
+            let split = Split::new(rows_shift, lane << rows_shift);
+            let chunks = Chunks { split, word, steps, units, head, has_tail, order: 0 };
+            for turn in 0..chunks.count() {
+                let chunk = chunks.chunk(turn);
+                for lane in 0..(E::LANES as usize).min(MAX_LANES) {
+                    if let Some(column) = chunk.column::<E>(lane as u32, cols) {
+                        times[column as usize] += 1;
+                    }
+                }
+            }
+        }
+        let what = format!("{cols} columns from {head}, {rows_shift}, {steps:?}");
+        assert!(times.iter().all(|&times| times == 1), "{what}: {times:?}");
+    }
+
+    /// The ways in which `lanes` lanes may have the words of a row of `cols` columns of `bytes`.
+    fn ways(cols: u32, bytes: u32, lanes: u32) -> [WordSteps; 3] {
+        let words = 16 / bytes;
+        let whole = cols / (words * lanes);
+        [[lanes * words, lanes, 1], [lanes * words, 1, words], [words, 1, words * whole]].map(
+            |steps| {
+                let [chunk, word, lane] = steps.map(|step| step * bytes);
+                WordSteps { chunk, word, lane }
+            },
+        )
+    }
+
+    #[test]
+    fn lanes_have_each_column_once() {
+        for rows_shift in 0..=5 {
+            for cols in (1..80).chain([127, 255, 256, 257, 511, 700, 1001, 1023]) {
+                check::<Bf16>(cols, 0, rows_shift, None);
+                check::<Bf16>(cols, 1, rows_shift, None);
+                for steps in ways(cols, 4, WARP_SIZE >> rows_shift) {
+                    check::<f32>(cols, 0, rows_shift, Some(steps));
+                }
+                for steps in ways(cols, 8, WARP_SIZE >> rows_shift) {
+                    check::<f64>(cols, 0, rows_shift, Some(steps));
+                }
+            }
+        }
     }
 }

@@ -105,7 +105,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let tile = &args.tile;
         let order = (row >> tile.order_right & tile.order_mask) << tile.order_left;
         let at = self.logits.row(row);
-        Part::new(self.stage.shared, at, args.cols, split, order, tile.access)
+        Part::new(self.stage.shared, at, args.cols, split, order, tile)
     }
 
     /// The probabilities of the same columns as a chunk of logits.

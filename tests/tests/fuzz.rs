@@ -127,6 +127,39 @@ fn a_loss_over_the_input() {
     .unwrap();
 }
 
+/// The weighted probabilities of a row come to more than f64 can hold, so their sum times the
+/// softmax is infinite, and so is what it is less.
+#[test]
+fn weighted_probabilities_beyond_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: Probabilities,
+            weight: Some(Ordinary),
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: F64,
+        reduction: Unreduced,
+        pass: BackwardInto,
+        rows: 17,
+        cols: 229,
+        rank: 2,
+        input: Ordinary,
+        target: Bits,
+        upstream: Each(Ordinary),
+        wanted: OfBoth,
+        gaps: [0; 6],
+        offsets: [0; 6],
+        to_loss: false,
+        twice: false,
+        wrong: None,
+        seed: 4_372_043_763_223_550_027,
+    })
+    .unwrap();
+}
+
 /// 2λ · log Σ exp x · upstream is beyond f32, and what is left of the gradient is not.
 #[test]
 fn a_gradient_that_cancels_beyond_the_range() {

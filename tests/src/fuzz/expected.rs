@@ -288,7 +288,10 @@ impl<'a> OfRows<'a> {
         }
         let numbers = || self.weight.iter().chain(t);
         let magnitude: f64 = numbers().map(|value| value.abs()).sum();
-        if !magnitude.is_finite() || magnitude > range.max {
+        // Where a weight is infinite or NaN, so is the magnitude.
+        let weighted: f64 = t.iter().zip(&self.weight).map(|(t, weight)| (t * weight).abs()).sum();
+        let is_within = magnitude <= range.max && weighted <= range.max;
+        if !is_within {
             let lost = Tracked::lost(range);
             return same(lost, lost, lost, lost, lost);
         }

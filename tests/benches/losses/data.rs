@@ -53,7 +53,7 @@ pub(crate) struct Part {
     pub(crate) loss: f64,
     /// ... which is this.
     pub(crate) z: f64,
-    /// The sum of the loss's terms' magnitudes, which its errors are measured against.
+    /// The sum of the magnitudes of what the loss adds up, which its errors are measured against.
     pub(crate) size: f64,
     /// What it adds to the divisor of a mean.
     pub(crate) weight: f64,
@@ -141,13 +141,16 @@ impl<T: Number<Loss: Number>> Data<T> {
         let (mut loss, mut size) = (Total::default(), 0.0);
         for col in 0..self.shape.cols {
             let (x, t) = (self.input.at(row, col), self.target.at(row, col));
-            let term = match self.shape.loss {
-                Loss::Kl if self.shape.has(Extra::Log) => t * (t.ln() - x),
-                Loss::Kl => t * (t / x).ln(),
-                _ => (x - t).powi(2),
+            let (term, magnitude) = match self.shape.loss {
+                // The logarithm of the target is rounded before it is compared.
+                Loss::Kl if self.shape.has(Extra::Log) => {
+                    (t * (t.ln() - x), t * (t.ln().abs() + x.abs()))
+                }
+                Loss::Kl => (t * (t / x).ln(), t * (t / x).ln().abs()),
+                _ => ((x - t).powi(2), (x - t).powi(2)),
             };
             loss.add(term);
-            size += term.abs();
+            size += magnitude;
         }
         Part { loss: loss.value(), size, ..Part::default() }
     }

@@ -343,7 +343,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
 /// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory: in
 /// turns, chunk by chunk, or adjacent ones, whichever has the fewest bank conflicts. H200,
 /// 2026-11-27, f32, ceiling ÷ ours chunk by chunk and so: forward-backward, 901 columns 0.60 and
-/// 0.75, 1001 columns 0.62 and 0.82; forward, 1023 columns 0.83 and 0.85.
+/// 0.74, 1001 columns 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90.
 fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
     if rows.element_bytes == 2 {
         // Their lanes take turns in chunks.

@@ -288,8 +288,8 @@ pub struct TiledArgs {
     /// Sums of a vector of packed rows: 1 if every vector is of one row, 2 if it is of two at most,
     /// and otherwise one for each of its elements.
     pub vector_sums: u32,
-    /// 2³² ÷ columns, rounded up, for packed rows of more than one column; for others 0. It divides
-    /// an element's number in a tile, which is below 2¹⁶, by the columns.
+    /// 2³² ÷ columns, rounded up, for packed rows of more than one column; for others 0. It
+    /// divides an element's number in a tile, which is below 2¹⁶, by the columns.
     pub per_col: u32,
     /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
     /// tensors have the same offset from a 16-byte boundary in each row, none.
@@ -351,10 +351,10 @@ pub mod saved {
     /// The sum of the target distribution over all classes. With classes as targets this is the sum
     /// of the class weights, times a power of two near 1/C.
     pub const WEIGHT: u64 = 2;
-    /// Log-probabilities save Σ p (z − m) instead of the weight, with z = x/T.
-    /// The entropy is log Σ exp(z − m) less this. It is saved rather than the entropy because the
-    /// gradient needs it, and as a difference of the two it would lose its digits in a row of
-    /// nearly equal logits.
+    /// Log-probabilities save Σ p (z − m) instead of the weight, with z = x/T. The entropy is
+    /// log Σ exp(z − m) less this. It is saved rather than the entropy because the gradient
+    /// needs it, and as a difference of the two it would lose its digits in a row of nearly equal
+    /// logits.
     pub const EXPECTED: u64 = WEIGHT;
     /// m + log Σ exp(x − m).
     pub const LOG_SUM_EXP: u64 = 3;
@@ -412,20 +412,16 @@ pub struct TileArgs {
     /// Offset of the gradients' tiles in the shared memory of a warp. 0: gradients are written in
     /// place, over the logits and the probabilities.
     pub gradients: u32,
-    /// How the lanes of a row share its words, if it is not read by vectors of 16 bytes and its
-    /// elements have 4 bytes or more.
+    /// How the lanes of a row share its words, if it is not read by vectors of 16 bytes.
     pub words: WordSteps,
 }
 
-/// Which words of a packed row a lane has: word `w` of its chunk number `c` begins `c · chunk + w ·
-/// word + p · lane` bytes behind the first word of the row, where `p` is the lane's index among the
-/// lanes of the row. So no word has two lanes, or two places in a lane. Which steps have the fewest
-/// bank conflicts depends on the distance of rows.
+/// Which words of a packed row a lane has: the row's lanes have a chunk of 16 bytes each in every
+/// turn, and take turns either in the words of all their chunks or in the chunks. Which of the two
+/// has fewer bank conflicts depends on the distance of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct WordSteps {
-    /// Bytes from chunk to chunk of a lane.
-    pub chunk: u32,
     /// Bytes from word to word of a chunk.
     pub word: u32,
     /// Bytes from lane to lane.

@@ -93,7 +93,7 @@ const STRUCTURES: &[Structure] = &[
         gradients,
         words,
     }),
-    structure!(WordSteps { chunk, word, lane }),
+    structure!(WordSteps { word, lane }),
     structure!(StreamArgs { warps, row_tiles, groups, split }),
     structure!(CrossEntropyArgs {
         input,

@@ -7,8 +7,8 @@ use kernels_gpu::abi::{
 };
 
 /// The most bytes of a packed row. H200, 2026-11-26, bf16, ceiling ÷ ours with a block per row and
-/// packed: 1032 columns forward 0.30 and 0.69, forward-backward 0.40 and 0.77; 2048 columns 0.70 and
-/// 0.81, 0.75 and 0.84.
+/// packed: 1032 columns forward 0.30 and 0.69, forward-backward 0.40 and 0.77; 2048 columns 0.70
+/// and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
 /// The bytes of a tile, which a warp loads while it computes the tile before. Larger tiles have
@@ -32,15 +32,17 @@ const SMALL_STAGE_BYTES: usize = 5400;
 /// See [`SMALL_STAGE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
 
-/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp, seven
-/// blocks fit into the shared memory of an H100's multiprocessor, which is as many as its registers
-/// allow. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and 5000 bytes:
-/// 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and 5000.
+/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp,
+/// seven blocks fit into the shared memory of an H100's multiprocessor, which is as many as its
+/// registers allow. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and
+/// 5000 bytes: 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and
+/// 5000.
 const LANES_STAGE_BYTES: usize = 3680;
 
 /// The bytes of a stage for [`Regime::WideRows`]: with more, fewer blocks have shared memory, and
-/// with fewer, rows of 20 to 60 bytes have too few turns. H200, 2026-11-26, bf16 forward, ceiling ÷
-/// ours with 3600, 5400 and 8000 bytes: 24 columns 0.77, 0.70, 0.64; 32 columns 0.69, 0.79, 0.67.
+/// with fewer, rows of 20 to 60 bytes have too few turns. H200, 2026-11-26, bf16 forward, ceiling
+/// ÷ ours with 3600, 5400 and 8000 bytes: 24 columns 0.77, 0.70, 0.64; 32 columns 0.69, 0.79,
+/// 0.67.
 const WIDE_STAGE_BYTES: usize = 4800;
 
 /// The same for the backward pass, which has less to compute: bf16, 32 columns 0.96, 0.91, 0.86.
@@ -340,23 +342,22 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, regime })
 }
 
-/// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory: in
-/// turns, chunk by chunk, or adjacent ones, whichever has the fewest bank conflicts. H200,
-/// 2026-11-27, f32, ceiling ÷ ours chunk by chunk and so: forward-backward, 901 columns 0.60 and
-/// 0.74, 1001 columns 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90.
+/// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory:
+/// whichever has fewer bank conflicts, turns in words or in chunks. H200, 2026-11-27, f32, ceiling
+/// ÷ ours with turns in chunks and so: forward-backward, 901 columns 0.60 and 0.74, 1001 columns
+/// 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90. With turns in
+/// words, 511 columns forward 0.65 instead of 0.86.
 fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
-    if rows.element_bytes == 2 {
-        // Their lanes take turns in chunks.
-        return WordSteps::default();
-    }
-    let word = rows.element_bytes;
-    let chunk = VECTOR / word;
-    let whole = rows.cols / (chunk * lanes);
-    let ways = [[lanes * chunk, lanes, 1], [lanes * chunk, 1, chunk], [chunk, 1, chunk * whole]];
-    let conflicts = |[.., lane]: &[usize; 3]| bank_conflicts(row_step, lanes, lane * word, word);
-    let steps = ways.into_iter().min_by_key(conflicts).expect("there are three ways");
-    let [chunk, word, lane] = steps.map(|words| (words * word) as u32);
-    WordSteps { chunk, word, lane }
+    let word = rows.element_bytes.max(4);
+    let [by_words, by_chunks] = [[lanes * word, word], [word, VECTOR]];
+    let conflicts = |[_, lane]: [usize; 2]| bank_conflicts(row_step, lanes, lane, word);
+    // Rows of 16-bit elements may have a head and a tail, which are in the last chunk. Steps of
+    // words would cost them more instructions than there is time for: H200, 2026-11-27, bf16,
+    // forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
+    let has_edges = rows.element_bytes == 2;
+    let takes_words = !has_edges && conflicts(by_words) <= conflicts(by_chunks);
+    let [word, lane] = if takes_words { by_words } else { by_chunks };
+    WordSteps { word: word as u32, lane: lane as u32 }
 }
 
 /// How many words of one bank of shared memory a warp reads at a time, at most, if `lanes` lanes

@@ -95,13 +95,21 @@ pub(crate) mod mode {
 /// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
 /// allow without spills, since a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
-    ($loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident, streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt, staged $staged:tt, split $split:tt) => {
+    (
+        $loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident,
+        streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt,
+        staged $staged:tt, split $split:tt
+    ) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            backward_registers, block, block_of_vectors, forward_backward_registers, forward_backward_long, forward_backward_split, forward_backward_staged, forward_registers, forward_long, forward_stream, stream_blocks, packed, resident_packed, resident_lane_rows, resident_wide_rows, computes, row_lanes, short, backward_short, resident_short, resident_short_exps_whole,
-            few_block, alignment, mode, resident, staged_blocks, resident_any_alignment, resident_long,
+            alignment, backward_registers, backward_short, block, block_of_vectors, computes,
+            few_block, forward_backward_long, forward_backward_registers, forward_backward_split,
+            forward_backward_staged, forward_long, forward_registers, forward_stream, mode, packed,
+            resident, resident_any_alignment, resident_lane_rows, resident_long, resident_packed,
+            resident_short, resident_short_exps_whole, resident_wide_rows, row_lanes, short,
+            staged_blocks, stream_blocks,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -123,28 +131,82 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_SHORT_WHOLE = forward_short_whole: short::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident_short::<E>($resident), 3 barriers of [f32, f16, bf16];
-            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole: short::<E, MODE, $vectors, true>, (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
-            BACKWARD_SHORT_WHOLE = backward_short_whole: backward_short::<E, MODE, $vectors>, (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
-            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
-            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, MODE, { computes::BOTH }, { row_lanes::SEVERAL }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
-            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>, (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
-            FORWARD_LANE_ROWS = forward_lane_rows: packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS), 5 barriers of $lanes;
-            FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows: packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH), 6 barriers of $lanes;
-            BACKWARD_LANE_ROWS = backward_lane_rows: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS), 0 barriers of $lanes;
-            FORWARD_WIDE_ROWS = forward_wide_rows: packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE_WIDE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::LOSS), 5 barriers of $wides;
-            FORWARD_BACKWARD_WIDE_ROWS = forward_backward_wide_rows: packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE_WIDE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::BOTH), 6 barriers of $wides;
-            BACKWARD_WIDE_ROWS = backward_wide_rows: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE_WIDE }>, (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::GRADIENTS), 0 barriers of $wides;
-            FORWARD = forward: forward_registers::<E, MODE, $vectors, false>, (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
-            FORWARD_FEW = forward_few: forward_registers::<E, MODE, 1, true>, (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
-            FORWARD_LONG = forward_long: forward_long::<E, MODE>, (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers of $longs;
-            FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>, (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers of $streams;
-            FORWARD_BACKWARD = forward_backward: forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>, (CrossEntropyArgs), (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>()))) by 1, 6 barriers;
-            FORWARD_BACKWARD_LONG = forward_backward_long: forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>, (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
-            FORWARD_BACKWARD_SPLIT = forward_backward_split: forward_backward_split::<E, MODE>, (CrossEntropyArgs), 320 by 2, 14 barriers of $split;
-            FORWARD_BACKWARD_STAGED = forward_backward_staged: forward_backward_staged::<E, MODE>, (CrossEntropyArgs), 256 by staged_blocks(MODE), 11 barriers of $staged;
-            BACKWARD = backward: backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>, (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
-            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>, (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
+            FORWARD_SHORT_WHOLE = forward_short_whole:
+                short::<E, MODE, $vectors, false>,
+                (CrossEntropyArgs), 256 by resident_short::<E>($resident),
+                3 barriers of [f32, f16, bf16];
+            FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole:
+                short::<E, MODE, $vectors, true>,
+                (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
+            BACKWARD_SHORT_WHOLE = backward_short_whole:
+                backward_short::<E, MODE, $vectors>,
+                (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
+            FORWARD_PACKED = forward_packed:
+                packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
+            FORWARD_BACKWARD_PACKED = forward_backward_packed:
+                packed::<E, MODE, { computes::BOTH }, { row_lanes::SEVERAL }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
+            BACKWARD_PACKED = backward_packed:
+                packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
+            FORWARD_LANE_ROWS = forward_lane_rows:
+                packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS),
+                5 barriers of $lanes;
+            FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows:
+                packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH),
+                6 barriers of $lanes;
+            BACKWARD_LANE_ROWS = backward_lane_rows:
+                packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS),
+                0 barriers of $lanes;
+            FORWARD_WIDE_ROWS = forward_wide_rows:
+                packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE_WIDE }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::LOSS),
+                5 barriers of $wides;
+            FORWARD_BACKWARD_WIDE_ROWS = forward_backward_wide_rows:
+                packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE_WIDE }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::BOTH),
+                6 barriers of $wides;
+            BACKWARD_WIDE_ROWS = backward_wide_rows:
+                packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE_WIDE }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::GRADIENTS),
+                0 barriers of $wides;
+            FORWARD = forward:
+                forward_registers::<E, MODE, $vectors, false>,
+                (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD_FEW = forward_few:
+                forward_registers::<E, MODE, 1, true>,
+                (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
+            FORWARD_LONG = forward_long:
+                forward_long::<E, MODE>,
+                (CrossEntropyArgs), 256 by resident_long::<E>($resident), 5 barriers of $longs;
+            FORWARD_STREAM = forward_stream:
+                forward_stream::<E, MODE>,
+                (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE),
+                6 barriers of $streams;
+            FORWARD_BACKWARD = forward_backward:
+                forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>,
+                (CrossEntropyArgs),
+                (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>())))
+                by 1, 6 barriers;
+            FORWARD_BACKWARD_LONG = forward_backward_long:
+                forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>,
+                (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
+            FORWARD_BACKWARD_SPLIT = forward_backward_split:
+                forward_backward_split::<E, MODE>,
+                (CrossEntropyArgs), 320 by 2, 14 barriers of $split;
+            FORWARD_BACKWARD_STAGED = forward_backward_staged:
+                forward_backward_staged::<E, MODE>,
+                (CrossEntropyArgs), 256 by staged_blocks(MODE), 11 barriers of $staged;
+            BACKWARD = backward:
+                backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>,
+                (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
+            BACKWARD_LONG = backward_long:
+                backward_registers::<E, MODE, $vectors, { alignment::LINE }>,
+                (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
     };
 }

@@ -36,7 +36,8 @@ cuda_std::shared_array! {
 ///    `normaliser_blocks` of which sum the normaliser. A block has two warps or more.
 /// 3. `part_vectors` is as [`CrossEntropyArgs`] says. A block has dynamic shared memory for as many
 ///    vectors.
-/// 4. `16 * grid` is at most `abi::MAX_PARTIALS`.
+/// 4. The workspace has room for two sums of each ticket, and behind them for what the blocks
+///    exchange: at most `abi::max_tickets` groups of `rows_of_block` rows.
 #[inline(always)]
 pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);

@@ -37,8 +37,8 @@ cuda_std::shared_array! {
 /// Vectors that a thread copies and computes at a time.
 const FLIGHT: usize = 4;
 
-/// Runs a block for each of this thread's vectors: for N = [`FLIGHT`] at a time from `index` on, and
-/// in the end for one.
+/// Runs a block for each of this thread's vectors: for N = [`FLIGHT`] at a time from `index` on,
+/// and in the end for one.
 macro_rules! each_batch {
     ($row:expr, $index:ident, $N:ident; $body:block) => {{
         let mut $index = $row.first;
@@ -59,8 +59,8 @@ macro_rules! each_batch {
 
 type BlockRank = reduce::BlockRank<1>;
 
-/// The loss and the gradients of rows that fit in a block's shared memory. Targets are classes, with
-/// or without smoothing.
+/// The loss and the gradients of rows that fit in a block's shared memory. Targets are classes,
+/// with or without smoothing.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
@@ -419,7 +419,8 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                             });
                         });
                     } else {
-                        E::exps(staged, Base::Center(factors.center, E::Real::ONE), |k, exps| { all[k] = exps; });
+                        let base = Base::Center(factors.center, E::Real::ONE);
+                        E::exps(staged, base, |k, exps| { all[k] = exps; });
                     }
                     unrolled!(for k in 0..N; {
                         let mut values = [E::Real::ZERO; MAX_LANES];

@@ -31,9 +31,11 @@ pub(super) struct Chunks {
     pub(super) split: Split,
     /// Bytes of a word.
     pub(super) word: u32,
-    /// Which words a lane has of those that fill chunks in every lane; none for rows of 16-bit
-    /// elements, whose lanes take turns in chunks.
-    pub(super) steps: Option<WordSteps>,
+    /// Which words a lane has of those that fill chunks in every lane.
+    pub(super) steps: WordSteps,
+    /// Whether elements have 16 bits, so that a row may have a head and a tail. Its lanes then take
+    /// turns in chunks, of which the last has what is left of the row.
+    pub(super) has_edges: bool,
     /// Words or, if chunks are vectors, vectors of the row.
     pub(super) units: u32,
     /// Elements of the row before its first word.
@@ -101,31 +103,21 @@ impl Chunks {
     /// This lane's chunk of words in one of its [`whole_turns`](Self::whole_turns).
     #[inline(always)]
     pub(super) fn words(&self, turn: u32) -> Chunk {
-        match self.steps {
-            Some(WordSteps { chunk, word, lane }) => {
-                let at = turn * chunk + self.split.part * lane;
-                Chunk { at, step: word, ..self.whole() }
-            }
-            None => {
-                let number = (turn << self.lanes_shift()) + self.split.part;
-                Chunk { at: number * 16, ..self.whole() }
-            }
-        }
+        let WordSteps { word, lane } = self.steps;
+        let at = (turn << self.lanes_shift()) * 16 + self.split.part * lane;
+        Chunk { at, step: word, ..self.whole() }
     }
 
     /// Turns in which this lane has a whole chunk of words.
     #[inline(always)]
     pub(super) fn whole_turns(&self) -> u32 {
-        if self.steps.is_some() {
-            return self.turns();
-        }
-        self.share_of(self.units / self.chunk_words())
+        if self.has_edges { self.share_of(self.units / self.chunk_words()) } else { self.turns() }
     }
 
     /// The chunks that this lane has of words, the rest of the row included.
     #[inline(always)]
     pub(super) fn count(&self) -> u32 {
-        if self.steps.is_some() {
+        if !self.has_edges {
             return self.turns() + u32::from(self.left().words > 0);
         }
         let has_rest = !self.units.is_multiple_of(self.chunk_words());
@@ -133,11 +125,11 @@ impl Chunks {
         self.share_of(self.units / self.chunk_words() + u32::from(has_rest))
     }
 
-    /// This lane's chunk of words in turn `turn`, which is below [`count`](Self::count): a whole one,
-    /// or its part of the rest of the row.
+    /// This lane's chunk of words in turn `turn`, which is below [`count`](Self::count): a whole
+    /// one, or its part of the rest of the row.
     #[inline(always)]
     pub(super) fn chunk(&self, turn: u32) -> Chunk {
-        if self.steps.is_some() {
+        if !self.has_edges {
             return if turn < self.turns() { self.words(turn) } else { self.left() };
         }
         let whole = self.words(turn);
@@ -151,7 +143,7 @@ impl Chunks {
         }
     }
 
-    /// With steps, this lane's share of the words behind those of [`turns`](Self::turns).
+    /// Without edges, this lane's share of the words behind those of [`turns`](Self::turns).
     #[inline(always)]
     fn left(&self) -> Chunk {
         let shift = self.lanes_shift();
@@ -185,7 +177,8 @@ mod tests {
 
     /// Checks that the lanes of a row have each of its columns once. `head` is the elements before
     /// its first word.
-    fn check<E: Element>(cols: u32, head: u32, rows_shift: u32, steps: Option<WordSteps>) {
+    fn check<E: Element>(cols: u32, head: u32, rows_shift: u32, steps: WordSteps) {
+        let has_edges = size_of::<E>() == 2;
         let word = if size_of::<E>() == 8 { 8 } else { 4 };
         let of_word = word / size_of::<E>() as u32;
         let units = (cols - head) / of_word;
@@ -193,7 +186,7 @@ mod tests {
         let mut times = vec![0; cols as usize];
         for lane in 0..WARP_SIZE >> rows_shift {
             let split = Split::new(rows_shift, lane << rows_shift);
-            let chunks = Chunks { split, word, steps, units, head, has_tail, order: 0 };
+            let chunks = Chunks { split, word, steps, has_edges, units, head, has_tail, order: 0 };
             for turn in 0..chunks.count() {
                 let chunk = chunks.chunk(turn);
                 for lane in 0..(E::LANES as usize).min(MAX_LANES) {
@@ -207,29 +200,18 @@ mod tests {
         assert!(times.iter().all(|&times| times == 1), "{what}: {times:?}");
     }
 
-    /// The ways in which `lanes` lanes may have the words of a row of `cols` columns of `bytes`.
-    fn ways(cols: u32, bytes: u32, lanes: u32) -> [WordSteps; 3] {
-        let words = 16 / bytes;
-        let whole = cols / (words * lanes);
-        [[lanes * words, lanes, 1], [lanes * words, 1, words], [words, 1, words * whole]].map(
-            |steps| {
-                let [chunk, word, lane] = steps.map(|step| step * bytes);
-                WordSteps { chunk, word, lane }
-            },
-        )
-    }
-
     #[test]
     fn lanes_have_each_column_once() {
         for rows_shift in 0..=5 {
             for cols in (1..80).chain([127, 255, 256, 257, 511, 700, 1001, 1023]) {
-                check::<Bf16>(cols, 0, rows_shift, None);
-                check::<Bf16>(cols, 1, rows_shift, None);
-                for steps in ways(cols, 4, WARP_SIZE >> rows_shift) {
-                    check::<f32>(cols, 0, rows_shift, Some(steps));
-                }
-                for steps in ways(cols, 8, WARP_SIZE >> rows_shift) {
-                    check::<f64>(cols, 0, rows_shift, Some(steps));
+                let by_chunks = |word| WordSteps { word, lane: 16 };
+                let lanes = WARP_SIZE >> rows_shift;
+                let by_words = |word| WordSteps { word: word * lanes, lane: word };
+                check::<Bf16>(cols, 0, rows_shift, by_chunks(4));
+                check::<Bf16>(cols, 1, rows_shift, by_chunks(4));
+                for [of_f32, of_f64] in [[4, 8].map(by_chunks), [4, 8].map(by_words)] {
+                    check::<f32>(cols, 0, rows_shift, of_f32);
+                    check::<f64>(cols, 0, rows_shift, of_f64);
                 }
             }
         }

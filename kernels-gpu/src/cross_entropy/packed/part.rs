@@ -1,12 +1,12 @@
 //! A lane's part of a row in shared memory: chunks of 16 bytes.
 //!
 //! Rows that begin and end at multiples of 16 bytes are read a vector at a time. Any other row is
-//! cut into words of 4 bytes (8 in f64), and a chunk is as many words as make 16 bytes. Lanes of
-//! different rows have the words that make the fewest bank conflicts ([`WordSteps`]). Rows of 16-bit
-//! elements may have a head of one element before the first word, and a tail of one behind the last;
-//! head, tail and the words that fill no chunk form one last chunk, the rest of the row. So no lane
-//! accesses bytes of a row that is another lane's, and only the last chunks check which of their
-//! elements exist.
+//! cut into words of 4 bytes (8 in f64), and a chunk is as many words as make 16 bytes. A lane has
+//! those words that make the fewest bank conflicts ([`WordSteps`]). Rows of 16-bit elements may
+//! have a head of one element before the first word, and a tail of one behind the last; head, tail
+//! and the words that fill no chunk form one last chunk, the rest of the row. So no lane accesses
+//! bytes of a row that is another lane's, and only the last chunks check which of their elements
+//! exist.
 
 use super::chunk::{Chunk, Chunks};
 use crate::abi::{TileArgs, WordSteps};
@@ -28,8 +28,7 @@ pub(super) struct Part<E> {
     order: u32,
     /// Whether a chunk is a vector.
     is_aligned: bool,
-    /// See [`Chunks`].
-    steps: Option<WordSteps>,
+    steps: WordSteps,
     /// What stands for the elements of a chunk's vector that the row does not have.
     padding: E,
 }
@@ -98,9 +97,10 @@ impl<E: Element> Part<E> {
         order: u32,
         tile: &TileArgs,
     ) -> Self {
-        // 16-bit elements take more instructions per word, and the steps take some more: H200,
-        // 2026-11-27, bf16, forward-backward, 257 columns, 0.69 of the ceiling without, 0.63 with.
-        let steps = if Self::HAS_PEELED { None } else { Some(tile.words) };
+        // The constants of `tile.words` for 16-bit elements, which have no instructions to spare:
+        // as constants, they are part of the loads and stores.
+        let steps =
+            if Self::HAS_PEELED { WordSteps { word: Self::WORD, lane: 16 } } else { tile.words };
         let is_aligned = tile.access == 16;
         Part { shared, row, cols, split, order, is_aligned, steps, padding: E::LOWEST }
     }
@@ -137,8 +137,9 @@ impl<E: Element> Part<E> {
     fn chunks(&self) -> Chunks {
         let units = if self.is_aligned { self.cols / E::LANES } else { self.words() };
         let (head, has_tail) = (self.head(), self.has_tail());
+        let (word, has_edges) = (Self::WORD, Self::HAS_PEELED);
         let &Part { split, steps, order, .. } = self;
-        Chunks { split, word: Self::WORD, steps, units, head, has_tail, order }
+        Chunks { split, word, steps, has_edges, units, head, has_tail, order }
     }
 
     /// Calls `body(chunk, vector)` for each chunk of the lane. The vector has the chunk's elements,

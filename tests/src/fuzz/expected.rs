@@ -288,10 +288,7 @@ impl<'a> OfRows<'a> {
         }
         let numbers = || self.weight.iter().chain(t);
         let magnitude: f64 = numbers().map(|value| value.abs()).sum();
-        // Where a weight is infinite or NaN, so is the magnitude.
-        let weighted: f64 = t.iter().zip(&self.weight).map(|(t, weight)| (t * weight).abs()).sum();
-        let is_within = magnitude <= range.max && weighted <= range.max;
-        if !is_within {
+        if !magnitude.is_finite() || magnitude > range.max {
             let lost = Tracked::lost(range);
             return same(lost, lost, lost, lost, lost);
         }
@@ -371,6 +368,8 @@ impl<'a> OfRows<'a> {
         let largest = (0..cols).map(own).fold(0.0, f64::max);
         let z_largest = (0..cols).map(|col| p(col) * apart(col)).fold(0.0, f64::max);
         let z_largest = 2.0 * z_loss * lse_magnitude * z_largest;
+        // The softmax is multiplied by the sum of the weighted probabilities.
+        let by_is_lost = is == Is::Probabilities && (!all_q.is_finite() || all_q > range.max);
         let by_off = range.least * (1.0 + all_q) + f64::EPSILON * all_q;
         let finite = |value: f64| if value.is_finite() { value.abs() } else { 0.0 };
         let by_target_largest = of_row.by_target.iter().copied().map(finite).fold(0.0, f64::max);
@@ -388,7 +387,7 @@ impl<'a> OfRows<'a> {
             by_input: of_row
                 .by_input
                 .iter()
-                .map(|&value| tracked(value, largest, by_off, false))
+                .map(|&value| tracked(value, largest, by_off, by_is_lost))
                 .collect(),
             z_by_input: of_row
                 .z_by_input

@@ -20,8 +20,8 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or where the dimensions
-    /// that are not 0 multiply to 2⁶⁰ or more.
+    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or where the
+    /// dimensions that are not 0 multiply to 2⁶⁰ or more.
     pub fn new(dims: impl IntoShape) -> Result<Self> {
         dims.into_shape("dims")
     }

@@ -26,10 +26,11 @@ const MIN_PART_TILES: usize = 4;
 
 /// Whether rows are shared by several blocks in the pass that computes loss and gradients although
 /// a block has a kernel for rows of any length: it would read much of these rows twice. What it
-/// holds of a row in registers and shared memory is 260 KB in f32, 290 KB in 16 bits, and too little
-/// in f64. H200, 2026-11-26, ceiling ÷ ours with a block and with several blocks per row: f32, 65536
-/// columns 0.92 and 0.89, 80001 0.82 and 0.86, 128256 0.70 and 0.88; bf16, 151936 columns 0.87 and
-/// 0.83, 200000 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and 0.78.
+/// holds of a row in registers and shared memory is 260 KB in f32, 290 KB in 16 bits, and too
+/// little in f64. H200, 2026-11-26, ceiling ÷ ours with a block and with several blocks per row:
+/// f32, 65536 columns 0.92 and 0.89, 80001 0.82 and 0.86, 128256 0.70 and 0.88; bf16, 151936
+/// columns 0.87 and 0.83, 200000 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and
+/// 0.78.
 pub(crate) fn is_split(row_bytes: usize, element_bytes: usize) -> bool {
     let most = match element_bytes {
         8 => 0,

@@ -63,8 +63,8 @@ pub(crate) enum Regime {
     /// A block per row, register-resident, for the forward pass over few rows: a thread per vector,
     /// which has the lowest latency.
     Few,
-    /// A block per row, which it stages in shared memory, and later its exponentials: loss and
-    /// gradients in f64.
+    /// A block per row, which it stages in shared memory, for loss and gradients. In f64, the row's
+    /// exponentials replace it there.
     Staged,
     /// A block or several per row, too long for registers alone.
     Long,

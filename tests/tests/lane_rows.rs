@@ -2,7 +2,7 @@
 //! Every number of columns in registers, every width of an access, gaps, offsets, and calls with
 //! options and without, against float64.
 
-use fused_loss::{CrossEntropy, Error, Loss, Tensor, Workspace};
+use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, View, Workspace};
 use half::{bf16, f16};
 use tests::number::Number;
 use tests::random::uniforms;
@@ -26,6 +26,19 @@ enum Options {
     None,
     Weights,
     ZLoss,
+    Smoothing,
+    /// Smoothing, with class weights that begin this many elements off a boundary.
+    SmoothedWeights(usize),
+}
+
+impl Options {
+    fn has_weights(self) -> bool {
+        matches!(self, Options::Weights | Options::SmoothedWeights(_))
+    }
+
+    fn smoothing(self) -> f64 {
+        if matches!(self, Options::Smoothing | Options::SmoothedWeights(_)) { 0.25 } else { 0.0 }
+    }
 }
 
 const Z_LOSS: f64 = 0.01;
@@ -71,16 +84,24 @@ where
         let exps: Vec<f64> = x.iter().map(|x| (x - max).exp()).collect();
         let sum: f64 = exps.iter().sum();
         let log_sum_exp = sum.ln() + max;
-        let weight = if *options == Options::Weights { self.weights[class].wide() } else { 1.0 };
+        let weight_of =
+            |class: usize| if options.has_weights() { self.weights[class].wide() } else { 1.0 };
+        let (weight, share) =
+            ((1.0 - options.smoothing()) * weight_of(class), options.smoothing() / *cols as f64);
         let z_loss = if *options == Options::ZLoss { Z_LOSS } else { 0.0 };
-        let loss = weight * (sum.ln() - (x[class] - max)) + z_loss * log_sum_exp * log_sum_exp;
+        let minus_log_p = |class: usize| sum.ln() - (x[class] - max);
+        let smoothed: f64 = (0..*cols).map(|class| weight_of(class) * minus_log_p(class)).sum();
+        let all_weights: f64 = (0..*cols).map(weight_of).sum();
+        let loss =
+            weight * minus_log_p(class) + share * smoothed + z_loss * log_sum_exp * log_sum_exp;
         let gradient = (0..*cols).map(|column| {
             let p = exps[column] / sum;
             // p − 1 of the class, without cancellation.
             let others = || exps.iter().enumerate().filter(|(other, _)| *other != class);
             let by_loss =
                 if column == class { -others().map(|(_, exp)| exp / sum).sum::<f64>() } else { p };
-            weight * by_loss + 2.0 * z_loss * log_sum_exp * p
+            let by_share = share * (all_weights * p - weight_of(column));
+            weight * by_loss + by_share + 2.0 * z_loss * log_sum_exp * p
         });
         (loss, gradient.collect())
     }
@@ -88,8 +109,10 @@ where
     fn is_near(&self, row: usize, got: &[T], expected: &[f64]) {
         let largest = expected.iter().fold(0.0_f64, |largest, of| largest.max(of.abs()));
         for (column, (got, &expected)) in got.iter().zip(expected).enumerate() {
-            let allowed = T::allowed(expected, largest, 1.0) + 1e-6 * largest;
             let Case { cols, place, options, .. } = self;
+            // Smoothing may cancel nearly all of the gradient of the class.
+            let cancelled = if options.smoothing() > 0.0 { 1e-7 } else { 0.0 };
+            let allowed = T::allowed(expected, largest, 1.0) + 1e-6 * largest + cancelled;
             assert!(
                 (got.wide() - expected).abs() <= allowed,
                 "{} {cols} columns, {place:?}, {options:?}, row {row}, column {column}: expected \
@@ -109,10 +132,20 @@ where
         };
         let x = place(&self.x, 0);
         let classes = Tensor::from_slice(gpu(), [ROWS], &self.classes).unwrap();
-        let weights = Tensor::from_slice(gpu(), [*cols], &self.weights).unwrap();
-        let mut of_call = CrossEntropy::sum();
-        if *options == Options::Weights {
-            of_call = of_call.weight(&weights);
+        let off = if let Options::SmoothedWeights(off) = options { *off } else { 0 };
+        // Without guards behind them, so that the emulator sees a load beyond the weights.
+        let weights = Tensor::from_slice(gpu(), [off + cols], &{
+            let mut weights = vec![T::round(f64::NAN); off];
+            weights.extend_from_slice(&self.weights);
+            weights
+        })
+        .unwrap();
+        let begin = weights.as_raw() + (off * size_of::<T>()) as u64;
+        // SAFETY: within `weights`, which lives until the test has waited for all work.
+        let weights_of_classes = unsafe { View::from_raw(gpu(), begin, [*cols]) }.unwrap();
+        let mut of_call = CrossEntropy::sum().label_smoothing(options.smoothing());
+        if options.has_weights() {
+            of_call = of_call.weight(weights_of_classes);
         }
         if *options == Options::ZLoss {
             of_call = of_call.z_loss(Z_LOSS);
@@ -169,6 +202,11 @@ fn rows_of_each_number_of_columns_in_registers() {
             Case::<bf16>::new(cols, DENSE, options).check();
             Case::<f64>::new(cols, DENSE, options).check();
         }
+        for options in [Options::Smoothing, Options::SmoothedWeights(1)] {
+            Case::<f32>::new(cols, DENSE, options).check();
+            Case::<bf16>::new(cols, DENSE, options).check();
+            Case::<f64>::new(cols, DENSE, options).check();
+        }
         Case::<f16>::new(cols, DENSE, Options::None).check();
     }
 }
@@ -178,7 +216,8 @@ fn rows_of_each_number_of_columns_in_registers() {
 #[test]
 fn rows_wider_than_the_registers_of_a_lane() {
     for cols in [17, 18, 19, 20, 21, 22, 23, 24, 28, 31, 33, 34, 36, 40, 47, 56, 62, 64, 80] {
-        for options in [Options::None, Options::Weights] {
+        let smoothed = [Options::Smoothing, Options::SmoothedWeights(0)];
+        for options in [Options::None, Options::Weights].into_iter().chain(smoothed) {
             Case::<f32>::new(cols, DENSE, options).check();
             Case::<f16>::new(cols, DENSE, options).check();
         }
@@ -205,7 +244,110 @@ fn rows_with_gaps_and_off_boundaries() {
             Case::<f32>::new(cols, place, Options::None).check();
             Case::<bf16>::new(cols, place, Options::None).check();
             Case::<f32>::new(cols, place, Options::Weights).check();
+            Case::<f32>::new(cols, place, Options::SmoothedWeights(0)).check();
         }
+    }
+}
+
+/// Targets that are probabilities, in registers up to 16 columns: the loss, and both gradients.
+fn check_probabilities<T: Number>(cols: usize, Place { gaps, offsets }: Place)
+where
+    T::Loss: Number,
+{
+    const SMOOTHING: f64 = 0.25;
+    let case = Case::<T>::new(cols, DENSE, Options::SmoothedWeights(0));
+    let t: Vec<T> =
+        uniforms(cols as u64, ROWS * cols).iter().map(|t| T::round(f64::from(t.abs()))).collect();
+    let (shape, stream) = ([ROWS, cols], gpu().stream().unwrap());
+    let place = |data: &[T], which: usize| {
+        Placed::rows(data, shape, cols + gaps[which], offsets[which], T::round(f64::NAN))
+    };
+    let (on_x, on_t) = (place(&case.x, 0), place(&t, 0));
+    let weights = Tensor::from_slice(gpu(), [cols], &case.weights).unwrap();
+    let of_call = CrossEntropy::sum().label_smoothing(SMOOTHING).weight(&weights);
+    let nothing = vec![T::round(0.0); ROWS * cols];
+    let (mut by_x, mut by_t) = (place(&nothing, 1), place(&nothing, 1));
+    let (mut loss, mut workspace) =
+        (Loss::zeros(gpu(), []).unwrap(), Workspace::new(gpu()).unwrap());
+    let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
+    of_call
+        .forward_backward_into(on_x.view(), on_t.view(), &mut loss, grads, &mut workspace, &stream)
+        .unwrap();
+    let loss = loss.item().unwrap().wide();
+
+    let (forward, saved) = of_call.forward_saving(on_x.view(), on_t.view(), &stream).unwrap();
+    let one = Tensor::from_slice(gpu(), [], &[T::Loss::round(1.0)]).unwrap();
+    let (mut later_x, mut later_t) = (place(&nothing, 1), place(&nothing, 1));
+    let grads = Grads::both(later_x.view_mut(), later_t.view_mut());
+    of_call.backward_into(on_x.view(), on_t.view(), &saved, &one, grads, &stream).unwrap();
+    stream.synchronize().unwrap();
+
+    let mut sum = 0.0;
+    let gradients = [[by_x.to_vec(), by_t.to_vec()], [later_x.to_vec(), later_t.to_vec()]];
+    for row in 0..ROWS {
+        let range = row * cols..(row + 1) * cols;
+        let x: Vec<f64> = case.x[range.clone()].iter().map(|x| x.wide()).collect();
+        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let exps: f64 = x.iter().map(|x| (x - max).exp()).sum();
+        let minus_log_p = |column: usize| exps.ln() - (x[column] - max);
+        let share = |column: usize| {
+            let t = t[row * cols + column].wide();
+            case.weights[column].wide() * ((1.0 - SMOOTHING) * t + SMOOTHING / cols as f64)
+        };
+        let shares: f64 = (0..cols).map(share).sum();
+        sum += (0..cols).map(|column| share(column) * minus_log_p(column)).sum::<f64>();
+        let by_x: Vec<f64> =
+            (0..cols).map(|column| shares * (-minus_log_p(column)).exp() - share(column)).collect();
+        let by_t: Vec<f64> = (0..cols)
+            .map(|column| (1.0 - SMOOTHING) * case.weights[column].wide() * minus_log_p(column))
+            .collect();
+        for [x, t] in &gradients {
+            case.is_near(row, &x[range.clone()], &by_x);
+            case.is_near(row, &t[range.clone()], &by_t);
+        }
+    }
+    for loss in [loss, forward.item().unwrap().wide()] {
+        assert!((loss - sum).abs() <= 2e-6 * sum, "{case:?}: expected {sum}, got {loss}");
+    }
+}
+
+#[test]
+fn probabilities_of_each_number_of_columns() {
+    let places =
+        [DENSE, Place { gaps: [0; 2], offsets: [1; 2] }, Place { gaps: [0, 3], offsets: [2, 0] }];
+    for cols in (1..=17).chain([24, 64]) {
+        for place in places {
+            check_probabilities::<f32>(cols, place);
+            check_probabilities::<bf16>(cols, place);
+            check_probabilities::<f64>(cols, place);
+        }
+    }
+}
+
+/// Rows of powers of two, off a boundary, would begin in the same bank of shared memory.
+#[test]
+fn rows_of_whole_lines_off_boundaries() {
+    let place = Place { gaps: [0; 2], offsets: [1; 2] };
+    for cols in [32, 64, 96, 128, 256, 512, 1024] {
+        Case::<f32>::new(cols, place, Options::None).check();
+        Case::<bf16>::new(cols, place, Options::None).check();
+        Case::<f64>::new(cols, place, Options::None).check();
+        Case::<bf16>::new(cols, place, Options::Smoothing).check();
+    }
+}
+
+/// The weights of the classes of a vector are loaded as one where both are aligned alike, and by
+/// aligned words where they are not, unless these words are beyond the weights.
+#[test]
+fn weights_of_all_classes_of_longer_rows() {
+    for cols in [88, 129, 255, 256, 501, 512, 1001, 1023, 2048, 2500, 4099, 8192] {
+        for off in 0..4 {
+            Case::<f32>::new(cols, DENSE, Options::SmoothedWeights(off)).check();
+            Case::<bf16>::new(cols, DENSE, Options::SmoothedWeights(off)).check();
+        }
+        Case::<f16>::new(cols, DENSE, Options::SmoothedWeights(7)).check();
+        Case::<f32>::new(cols, DENSE, Options::Smoothing).check();
+        Case::<f64>::new(cols, DENSE, Options::SmoothedWeights(1)).check();
     }
 }
 

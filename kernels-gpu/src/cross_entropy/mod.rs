@@ -1,5 +1,5 @@
-//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) − x),
-//! where m is the largest logit of the row.
+//! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) −
+//! x), where m is the largest logit of the row.
 //!
 //! If the target is a class y, with class weights w and label smoothing ε over C classes, q is
 //! (1 − ε) w_y at y, plus ε/C w at every class. If the target is probabilities t, q is
@@ -108,7 +108,7 @@ macro_rules! kernels {
             few_block, forward_backward_long, forward_backward_registers, forward_backward_split,
             forward_backward_staged, forward_long, forward_registers, forward_stream, mode, packed,
             resident, resident_any_alignment, resident_lane_rows, resident_long, resident_packed,
-            resident_short, resident_short_exps_whole, resident_wide_rows, row_lanes, short,
+            resident_short, resident_short_with_gradients, resident_wide_rows, row_lanes, short,
             staged_blocks, stream_blocks,
         };
 
@@ -133,11 +133,12 @@ macro_rules! kernels {
             $loss, [f32, f64, f16, bf16],
             FORWARD_SHORT_WHOLE = forward_short_whole:
                 short::<E, MODE, $vectors, false>,
-                (CrossEntropyArgs), 256 by resident_short::<E>($resident),
+                (CrossEntropyArgs), 256 by resident_short::<E>(MODE, $resident),
                 3 barriers of [f32, f16, bf16];
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole:
                 short::<E, MODE, $vectors, true>,
-                (CrossEntropyArgs), 256 by resident_short_exps_whole::<E>($resident), 6 barriers;
+                (CrossEntropyArgs), 256 by resident_short_with_gradients::<E>(MODE, $resident),
+                6 barriers;
             BACKWARD_SHORT_WHOLE = backward_short_whole:
                 backward_short::<E, MODE, $vectors>,
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
@@ -152,15 +153,16 @@ macro_rules! kernels {
                 (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
             FORWARD_LANE_ROWS = forward_lane_rows:
                 packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::LOSS),
+                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(MODE, computes::LOSS),
                 5 barriers of $lanes;
             FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows:
                 packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::BOTH),
+                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(MODE, computes::BOTH),
                 6 barriers of $lanes;
             BACKWARD_LANE_ROWS = backward_lane_rows:
                 packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(computes::GRADIENTS),
+                (CrossEntropyArgs),
+                PACKED_BLOCK by resident_lane_rows::<E>(MODE, computes::GRADIENTS),
                 0 barriers of $lanes;
             FORWARD_WIDE_ROWS = forward_wide_rows:
                 packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE_WIDE }>,
@@ -191,7 +193,7 @@ macro_rules! kernels {
                 forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>,
                 (CrossEntropyArgs),
                 (block_of_vectors::<E>($block, VECTORS, vectors_with_gradients(size_of::<E>())))
-                by 1, 6 barriers;
+                by (if mode::is_dense(MODE) && size_of::<E>() == 4 { 2 } else { 1 }), 6 barriers;
             FORWARD_BACKWARD_LONG = forward_backward_long:
                 forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>,
                 (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
@@ -221,7 +223,8 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
 /// Resident blocks of the `_packed` kernels: as many as registers allow without spills.
 pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
     match mode {
-        mode::CLASS if size_of::<E>() < 8 => 5,
+        mode::PROBABILITIES if size_of::<E>() == 2 => 4,
+        _ if size_of::<E>() < 8 => 5,
         mode::PROBABILITIES if size_of::<E>() == 8 => 3,
         _ => 4,
     }
@@ -229,7 +232,14 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
 
 /// Resident blocks of the `_lane_rows` kernels: as many as registers allow without spills (ptxas
 /// 13.0, sm_90).
-pub(crate) const fn resident_lane_rows<E: Element>(computes: u32) -> u32 {
+pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> u32 {
+    if mode == mode::PROBABILITIES && computes != computes::LOSS {
+        // A lane has two rows, of logits and of probabilities.
+        return match (computes, size_of::<E>()) {
+            (computes::GRADIENTS, 2 | 4) | (_, 2) => 4,
+            _ => 3,
+        };
+    }
     match (computes, size_of::<E>()) {
         (computes::BOTH, 8) => 4,
         (computes::BOTH, _) | (computes::GRADIENTS, 8) => 5,
@@ -262,20 +272,25 @@ const fn has_spare_registers<E: Element>(blocks: u32) -> bool {
     blocks > 4 && size_of::<E>() < 8
 }
 
-/// Resident blocks of `forward_short_whole`. 16-bit elements allow one block less, because a vector
-/// is widened to eight registers. Where registers are to spare, one more block makes short rows a
-/// tenth faster.
-pub(crate) const fn resident_short<E: Element>(blocks: u32) -> u32 {
-    let fewer = if size_of::<E>() == 2 && blocks > 1 { blocks - 1 } else { resident::<E>(blocks) };
+/// Resident blocks of `forward_short_whole`. For class targets, 16-bit elements allow one block
+/// less, because a vector is widened to eight registers; targets with a share for every class widen
+/// a vector at a time. Where registers are to spare, one more block makes short rows a tenth
+/// faster.
+pub(crate) const fn resident_short<E: Element>(mode: u32, blocks: u32) -> u32 {
+    let widens = size_of::<E>() == 2 && blocks > 1 && !mode::is_dense(mode);
+    let fewer = if widens { blocks - 1 } else { resident::<E>(blocks) };
     fewer + has_spare_registers::<E>(blocks) as u32
 }
 
-/// Resident blocks of `forward_backward_short_whole`, which holds a row's exponentials in registers
-/// too: [`resident_short`] of one block less, for f64 of half as many; where registers are to
-/// spare, one more.
-pub(crate) const fn resident_short_exps_whole<E: Element>(blocks: u32) -> u32 {
+/// Resident blocks of `forward_backward_short_whole`. For class targets it holds a row's
+/// exponentials in registers too: [`resident_short`] of one block less, for f64 of half as many;
+/// where registers are to spare, one more.
+pub(crate) const fn resident_short_with_gradients<E: Element>(mode: u32, blocks: u32) -> u32 {
+    if mode::is_dense(mode) {
+        return resident::<E>(blocks) - (size_of::<E>() == 2) as u32;
+    }
     let fewer = if size_of::<E>() == 8 { blocks / 2 } else { 1 };
-    let with_exps = if blocks > fewer { resident_short::<E>(blocks - fewer) } else { 1 };
+    let with_exps = if blocks > fewer { resident_short::<E>(mode, blocks - fewer) } else { 1 };
     with_exps + has_spare_registers::<E>(blocks) as u32
 }
 
@@ -286,8 +301,8 @@ pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
 }
 
 /// Resident blocks of `backward_long`, whose rows may have peeled elements. In f64 it waits for
-/// arithmetic: three blocks rather than two hide a fifth of the time (H200, 2026-11-25, 16339×8191:
-/// 749 µs with two, 602 µs with three).
+/// arithmetic: three blocks rather than two hide a fifth of the time (H200, 2026-11-25,
+/// 16339×8191: 749 µs with two, 602 µs with three).
 pub(crate) const fn resident_any_alignment<E: Element>(blocks: u32) -> u32 {
     match size_of::<E>() {
         8 => 3,

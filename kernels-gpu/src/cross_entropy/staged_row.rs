@@ -12,7 +12,7 @@
 use super::finish::{finish_grid, publish_terms};
 use super::label::{Label, normaliser, sum_normaliser};
 use super::lagging::{CERTAIN, is_near_top};
-use super::pass::{Factors, Pass, Total, scales_of_row, writes};
+use super::pass::{Classes, Factors, Pass, Total, scales_of_row, writes};
 use super::row_group::Rows;
 use super::stats::Stats;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT, VECTOR_BYTES};
@@ -160,6 +160,8 @@ pub(super) struct StagedRow<'a, E: Element, const MODE: u32> {
 
 impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
+    /// Whether gradients subtract the shares of a vector at a time. In f64 that spills.
+    const HAS_SHARE_VECTORS: bool = size_of::<E>() < 8;
     /// Whether exponentials replace their logits until the gradients are computed.
     pub(super) const KEEPS_EXPS: bool = size_of::<E>() > 4;
 
@@ -265,13 +267,13 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
         unsafe {
             let x = self.get::<N>(index);
             if Self::DENSE {
-                let mut columns = [0; N];
-                unrolled!(for k in 0..N; {
-                    columns[k] = self.cut.vector(index + k as u32 * self.step).first;
-                });
                 let mut shares = [stats.dot, stats.weight];
-                let counts = [E::LANES; N];
-                self.pass.add_shares::<N, true>(&mut shares, center, (x, x), columns, counts);
+                let mut classes = [Classes::from(0); N];
+                unrolled!(for k in 0..N; {
+                    let vector = self.cut.vector(index + k as u32 * self.step);
+                    classes[k] = Classes::from(vector.first);
+                });
+                self.pass.add_shares::<N, true>(&mut shares, center, (x, x), classes);
                 [stats.dot, stats.weight] = shares;
             }
             E::exps(x, Base::Center(center, E::Real::ONE), |k, exps| {
@@ -425,14 +427,18 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                     unrolled!(for k in 0..N; {
                         let mut values = [E::Real::ZERO; MAX_LANES];
                         unrolled!(for lane in 0..E::LANES as usize; {
-                            let exp = all[k][lane];
-                            values[lane] = exp * by_exp;
-                            if Self::DENSE {
+                            values[lane] = all[k][lane] * by_exp;
+                            if Self::DENSE && !Self::HAS_SHARE_VECTORS {
                                 let vector = self.cut.vector(index + k as u32 * self.step);
-                                values[lane] = values[lane]
-                                    - self.share_gradient(factors, vector.first + lane as u32);
+                                let class = vector.first + lane as u32;
+                                values[lane] = values[lane] - self.share_gradient(factors, class);
                             }
                         });
+                        if Self::DENSE && Self::HAS_SHARE_VECTORS {
+                            let vector = self.cut.vector(index + k as u32 * self.step);
+                            let (classes, t) = (Classes::from(vector.first), |_| E::Real::ZERO);
+                            self.pass.subtract_shares::<true>(&mut values, factors, t, classes);
+                        }
                         gradients[k] = E::narrow_all(values);
                     });
                 }

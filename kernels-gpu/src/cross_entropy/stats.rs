@@ -74,14 +74,6 @@ impl<R: Real> Stats<R> {
         }
     }
 
-    /// Adds a class's share q of the target, whose logit is `x`: q (x − m) to the dot product, and q
-    /// to the weight.
-    #[inline(always)]
-    pub(crate) fn absorb_share(&mut self, share: R, x: R) {
-        self.dot = share.fma(x - self.center(), self.dot);
-        self.weight = self.weight + share;
-    }
-
     /// Merges the statistics of two parts of a row.
     #[inline(always)]
     pub(crate) fn with<const MODE: u32>(self, other: Self, scale: R) -> Self {

@@ -7,12 +7,12 @@ use super::lagging::CERTAIN;
 use super::log_prob::{self, exps_and_dot};
 use super::mode;
 use super::online_softmax::OnlineSoftmax;
-use super::pass::{Pass, writes};
-use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs, VECTOR_BYTES};
+use super::pass::{Classes, Pass, ShareSums, writes};
+use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::Workspace;
 use crate::row::{NO_COLUMN, RowLoss, TERMS, stream};
-use cuda_std::memory::{Vec16, load};
+use cuda_std::memory::Vec16;
 
 /// Streams rows through shared memory, and writes their losses and the call's.
 ///
@@ -62,87 +62,35 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// A vector of the weights of `count` classes from `column` on. Its other lanes are 1, and all
-    /// are in a call without class weights.
+    /// Adds the shares of N vectors of logits `x` to `sums`. `t` has their probabilities, where
+    /// these are the target.
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
     #[inline(always)]
-    unsafe fn weights_from(&self, column: u32, count: u32) -> Vec16 {
-        let mut weights = [E::narrow(E::Real::ONE); MAX_LANES];
-        if self.args.weight == 0 {
-            return E::pack(weights);
-        }
-        let at = self.args.weight + u64::from(column) * size_of::<E>() as u64;
-        // SAFETY: the caller's conditions: the classes are the row's.
-        unsafe {
-            if count == E::LANES && at.is_multiple_of(VECTOR_BYTES.into()) {
-                // Loaded as two halves, which stay in the first-level cache for the next row. Loads
-                // past that cache, as those of rows, take f32 half as long again (H200, 32768×4096
-                // with weights and smoothing: 141 and 216 µs).
-                let halves = [0, 1].map(|half| load((at as *const u64).wrapping_add(half)));
-                return Vec16([
-                    halves[0] as u32,
-                    (halves[0] >> 32) as u32,
-                    halves[1] as u32,
-                    (halves[1] >> 32) as u32,
-                ]);
-            }
-            unrolled!(for lane in 0..E::LANES as usize; {
-                if (lane as u32) < count {
-                    weights[lane] = load((at as *const E).wrapping_add(lane));
-                }
-            });
-        }
-        E::pack(weights)
-    }
-
-    /// Adds Σ q (x − center) and Σ q over N vectors of logits `x` to `sums`. `t` has their
-    /// probabilities, where these are the target.
-    ///
-    /// # Safety
-    /// As [`RowLoss::accumulate`].
-    #[inline(always)]
-    pub(super) unsafe fn add_shares<const N: usize, const WHOLE: bool>(
+    unsafe fn add_shares_of<const N: usize, const WHOLE: bool>(
         &self,
-        [dot, weight]: &mut [E::Real; 2],
+        sums: &mut ShareSums<E::Real>,
         center: E::Real,
         (x, t): ([Vec16; N], [Vec16; N]),
         columns: [u32; N],
         counts: [u32; N],
     ) {
-        let apart = |k: usize, lane: usize| E::extract(x[k], lane as u32).widen() - center;
-        let has = |k: usize, lane: usize| WHOLE || (lane as u32) < counts[k];
-        if MODE == mode::SMOOTHED && self.args.weight == 0 {
-            // Smoothing gives all classes the same share. Each difference is multiplied by it, and
-            // not their sum, which may be beyond the range.
-            let mut elements = 0;
-            unrolled!(for k in 0..N; {
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    if has(k, lane) {
-                        *dot = self.unit().fma(apart(k, lane), *dot);
-                    }
-                });
-                elements += counts[k];
-            });
-            *weight = self.unit().fma(E::Real::from_i32(elements.cast_signed()), *weight);
-            return;
+        if WHOLE {
+            // SAFETY: the caller's conditions.
+            return unsafe {
+                self.add_shares::<N, true>(sums, center, (x, t), columns.map(Classes::from))
+            };
         }
         unrolled!(for k in 0..N; {
+            let has = |lane: usize| (lane as u32) < counts[k];
+            let class = |lane| has(lane).then(|| columns[k] + lane as u32);
             // SAFETY: the caller's conditions.
-            let weights = unsafe { self.weights_from(columns[k], counts[k]) };
-            unrolled!(for lane in 0..E::LANES as usize; {
-                if has(k, lane) {
-                    let of = |vector| E::extract(vector, lane as u32).widen();
-                    let share = self.share_by_weight(of(weights), of(t[k]));
-                    *dot = share.fma(apart(k, lane), *dot);
-                    *weight = *weight + share;
-                }
-            });
+            unsafe { self.add_shares_by_class(sums, center, (x[k], t[k]), class) };
         });
     }
 
-    /// [`add_shares`](Self::add_shares) to statistics.
+    /// [`add_shares_of`](Self::add_shares_of) to statistics.
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
@@ -157,7 +105,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ) {
         let mut sums = [stats.dot, stats.weight];
         // SAFETY: the caller's conditions.
-        unsafe { self.add_shares::<N, WHOLE>(&mut sums, center, tensors, columns, counts) };
+        unsafe { self.add_shares_of::<N, WHOLE>(&mut sums, center, tensors, columns, counts) };
         [stats.dot, stats.weight] = sums;
     }
 

@@ -3,6 +3,7 @@
 mod cross_entropy;
 mod float64;
 mod pairwise;
+mod shares;
 mod split;
 mod sums;
 mod sync;
@@ -18,6 +19,7 @@ pub(super) fn all() -> Vec<&'static Mutant> {
         pairwise::MUTANTS,
         cross_entropy::MUTANTS,
         float64::MUTANTS,
+        shares::MUTANTS,
     ];
     tables.into_iter().flatten().collect()
 }

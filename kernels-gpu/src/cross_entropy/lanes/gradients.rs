@@ -4,12 +4,13 @@ use super::statistics::Exps;
 use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
 use super::vector::{get, set};
 use super::{Lanes, alignment};
-use crate::cross_entropy::label::{Label, class_weight};
+use crate::cross_entropy::label::Label;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Factors, Pass};
+use crate::cross_entropy::pass::{Classes, Factors, Pass};
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cut::Row;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
+use cuda_std::hint::opaque_vec16;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::{WARP_SIZE, sync_warp};
 
@@ -78,43 +79,30 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         E::exps(relative_tile.x, relative.base(), |k, mut values| {
             let span = self.span(tile, k);
             unrolled!(for lane in 0..E::LANES as usize; { values[lane] = values[lane] * factor; });
-            if let Some((class, value)) = class {
-                set::<E>(&mut values, span.lane_of(class), value);
-            }
-            // SAFETY: the caller's conditions.
-            unsafe {
-                if Pass::<E, MODE>::DENSE && span.count > 0 {
-                    let mut by_target = [E::Real::ZERO; MAX_LANES];
-                    let of_target = MODE == mode::PROBABILITIES && !to[1].is_null();
-                    // See `absorb_target`.
-                    if pass.args.weight == 0 {
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            let t = E::extract(tile.t[k], lane as u32).widen();
-                            let element = span.first + lane as u32;
-                            if class.is_none_or(|(class, _)| class != element) {
-                                let share = pass.share_by_weight(E::Real::ONE, t);
-                                values[lane] = values[lane] - factors.by_share * share;
-                            }
-                        });
-                    } else {
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            let t = E::extract(tile.t[k], lane as u32).widen();
-                            let element = span.first + lane as u32;
-                            if class.is_none_or(|(class, _)| class != element) {
-                                values[lane] =
-                                    values[lane] - pass.gradient_of_share(factors, element, t);
-                            }
-                        });
-                    }
-                    if of_target {
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            let x = E::extract(tile.x[k], lane as u32).widen();
-                            let element = span.first + lane as u32;
-                            by_target[lane] = pass.gradient_of_target(factors, element, x);
-                        });
+            if Pass::<E, MODE>::DENSE && span.count > 0 {
+                // SAFETY: the caller's conditions.
+                unsafe {
+                    let of = |vector, lane: usize| E::extract(vector, lane as u32).widen();
+                    let t = |lane| of(tile.t[k], lane);
+                    pass.subtract_shares::<true>(
+                        &mut values,
+                        factors,
+                        t,
+                        Classes::from(span.first),
+                    );
+                    if MODE == mode::PROBABILITIES && !to[1].is_null() {
+                        // Widened a second time: see `add_shares`.
+                        let x = opaque_vec16(tile.x[k]);
+                        let x = |lane| of(x, lane);
+                        let mut by_target = [E::Real::ZERO; MAX_LANES];
+                        let classes = Classes::from(span.first);
+                        pass.set_gradients_of_targets::<true>(&mut by_target, factors, x, classes);
                         to[1].store_vectors(span, [E::narrow_all(by_target)], |_| 0, |_| true);
                     }
                 }
+            }
+            if let Some((class, value)) = class {
+                set::<E>(&mut values, span.lane_of(class), value);
             }
             gradients[k] = E::narrow_all(values);
         });
@@ -189,41 +177,5 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 sync_warp();
             }
         });
-    }
-}
-
-impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// What a class's share of the target subtracts from the gradient of its logit.
-    ///
-    /// # Safety
-    /// The kernels' condition 1; `class` is less than `cols`.
-    #[inline(always)]
-    pub(crate) unsafe fn gradient_of_share(
-        &self,
-        factors: &Factors<E::Real>,
-        class: u32,
-        t: E::Real,
-    ) -> E::Real {
-        // SAFETY: the caller's conditions.
-        let share = unsafe { self.share_of(class, t) };
-        // The gradients of an ignored row are 0. Its `by_share` is 0 too, but that times an
-        // infinite or NaN class weight would be NaN.
-        if factors.counts { factors.by_share * share } else { E::Real::ZERO }
-    }
-
-    /// The gradient of the target's probability of a class, whose logit is `x`.
-    ///
-    /// # Safety
-    /// As [`gradient_of_share`](Self::gradient_of_share).
-    #[inline(always)]
-    pub(crate) unsafe fn gradient_of_target(
-        &self,
-        factors: &Factors<E::Real>,
-        class: u32,
-        x: E::Real,
-    ) -> E::Real {
-        // SAFETY: the caller's conditions.
-        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
-        weight * factors.by_target * (factors.log_sum - (x - factors.center))
     }
 }

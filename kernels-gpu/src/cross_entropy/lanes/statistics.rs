@@ -9,11 +9,12 @@ use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
 use super::vector::{sum, widen};
 use crate::cross_entropy::log_prob::{exps_and_dot, scaled};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::Pass;
+use crate::cross_entropy::pass::{Classes, Pass, ShareSums};
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{group_max, warp_max, warp_sums};
+use cuda_std::hint::opaque_vec16;
 use cuda_std::warp::{WARP_SIZE, any};
 
 /// The exponentials of the logits of a tile.
@@ -65,12 +66,11 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         let lanes = if Self::ROW_IN_WARP { group.threads } else { WARP_SIZE };
         stats.max =
             if Self::ROW_IN_WARP { group_max(stats.max, lanes) } else { warp_max(stats.max) };
-        // SAFETY: the caller's conditions.
-        unsafe { self.absorb_target(pass, &mut stats, tile) };
         let mut relative_tile = *tile;
         let relative = relative_tile.relative_to::<E, MODE>(stats.center(), scale);
         let mut total = zero;
-        let add = |k: usize, of_vector| {
+        let mut shares = [zero; 2];
+        let mut add = |k: usize, of_vector| {
             exps[k] = of_vector;
             total = total + sum::<E>(of_vector);
         };
@@ -78,7 +78,17 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             let (x, base, center) = (relative_tile.x, relative.base(), relative.center());
             stats.dot = exps_and_dot::<E, N>(x, base, [center, scale], add) * relative.unit();
         } else {
-            E::exps(relative_tile.x, relative.base(), add);
+            E::exps(relative_tile.x, relative.base(), |k, of_vector| {
+                add(k, of_vector);
+                // The shares of a vector are added beside its exponentials: in a loop before,
+                // differences from the center would take registers until the exponentials need
+                // them, too.
+                // SAFETY: the caller's conditions.
+                unsafe { self.add_shares(pass, &mut shares, stats.center(), tile, k) };
+            });
+        }
+        if Pass::<E, MODE>::DENSE {
+            [stats.dot, stats.weight] = shares;
         }
         stats.rest = total * relative.unit();
         // `ties` is 0 so far: the ties are in `rest`.
@@ -87,7 +97,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if any(rest < one + one) {
             // One logit may exceed all others by so much that their exponentials would be lost in
             // a sum with its 1: add them up apart.
-            if KEEPS_EXPS {
+            if KEEPS_EXPS && !Pass::<E, MODE>::DENSE {
                 let tie = relative.tie();
                 (stats.ties, total) = (zero, zero);
                 unrolled!(for k in 0..N; {
@@ -220,21 +230,28 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if has_max {
             *stats = stats.relative_to::<MODE>(warp_max(stats.max.max(greatest)), scale);
         }
-        // SAFETY: the caller's condition.
-        unsafe { self.absorb_target(pass, stats, tile) };
         let center = stats.center();
+        let mut shares = [stats.dot, stats.weight];
         let mut dot = E::Real::ZERO;
         let (mut total, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center, scale));
         if !exact {
             let relative = Relative::<_, MODE>::to(center, scale);
-            let add = |_, exps| total = total + sum::<E>(exps);
+            let base = relative.base();
             if MODE == mode::LOG_PROB {
-                let base = relative.base();
+                let add = |_, exps| total = total + sum::<E>(exps);
                 dot = exps_and_dot::<E, N>(tile.x, base, [center, scale], add) * relative.unit();
             } else {
-                E::exps(tile.x, relative.base(), add);
+                E::exps(tile.x, base, |k, exps| {
+                    total = total + sum::<E>(exps);
+                    // SAFETY: the caller's condition.
+                    unsafe { self.add_shares(pass, &mut shares, center, tile, k) };
+                });
             }
             total = total * relative.unit();
+            if Pass::<E, MODE>::DENSE {
+                // A dense target is never far, so its shares are always added here.
+                [stats.dot, stats.weight] = shares;
+            }
             // If every lane has at least 2/32, the warp's sum is at least 2, of which the largest
             // exponential, 1, is at most half.
             exact = has_max && any(total < E::Real::from_f64(2.0 / WARP_SIZE as f64));
@@ -255,62 +272,31 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
     }
 
-    /// Adds the target's shares of a tile's classes to the thread's statistics, where the target
+    /// Adds the target's shares of the classes of vector `k` of a tile to `sums`, where the target
     /// has a share for every class.
     ///
     /// # Safety
     /// The kernels' condition 1.
     #[inline(always)]
-    unsafe fn absorb_target<const MODE: u32, const N: usize>(
+    unsafe fn add_shares<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
-        stats: &mut Stats<E::Real>,
+        sums: &mut ShareSums<E::Real>,
+        center: E::Real,
         tile: &Tile<N>,
+        k: usize,
     ) {
-        if !Pass::<E, MODE>::DENSE {
-            return;
-        }
-        unrolled!(for k in 0..N; {
-            let span = self.span(tile, k);
-            if pass.args.weight == 0 && span.count == E::LANES {
-                // Nearly all vectors of most calls. Loads of weights that may not be there, and a
-                // branch for each element, would take more instructions than all the rest.
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    let of = |vector| E::extract(vector, lane as u32).widen();
-                    let share = pass.share_by_weight(E::Real::ONE, of(tile.t[k]));
-                    stats.absorb_share(share, of(tile.x[k]));
-                });
-            } else {
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    if span.has(lane) {
-                        let of = |vector| E::extract(vector, lane as u32).widen();
-                        // SAFETY: the caller's condition.
-                        unsafe {
-                            let class = span.first + lane as u32;
-                            pass.absorb_share(stats, class, of(tile.x[k]), of(tile.t[k]));
-                        }
-                    }
-                });
+        let span = self.span(tile, k);
+        if Pass::<E, MODE>::DENSE && span.count > 0 {
+            let mut x = tile.x[k];
+            if MODE == mode::PROBABILITIES && size_of::<E>() == 2 {
+                // Logits are widened a second time: kept since their exponentials, they would take
+                // registers that another block needs.
+                x = opaque_vec16(x);
             }
-        });
-    }
-}
-
-impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// [Adds](Stats::absorb_share) a class's share of the target to `stats`.
-    ///
-    /// # Safety
-    /// The kernels' condition 1; `class` is less than `cols`.
-    #[inline(always)]
-    pub(in crate::cross_entropy) unsafe fn absorb_share(
-        &self,
-        stats: &mut Stats<E::Real>,
-        class: u32,
-        x: E::Real,
-        t: E::Real,
-    ) {
-        // SAFETY: the caller's conditions.
-        let share = unsafe { self.share_of(class, t) };
-        stats.absorb_share(share, x);
+            let (tensors, classes) = (([x], [tile.t[k]]), [Classes::from(span.first)]);
+            // SAFETY: the caller's condition.
+            unsafe { pass.add_shares::<1, true>(sums, center, tensors, classes) };
+        }
     }
 }

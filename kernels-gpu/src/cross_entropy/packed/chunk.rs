@@ -2,6 +2,7 @@
 
 use super::part::Split;
 use crate::abi::WordSteps;
+use crate::cross_entropy::pass::Classes;
 use crate::element::Element;
 use cuda_std::warp::WARP_SIZE;
 
@@ -155,6 +156,20 @@ impl Chunks {
 }
 
 impl Chunk {
+    /// The columns of a whole chunk.
+    #[inline(always)]
+    pub(super) fn columns<E: Element>(&self) -> Classes {
+        let size = size_of::<E>() as u32;
+        let step = if self.is_aligned || size == 2 { 1 } else { self.step / size };
+        Classes { first: self.first_column::<E>(), step }
+    }
+
+    /// The column of the first element of the first word.
+    #[inline(always)]
+    fn first_column<E: Element>(&self) -> u32 {
+        self.head + self.at / size_of::<E>() as u32
+    }
+
     /// The column of element `lane` of the chunk's vector, if it has one.
     #[inline(always)]
     pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
@@ -166,7 +181,8 @@ impl Chunk {
         }
         let elements = if size == 2 { 2 } else { 1 };
         let (word, within) = (lane / elements, lane % elements);
-        (word < self.words).then_some(self.head + (self.at + word * self.step) / size + within)
+        let word_column = self.first_column::<E>() + word * self.step / size;
+        (word < self.words).then_some(word_column + within)
     }
 }
 

@@ -6,15 +6,14 @@
 //! ([`Rows::plain`]). All other calls share a loop that decides on options and on the kind of row
 //! row by row ([`Rows::any`]).
 
-use super::register_row::{
-    Access, LaneRow, RegisterRow, SharedRow, most_cols, with_columns, with_row,
-};
+use super::lane_row::{Access, LaneRow, SharedRow, with_row};
+use super::register_row::{RegisterRow, most_cols, with_columns};
 use super::stage::{Compute, Stage, for_each_stage};
 use super::wide_row::WideRow;
 use super::{Share, add_loss, computes, factors_of_row};
-use crate::abi::TileArgs;
+use crate::abi::{Matrix, TileArgs};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Pass, TERMS};
+use crate::cross_entropy::pass::{Factors, Pass, TERMS};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, Real};
 use crate::math::exp_m1_below;
@@ -22,9 +21,6 @@ use crate::reduce::Workspace;
 use crate::tile::Tile;
 use cuda_std::hint::opaque;
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp};
-
-/// The kind of targets that these kernels take.
-const CLASS: u32 = mode::CLASS;
 
 /// The index of no row.
 const NONE: u32 = u32::MAX;
@@ -34,36 +30,46 @@ const NONE: u32 = u32::MAX;
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
 #[inline(always)]
-pub(super) unsafe fn rows<E: Element, const COMPUTES: u32, const WIDE: bool>(
-    pass: &Pass<'_, E, CLASS>,
+pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool>(
+    pass: &Pass<'_, E, MODE>,
     share: Share,
     workspace: Workspace,
 ) -> [f64; TERMS] {
     // SAFETY: the caller's conditions.
     unsafe {
-        let compute = LanePerRow::<'_, E, COMPUTES, WIDE> { pass, workspace };
-        for_each_stage::<E, CLASS, COMPUTES>(pass, share, compute)
+        let compute = LanePerRow::<'_, E, MODE, COMPUTES, WIDE> { pass, workspace };
+        for_each_stage::<E, MODE, COMPUTES>(pass, share, compute)
     }
 }
 
-struct LanePerRow<'a, E: Element, const COMPUTES: u32, const WIDE: bool> {
-    pass: &'a Pass<'a, E, CLASS>,
+struct LanePerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> {
+    pass: &'a Pass<'a, E, MODE>,
     workspace: Workspace,
 }
 
-impl<E: Element, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, CLASS>
-    for LanePerRow<'_, E, COMPUTES, WIDE>
+impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, MODE>
+    for LanePerRow<'_, E, MODE, COMPUTES, WIDE>
 {
     #[inline(always)]
-    unsafe fn stage(&mut self, stage: Stage<'_, CLASS>, scale: E::Real, terms: &mut [f64; TERMS]) {
+    unsafe fn stage(&mut self, stage: Stage<'_, MODE>, scale: E::Real, terms: &mut [f64; TERMS]) {
         let &mut LanePerRow { pass, workspace } = self;
         let args = stage.args;
-        let logits = stage.logits::<E>();
+        let (logits, probabilities) = (stage.logits::<E>(), stage.probabilities::<E>());
         let gradients = stage.gradients(logits, args.grad_input, 0);
-        let rows = Rows { pass, stage, logits, gradients, scale, workspace };
+        let of_probabilities = stage.gradients(probabilities, args.grad_target, 1);
+        let rows = Rows {
+            pass,
+            stage,
+            logits,
+            probabilities,
+            gradients,
+            of_probabilities,
+            scale,
+            workspace,
+        };
         // SAFETY: the caller's conditions.
         unsafe {
-            if rows.are_plain::<COMPUTES, WIDE>() {
+            if MODE == mode::CLASS && rows.are_plain::<COMPUTES, WIDE>() {
                 let access = rows.access::<COMPUTES>();
                 let faulty = with_row!(Row of args.cols, access, E, WIDE, NONE; {
                     rows.plain::<COMPUTES, Row<E>>(terms)
@@ -76,7 +82,12 @@ impl<E: Element, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, CLASS>
             }
             if COMPUTES != computes::LOSS {
                 sync_warp();
-                gradients.store(&args.tile, stage.rows, args.grad_input, stage.first());
+                if MODE != mode::PROBABILITIES || args.grad_input.start != 0 {
+                    gradients.store(&args.tile, stage.rows, args.grad_input, stage.first());
+                }
+                if MODE == mode::PROBABILITIES && args.grad_target.start != 0 {
+                    of_probabilities.store(&args.tile, stage.rows, args.grad_target, stage.first());
+                }
             }
         }
     }
@@ -84,17 +95,21 @@ impl<E: Element, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, CLASS>
 
 /// The rows of a stage.
 #[derive(Clone, Copy)]
-struct Rows<'a, E: Element> {
-    pass: &'a Pass<'a, E, CLASS>,
-    stage: Stage<'a, CLASS>,
+struct Rows<'a, E: Element, const MODE: u32> {
+    pass: &'a Pass<'a, E, MODE>,
+    stage: Stage<'a, MODE>,
     logits: Tile<E>,
+    probabilities: Tile<E>,
+    /// Gradients of the logits, ...
     gradients: Tile<E>,
+    /// ... and of the probabilities.
+    of_probabilities: Tile<E>,
     /// The scale of all gradients, if they share one upstream gradient.
     scale: E::Real,
     workspace: Workspace,
 }
 
-impl<E: Element> Rows<'_, E> {
+impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     /// The bytes of the widest access that all rows allow which are read or written.
     #[inline(always)]
     fn access<const COMPUTES: u32>(&self) -> u32 {
@@ -123,8 +138,8 @@ impl<E: Element> Rows<'_, E> {
         SharedRow { shared: self.stage.shared, at: tile.row(index), order }
     }
 
-    /// Computes the rows of a call without options, whose loss is a scalar, and returns the first of
-    /// this lane's whose target is no class, or [`NONE`].
+    /// Computes the rows of a call without options, whose loss is a scalar, and returns the first
+    /// of this lane's whose target is no class, or [`NONE`].
     ///
     /// # Safety
     /// As [`rows`]; the copies of the stage are complete.
@@ -156,7 +171,7 @@ impl<E: Element> Rows<'_, E> {
                     inverse = (-saved.log_sum).exp_below();
                     others = -exp_m1_below(-saved.log_sum);
                 } else {
-                    stats = numbers.make_exps();
+                    stats = numbers.make_exps(pass, (source, Access::Natural));
                     inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
                     others = stats.others() * inverse;
                     let mut loss = stats.log_sum() - (logit - stats.max);
@@ -176,7 +191,8 @@ impl<E: Element> Rows<'_, E> {
                     let target = self.row_of(self.gradients, index);
                     // The gradient of a row that is ignored is 0, whatever its logits.
                     if counts {
-                        numbers.store_times(scale * inverse, target, Access::Natural);
+                        let factors = Factors { factor: scale * inverse, ..Factors::NONE };
+                        numbers.store_gradients(pass, &factors, target, Access::Natural);
                     } else {
                         numbers.store_zeros(target, Access::Natural);
                     }
@@ -223,7 +239,7 @@ impl<E: Element> Rows<'_, E> {
         index: u32,
         terms: &mut [f64; TERMS],
     ) {
-        let Rows { pass, stage, logits, gradients, scale, workspace } = *self;
+        let Rows { pass, stage, logits, probabilities, gradients, scale, workspace, .. } = *self;
         let args = stage.args;
         let (cols, size) = (args.cols, size_of::<E>() as u32);
         let row = stage.first() + u64::from(index);
@@ -231,31 +247,45 @@ impl<E: Element> Rows<'_, E> {
         let access = Access::of::<E>(args.tile.access, cols);
         // SAFETY: the caller's conditions.
         unsafe {
-            let class = stage.class(index);
+            let mut class = args.ignore_index;
+            if MODE != mode::PROBABILITIES {
+                class = stage.class(index);
+            }
+            let t = (self.row_of(probabilities, index), access);
             let mut logit = E::Real::ZERO;
-            if class.cast_unsigned() < cols.into() {
+            if MODE != mode::PROBABILITIES && class.cast_unsigned() < cols.into() {
                 logit = stage.shared.element::<E>(source.at + class as u32 * size).widen();
             }
             let mut stats = Stats::NONE;
             if COMPUTES != computes::GRADIENTS {
                 stats = with_row!(Row of cols, self.access::<COMPUTES>(), E, WIDE, Stats::NONE; {
-                    Row::<E>::new(source, cols, access).make_exps()
+                    Row::<E>::new(source, cols, access).make_exps(pass, t)
                 });
-                add_loss::<E, CLASS, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
+                add_loss::<E, MODE, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
             }
             if COMPUTES == computes::LOSS {
                 return;
             }
             let label = pass.label(class);
-            let factors = factors_of_row::<E, CLASS, COMPUTES>(pass, &label, stats, row, scale);
+            let factors = factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, row, scale);
             let (source, target) = (source.rematerialize(), self.row_of(gradients, index));
             let store_access = Access::of::<E>(args.tile.store_access, cols);
+            if MODE == mode::PROBABILITIES {
+                let to = |of: Matrix, row| (of.start != 0).then_some(row);
+                let of_probabilities = self.row_of(self.of_probabilities, index);
+                let to = [to(args.grad_input, target), to(args.grad_target, of_probabilities)];
+                with_row!(Row of cols, self.access::<COMPUTES>(), E, WIDE, (); {
+                    let mut numbers = Row::<E>::new(source, cols, access);
+                    numbers.store_gradients_of_both(pass, &factors, t, to, store_access);
+                });
+                return;
+            }
             with_row!(Row of cols, self.access::<COMPUTES>(), E, WIDE, (); {
                 // The gradient of a row that is ignored is 0, whatever its logits.
                 let mut numbers = Row::<E>::new(source, cols, access);
                 if label.counts {
                     numbers.make_exps_from(factors.center);
-                    numbers.store_times(factors.factor, target, store_access);
+                    numbers.store_gradients(pass, &factors, target, store_access);
                 } else {
                     numbers.store_zeros(target, store_access);
                 }

@@ -7,6 +7,7 @@
 
 mod chunk;
 mod lane_per_row;
+mod lane_row;
 mod lanes_per_row;
 mod part;
 mod register_row;
@@ -62,7 +63,8 @@ struct Share {
     step: u32,
 }
 
-/// Computes rows of a length that fits a tile, with as many [lanes](row_lanes) per row as `LANES` says.
+/// Computes rows of a length that fits a tile, with as many [lanes](row_lanes) per row as `LANES`
+/// says.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
@@ -112,9 +114,9 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
         match LANES {
             row_lanes::SEVERAL => lanes_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace),
             row_lanes::ONE => {
-                lane_per_row::rows::<E, COMPUTES, false>(&pass.of_classes(), share, workspace)
+                lane_per_row::rows::<E, MODE, COMPUTES, false>(&pass, share, workspace)
             }
-            _ => lane_per_row::rows::<E, COMPUTES, true>(&pass.of_classes(), share, workspace),
+            _ => lane_per_row::rows::<E, MODE, COMPUTES, true>(&pass, share, workspace),
         }
     };
     // Publish no terms that nobody sums: the next launch would read them as its own.

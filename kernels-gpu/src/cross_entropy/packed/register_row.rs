@@ -4,11 +4,12 @@
 //! so a loop over columns whose trip count is known at launch only, or a branch for each digit of
 //! the count, would cost more than the arithmetic inside it.
 
-use crate::abi::{VECTOR_BYTES, lane_row_cols};
+use super::lane_row::{Access, LaneRow, SharedRow, is_ordered};
+use crate::abi::lane_row_cols;
+use crate::cross_entropy::mode;
+use crate::cross_entropy::pass::{Factors, Pass};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use crate::tile::Shared;
-use cuda_std::hint::opaque;
 
 /// The most columns of a row that a lane has registers for.
 pub(super) const fn most_cols<E: Element>() -> usize {
@@ -39,42 +40,6 @@ macro_rules! with_columns {
 }
 pub(super) use with_columns;
 
-/// Runs `$body` with the type `$row` of a [`LaneRow`] of `$cols` columns, of which accesses of
-/// `$access` bytes are allowed: if it is `$wide`, one with more columns than [`most_cols`].
-macro_rules! with_row {
-    ($row:ident of $cols:expr, $access:expr, $element:ty, $wide:expr, $none:expr; $body:expr) => {{
-        if !$wide {
-            with_columns!(COLS = $cols, $element, $none; {
-                type $row<E> = RegisterRow<E, COLS>;
-                $body
-            })
-        } else if size_of::<$element>() > 4 {
-            $none
-        } else {
-            match $access {
-                16 => {
-                    type $row<E> = WideRow<E, 16>;
-                    $body
-                }
-                8 => {
-                    type $row<E> = WideRow<E, 8>;
-                    $body
-                }
-                4 => {
-                    type $row<E> = WideRow<E, 4>;
-                    $body
-                }
-                2 if size_of::<$element>() == 2 => {
-                    type $row<E> = WideRow<E, 2>;
-                    $body
-                }
-                _ => $none,
-            }
-        }
-    }};
-}
-pub(super) use with_row;
-
 /// Runs `$body` for each of `$cols` columns, unrolled; see [`unrolled`].
 macro_rules! for_each_column {
     ($column:ident in $cols:expr; $body:block) => {
@@ -92,117 +57,18 @@ macro_rules! for_each_column {
 /// bounds in code that is never reached.
 const REGISTERS: usize = 16 + MAX_LANES;
 
-/// A row in shared memory.
-#[derive(Clone, Copy)]
-pub(super) struct SharedRow {
-    pub(super) shared: Shared,
-    /// Its first byte.
-    pub(super) at: u32,
-    /// The lane accesses vector `v ^ order` in place of `v`, so that lanes of different rows access
-    /// different banks; see `TileArgs::order_right`.
-    pub(super) order: u32,
-}
-
-/// The bytes of a lane's accesses to its row.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    /// The largest power of two, up to a vector's 16 bytes, of which the row is a multiple.
-    Natural,
-    /// An element's.
-    Element,
-}
-
-impl Access {
-    /// The bytes that [`Natural`](Self::Natural) stands for.
-    #[inline(always)]
-    pub(super) const fn natural<E: Element>(cols: usize) -> usize {
-        let bytes = cols * size_of::<E>();
-        let power = bytes & bytes.wrapping_neg();
-        if power < 16 { power } else { 16 }
-    }
-
-    /// The widest access that rows which allow accesses of `bytes` allow.
-    #[inline(always)]
-    pub(super) fn of<E: Element>(bytes: u32, cols: u32) -> Self {
-        let natural = Self::natural::<E>(cols as usize) as u32;
-        if bytes == natural { Access::Natural } else { Access::Element }
-    }
-
-    #[inline(always)]
-    const fn bytes<E: Element>(self, cols: usize) -> usize {
-        match self {
-            Access::Natural => Self::natural::<E>(cols),
-            Access::Element => size_of::<E>(),
-        }
-    }
-}
-
-impl SharedRow {
-    /// A copy that the compiler cannot see through, so that it loads the row a second time rather
-    /// than keep it in registers.
-    #[inline(always)]
-    pub(super) fn rematerialize(self) -> Self {
-        SharedRow { at: opaque(self.at.into()) as u32, ..self }
-    }
-
-    /// The shared memory from byte `within` a row of `row_bytes` on. An access there is within one
-    /// vector, if the row has more than one.
-    ///
-    /// # Safety
-    /// The row has the byte.
-    #[inline(always)]
-    unsafe fn shared_at(self, within: usize, row_bytes: usize) -> Shared {
-        let SharedRow { shared, at, order } = self;
-        let (within, vector) = (within as u32, VECTOR_BYTES as usize);
-        // SAFETY: the caller's condition.
-        unsafe {
-            // The order is that of whole vectors, whatever the bytes of an access: logits and
-            // gradients may allow different ones.
-            if row_bytes > vector && row_bytes.is_multiple_of(vector) {
-                shared.after(at + (within ^ (order * VECTOR_BYTES)))
-            } else {
-                shared.after(at).after(within)
-            }
-        }
-    }
-}
-
-/// A row that one lane computes. Its methods are inlined on a GPU alone: an unoptimised build for
-/// the emulator would add up the stacks of all numbers of columns in one frame.
-pub(super) trait LaneRow<E: Element>: Sized {
-    /// The row at `source`, which has `cols` columns and allows the `access`.
-    ///
-    /// # Safety
-    /// The copy of the row to shared memory is complete, and no other thread accesses it until the
-    /// warp synchronises.
-    unsafe fn new(source: SharedRow, cols: u32, access: Access) -> Self;
-    /// The statistics of these logits, which their exponentials exp(x − max) replace.
-    ///
-    /// # Safety
-    /// As [`new`](Self::new).
-    unsafe fn make_exps(&mut self) -> Stats<E::Real>;
-    /// Replaces logits by their exponentials exp(x − `center`).
-    ///
-    /// # Safety
-    /// As [`new`](Self::new).
-    unsafe fn make_exps_from(&mut self, center: E::Real);
-    /// Writes the exponentials times `factor` to row `to`, which may be the row itself.
-    ///
-    /// # Safety
-    /// As [`new`](Self::new), for row `to` too.
-    unsafe fn store_times(&mut self, factor: E::Real, to: SharedRow, access: Access);
-    /// Writes zeros to row `to`.
-    ///
-    /// # Safety
-    /// As [`store_times`](Self::store_times).
-    unsafe fn store_zeros(&mut self, to: SharedRow, access: Access);
-}
-
 /// A row's numbers in registers, one for each of its `COLS` columns: its logits, their
 /// exponentials, or its gradients. Vectors may be in another [`order`](SharedRow::order).
-pub(super) struct RegisterRow<E: Element, const COLS: usize>([E::Real; REGISTERS]);
+pub(super) struct RegisterRow<E: Element, const COLS: usize> {
+    numbers: [E::Real; REGISTERS],
+    /// See [`SharedRow`].
+    order: u32,
+}
 
 impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
+    /// Whether the vectors of a row may be in another order.
+    const IS_ORDERED: bool = is_ordered(COLS * size_of::<E>());
+
     /// Reads the row.
     ///
     /// # Safety
@@ -235,11 +101,33 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
                 };
                 unrolled!(for k in 0..MAX_LANES; {
                     if k < columns {
-                        self.0[column + k] = E::extract(vector, k as u32).widen();
+                        self.numbers[column + k] = E::extract(vector, k as u32).widen();
                     }
                 });
             }
         });
+    }
+
+    /// The class of the number of `column`.
+    #[inline(always)]
+    fn class_of(&self, column: usize) -> u32 {
+        if Self::IS_ORDERED { column as u32 ^ (self.order * E::LANES) } else { column as u32 }
+    }
+
+    /// [`store`](Self::store) by the `access`, which is not a constant.
+    ///
+    /// # Safety
+    /// As [`store`](Self::store).
+    #[inline(always)]
+    unsafe fn store_by_access(&self, to: SharedRow, access: Access) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if access == Access::Natural {
+                self.store(to, Access::Natural);
+            } else {
+                self.store(to, Access::Element);
+            }
+        }
     }
 
     /// Writes the row to shared memory.
@@ -270,7 +158,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
                 let mut values = [E::Real::ZERO; MAX_LANES];
                 unrolled!(for k in 0..MAX_LANES; {
                     if k < columns {
-                        values[k] = self.0[column + k];
+                        values[k] = self.numbers[column + k];
                     }
                 });
                 let within = column * size_of::<E>();
@@ -287,7 +175,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
 impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn new(source: SharedRow, _cols: u32, access: Access) -> Self {
-        let mut row = RegisterRow([E::Real::ZERO; REGISTERS]);
+        let mut row = RegisterRow { numbers: [E::Real::ZERO; REGISTERS], order: source.order };
         // SAFETY: the caller's conditions.
         unsafe {
             if access == Access::Natural {
@@ -304,46 +192,99 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
     // NaN, and so is the sum: the row has no distribution.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[allow(unused_assignments)] // of `largest`, in the last column
-    unsafe fn make_exps(&mut self) -> Stats<E::Real> {
-        let mut max = self.0[0];
+    unsafe fn make_exps<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        (t, access): (SharedRow, Access),
+    ) -> Stats<E::Real> {
+        let mut probabilities = [E::Real::ZERO; REGISTERS];
+        if MODE == mode::PROBABILITIES {
+            // SAFETY: the caller's conditions.
+            probabilities = unsafe { Self::new(t, COLS as u32, access) }.numbers;
+        }
+        let mut max = self.numbers[0];
         for_each_column!(column in COLS; {
             if column > 0 {
-                max = max.max(self.0[column]);
+                max = max.max(self.numbers[column]);
             }
         });
-        // Each step keeps the larger of two exponentials and adds the smaller, so the first that is 1
-        // is left out.
+        // Each step keeps the larger of two exponentials and adds the smaller, so the first that is
+        // 1 is left out.
         let mut largest = E::Real::ZERO;
         let mut rests = [E::Real::ZERO; 2];
+        let mut shares = [E::Real::ZERO; 2];
         for_each_column!(column in COLS; {
-            let exp = (self.0[column] - max).exp_below();
-            self.0[column] = exp;
+            let x = self.numbers[column];
+            if Pass::<E, MODE>::DENSE {
+                let class = self.class_of(column);
+                // SAFETY: the caller's conditions.
+                unsafe { pass.add_share(&mut shares, max, (x, probabilities[column]), class) };
+            }
+            let exp = (x - max).exp_below();
+            self.numbers[column] = exp;
             let [smaller, larger] = largest.min_max(exp);
             largest = larger;
             rests[column % 2] = rests[column % 2] + smaller;
         });
         let rest = rests[0] + rests[1];
-        Stats { max, ties: E::Real::ONE, rest, ..Stats::NONE }
+        let [dot, weight] = shares;
+        Stats { max, ties: E::Real::ONE, rest, dot, weight }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make_exps_from(&mut self, center: E::Real) {
         for_each_column!(column in COLS; {
-            self.0[column] = (self.0[column] - center).exp_below();
+            self.numbers[column] = (self.numbers[column] - center).exp_below();
         });
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_times(&mut self, factor: E::Real, to: SharedRow, access: Access) {
+    unsafe fn store_gradients<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        factors: &Factors<E::Real>,
+        to: SharedRow,
+        access: Access,
+    ) {
         for_each_column!(column in COLS; {
-            self.0[column] = self.0[column] * factor;
+            let mut gradient = self.numbers[column] * factors.factor;
+            if Pass::<E, MODE>::DENSE {
+                let class = self.class_of(column);
+                // SAFETY: the caller's conditions.
+                let share = unsafe { pass.gradient_of_share(factors, class, E::Real::ZERO) };
+                gradient = gradient - share;
+            }
+            self.numbers[column] = gradient;
         });
         // SAFETY: the caller's conditions.
+        unsafe { self.store_by_access(to, access) };
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_gradients_of_both<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        factors: &Factors<E::Real>,
+        (t, access): (SharedRow, Access),
+        [to_logits, to_probabilities]: [Option<SharedRow>; 2],
+        store_access: Access,
+    ) {
+        // SAFETY: the caller's conditions.
         unsafe {
-            if access == Access::Natural {
-                self.store(to, Access::Natural);
-            } else {
-                self.store(to, Access::Element);
+            let mut row = Self::new(t, COLS as u32, access);
+            for_each_column!(column in COLS; {
+                let (x, t) = (self.numbers[column], row.numbers[column]);
+                let class = self.class_of(column);
+                let exp = (x - factors.center).exp_below();
+                let share = pass.gradient_of_share(factors, class, t);
+                self.numbers[column] = exp * factors.factor - share;
+                row.numbers[column] = pass.gradient_of_target(factors, class, x);
+            });
+            if let Some(to) = to_logits {
+                self.store_by_access(to, store_access);
+            }
+            if let Some(to) = to_probabilities {
+                row.store_by_access(to, store_access);
             }
         }
     }
@@ -351,9 +292,9 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_zeros(&mut self, to: SharedRow, access: Access) {
         for_each_column!(column in COLS; {
-            self.0[column] = E::Real::ZERO;
+            self.numbers[column] = E::Real::ZERO;
         });
         // SAFETY: the caller's conditions.
-        unsafe { self.store_times(E::Real::ONE, to, access) };
+        unsafe { self.store_by_access(to, access) };
     }
 }

@@ -2,8 +2,9 @@
 //! again for each step.
 
 use super::LIKELY;
-use super::register_row::{Access, LaneRow, SharedRow};
+use super::lane_row::{Access, LaneRow, SharedRow};
 use crate::cross_entropy::mode;
+use crate::cross_entropy::pass::{Classes, Factors, Pass};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::tile::Shared;
@@ -29,8 +30,8 @@ pub(super) struct WideRow<E: Element, const ACCESS: usize> {
 }
 
 /// Runs `$body` for each vector of a row. `$vector` is its 16 bytes, of which the rest has fewer
-/// elements, and −∞ behind them; `$index` its number; `$accesses` how many accesses it has. A macro,
-/// since LLVM does not inline a closure that is called three times.
+/// elements, and −∞ behind them; `$index` its number; `$accesses` how many accesses it has. A
+/// macro, since LLVM does not inline a closure that is called three times.
 macro_rules! for_each_vector {
     (($index:ident, $accesses:ident, $vector:ident) in $row:expr; $body:block) => {{
         let row: &WideRow<E, ACCESS> = $row;
@@ -64,6 +65,18 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     /// Accesses to a vector.
     const ACCESSES: u32 = (size_of::<Vec16>() / ACCESS) as u32;
 
+    /// The class of the first element of vector `index`.
+    #[inline(always)]
+    fn class_of(&self, index: u32) -> u32 {
+        (index ^ self.source.order) * E::LANES
+    }
+
+    /// Whether a vector of so many `accesses` has an element at position `lane`.
+    #[inline(always)]
+    fn has(lane: usize, accesses: u32) -> bool {
+        ((lane * size_of::<E>() / ACCESS) as u32) < accesses
+    }
+
     /// Where vector `index` of `row` begins.
     ///
     /// # Safety
@@ -71,9 +84,8 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     #[inline(always)]
     unsafe fn place(row: SharedRow, index: u32) -> Shared {
         let SharedRow { shared, at, order } = row;
-        let index = if ACCESS == size_of::<Vec16>() { index ^ order } else { index };
         // SAFETY: the caller's condition.
-        unsafe { shared.after(at + index * size_of::<Vec16>() as u32) }
+        unsafe { shared.after(at + (index ^ order) * size_of::<Vec16>() as u32) }
     }
 
     /// A whole vector.
@@ -215,9 +227,14 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn make_exps(&mut self) -> Stats<E::Real> {
+    unsafe fn make_exps<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        _probabilities: (SharedRow, Access),
+    ) -> Stats<E::Real> {
         let mut max = E::Real::NEG_INFINITY;
         let mut sums = [E::Real::ZERO; 2];
+        let mut shares = [E::Real::ZERO; 2];
         // SAFETY: the caller's conditions.
         unsafe {
             for_each_vector!((_index, _accesses, vector) in self; {
@@ -226,18 +243,31 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
             self.center = max;
             let is_far = Relative::<_, { mode::CLASS }>::is_far(max, E::Real::ONE);
             let relative = Relative::<_, { mode::CLASS }>::to(max, E::Real::ONE);
-            for_each_vector!((_index, _accesses, vector) in self; {
+            for_each_vector!((index, accesses, vector) in self; {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     let exp = relative.exp(E::extract(vector, lane as u32).widen());
                     sums[lane % 2] = sums[lane % 2] + exp;
                 });
+                if Pass::<E, MODE>::DENSE {
+                    let class = self.class_of(index);
+                    if accesses == Self::ACCESSES {
+                        let tensors = ([vector], [vector]);
+                        let classes = [Classes::from(class)];
+                        pass.add_shares::<1, true>(&mut shares, max, tensors, classes);
+                    } else {
+                        let has = |lane: usize| Self::has(lane, accesses);
+                        let class = |lane| has(lane).then(|| class + lane as u32);
+                        pass.add_shares_by_class(&mut shares, max, (vector, vector), class);
+                    }
+                }
             });
+            let [dot, weight] = shares;
             let sum = (sums[0] + sums[1]) * relative.unit();
             if sum < E::Real::from_f64(LIKELY) || is_far {
-                return self.sum_apart(max);
+                return Stats { dot, weight, ..self.sum_apart(max) };
             }
             let (ties, rest) = (E::Real::ONE, sum - E::Real::ONE);
-            Stats { max, ties, rest, ..Stats::NONE }
+            Stats { max, ties, rest, dot, weight }
         }
     }
 
@@ -247,8 +277,14 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_times(&mut self, factor: E::Real, to: SharedRow, _access: Access) {
-        let center = self.center;
+    unsafe fn store_gradients<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        factors: &Factors<E::Real>,
+        to: SharedRow,
+        _access: Access,
+    ) {
+        let (center, factor) = (self.center, factors.factor);
         // SAFETY: the caller's conditions.
         unsafe {
             for_each_vector!((index, accesses, vector) in self; {
@@ -257,6 +293,17 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
                     let logit = E::extract(vector, lane as u32).widen();
                     values[lane] = (logit - center).exp_below() * factor;
                 });
+                if Pass::<E, MODE>::DENSE {
+                    let (class, t) = (self.class_of(index), |_| E::Real::ZERO);
+                    if accesses == Self::ACCESSES {
+                        let classes = Classes::from(class);
+                        pass.subtract_shares::<true>(&mut values, factors, t, classes);
+                    } else {
+                        let has = |lane: usize| Self::has(lane, accesses);
+                        let class = |lane| has(lane).then(|| class + lane as u32);
+                        pass.subtract_shares_by_class(&mut values, factors, t, class);
+                    }
+                }
                 let (gradients, place) = (E::narrow_all(values), Self::place(to, index));
                 unrolled!(for access in 0..8; {
                     if access < Self::ACCESSES as usize && (access as u32) < accesses {
@@ -266,6 +313,18 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
                 });
             });
         }
+    }
+
+    /// No kernel has wide rows of probabilities.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_gradients_of_both<const MODE: u32>(
+        &mut self,
+        _pass: &Pass<'_, E, MODE>,
+        _factors: &Factors<E::Real>,
+        _probabilities: (SharedRow, Access),
+        _to: [Option<SharedRow>; 2],
+        _access: Access,
+    ) {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

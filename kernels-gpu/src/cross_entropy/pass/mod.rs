@@ -16,10 +16,12 @@ mod gradient;
 mod normaliser;
 mod prefetch;
 mod row;
+mod shares;
 
 pub(crate) use gradient::Factors;
 pub(crate) use normaliser::{LoadedNormaliser, Total};
 pub(crate) use row::writes;
+pub(in crate::cross_entropy) use shares::{Classes, ShareSums};
 
 /// Terms that a row adds to the sums over the grid: its loss, the weight of its class, its squared
 /// log-sum-exp (for the z-loss), and 1 if it is not ignored.
@@ -81,12 +83,6 @@ impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
     #[inline(always)]
     pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
         Pass { args, finishes_late: true, element: PhantomData }
-    }
-
-    /// The same pass, typed for class targets. The caller knows that the targets are classes.
-    #[inline(always)]
-    pub(crate) fn of_classes(&self) -> Pass<'a, E, { mode::CLASS }> {
-        Pass { args: self.args, finishes_late: self.finishes_late, element: PhantomData }
     }
 }
 

@@ -52,29 +52,38 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                         by_input[lane] =
                             relative.exp(apart) * pass.per_exp(apart, relative.center(), per_exp);
                     });
-                    if Self::DENSE && args.weight == 0 && !chunk.is_rest {
-                        // See `Lanes::absorb_target`.
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            let t = E::extract(t, lane as u32).widen();
-                            let share = pass.share_by_weight(E::Real::ONE, t);
-                            by_input[lane] = by_input[lane] - factors.by_share * share;
-                        });
-                    } else if Self::DENSE {
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            if let Some(class) = chunk.column::<E>(lane as u32, x.cols) {
-                                let t = E::extract(t, lane as u32).widen();
-                                by_input[lane] =
-                                    by_input[lane] - pass.gradient_of_share(factors, class, t);
+                    let class = |lane| chunk.column::<E>(lane as u32, x.cols);
+                    let classes = Self::classes_of_vector(pass, chunk);
+                    if Self::DENSE {
+                        let t = |lane: usize| E::extract(t, lane as u32).widen();
+                        if let Some(classes) = classes {
+                            let by_input = &mut by_input;
+                            if Self::WEIGHTED_VECTORS {
+                                pass.subtract_shares::<true>(by_input, factors, t, classes);
+                            } else {
+                                pass.subtract_shares::<false>(by_input, factors, t, classes);
                             }
-                        });
+                        } else {
+                            pass.subtract_shares_by_class(&mut by_input, factors, t, class);
+                        }
                     }
                     if of_target {
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            if let Some(class) = chunk.column::<E>(lane as u32, x.cols) {
-                                let logit = E::extract(vector, lane as u32).widen();
-                                by_target[lane] = pass.gradient_of_target(factors, class, logit);
-                            }
-                        });
+                        let x = |lane: usize| E::extract(vector, lane as u32).widen();
+                        if let Some(classes) = classes {
+                            pass.set_gradients_of_targets::<false>(
+                                &mut by_target,
+                                factors,
+                                x,
+                                classes,
+                            );
+                        } else {
+                            unrolled!(for lane in 0..E::LANES as usize; {
+                                if let Some(class) = class(lane) {
+                                    let gradient = pass.gradient_of_target(factors, class, x(lane));
+                                    by_target[lane] = gradient;
+                                }
+                            });
+                        }
                     }
                 }
                 if of_target {

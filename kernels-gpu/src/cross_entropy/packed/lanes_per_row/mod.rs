@@ -17,7 +17,7 @@ use super::stage::{Compute, Stage, for_each_stage};
 use super::{Share, add_loss, computes, factors_of_row};
 use crate::cross_entropy::lagging::lags;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Factors, Pass, TERMS};
+use crate::cross_entropy::pass::{Classes, Factors, Pass, TERMS};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Element, Real};
 use crate::reduce::Workspace;
@@ -106,6 +106,17 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let order = (row >> tile.order_right & tile.order_mask) << tile.order_left;
         let at = self.logits.row(row);
         Part::new(self.stage.shared, at, args.cols, split, order, tile)
+    }
+
+    /// Whether the weights of a chunk's classes are loaded as a vector. With probabilities, the
+    /// code would be too large for LLVM to inline it where chunks are whole and where they are not.
+    const WEIGHTED_VECTORS: bool = MODE == mode::SMOOTHED;
+
+    /// The classes of a chunk whose shares are computed as those of a vector: one that is whole.
+    #[inline(always)]
+    fn classes_of_vector(pass: &Pass<'_, E, MODE>, chunk: Chunk) -> Option<Classes> {
+        let is_vector = !chunk.is_rest && (Self::WEIGHTED_VECTORS || pass.args.weight == 0);
+        is_vector.then(|| chunk.columns::<E>())
     }
 
     /// The probabilities of the same columns as a chunk of logits.

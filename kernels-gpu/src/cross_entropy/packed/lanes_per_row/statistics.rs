@@ -267,25 +267,19 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         // SAFETY: the caller's conditions.
         unsafe {
             let t = self.targets_of(x, row, chunk);
-            if pass.args.weight == 0 && !chunk.is_rest {
-                // See `Lanes::absorb_target`.
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    let t = E::extract(t, lane as u32).widen();
-                    let share = pass.share_by_weight(E::Real::ONE, t);
-                    let apart = E::extract(vector, lane as u32).widen() - center;
-                    stats.dot = share.fma(apart, stats.dot);
-                    stats.weight = stats.weight + share;
-                });
-                return;
-            }
-            unrolled!(for lane in 0..E::LANES as usize; {
-                if let Some(class) = chunk.column::<E>(lane as u32, x.cols) {
-                    let share = pass.share_of(class, E::extract(t, lane as u32).widen());
-                    let apart = E::extract(vector, lane as u32).widen() - center;
-                    stats.dot = share.fma(apart, stats.dot);
-                    stats.weight = stats.weight + share;
+            let mut sums = [stats.dot, stats.weight];
+            if let Some(classes) = Self::classes_of_vector(pass, chunk) {
+                let tensors = ([vector], [t]);
+                if Self::WEIGHTED_VECTORS {
+                    pass.add_shares::<1, true>(&mut sums, center, tensors, [classes]);
+                } else {
+                    pass.add_shares::<1, false>(&mut sums, center, tensors, [classes]);
                 }
-            });
+            } else {
+                let class = |lane| chunk.column::<E>(lane as u32, x.cols);
+                pass.add_shares_by_class(&mut sums, center, (vector, t), class);
+            }
+            [stats.dot, stats.weight] = sums;
         }
     }
 }

@@ -1,0 +1,184 @@
+//! A row that one lane computes, in its [registers](super::register_row::RegisterRow) or read from
+//! shared memory for each step ([`WideRow`](super::wide_row::WideRow)): where it is, and how it is
+//! accessed.
+
+use crate::abi::VECTOR_BYTES;
+use crate::cross_entropy::pass::{Factors, Pass};
+use crate::cross_entropy::stats::Stats;
+use crate::element::Element;
+use crate::tile::Shared;
+use cuda_std::hint::opaque;
+
+/// Runs `$body` with the type `$row` of a [`LaneRow`] of `$cols` columns, of which accesses of
+/// `$access` bytes are allowed: if it is `$wide`, one with more columns than [`most_cols`].
+macro_rules! with_row {
+    ($row:ident of $cols:expr, $access:expr, $element:ty, $wide:expr, $none:expr; $body:expr) => {{
+        if !$wide {
+            with_columns!(COLS = $cols, $element, $none; {
+                type $row<E> = RegisterRow<E, COLS>;
+                $body
+            })
+        } else if size_of::<$element>() > 4 {
+            $none
+        } else {
+            match $access {
+                16 => {
+                    type $row<E> = WideRow<E, 16>;
+                    $body
+                }
+                8 => {
+                    type $row<E> = WideRow<E, 8>;
+                    $body
+                }
+                4 => {
+                    type $row<E> = WideRow<E, 4>;
+                    $body
+                }
+                2 if size_of::<$element>() == 2 => {
+                    type $row<E> = WideRow<E, 2>;
+                    $body
+                }
+                _ => $none,
+            }
+        }
+    }};
+}
+pub(super) use with_row;
+
+/// A row in shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct SharedRow {
+    pub(super) shared: Shared,
+    /// Its first byte.
+    pub(super) at: u32,
+    /// The lane accesses vector `v ^ order` in place of `v`, so that lanes of different rows access
+    /// different banks; see `TileArgs::order_right`.
+    pub(super) order: u32,
+}
+
+/// Whether rows of `row_bytes` may have an [order](SharedRow::order): rows of several whole
+/// vectors.
+pub(super) const fn is_ordered(row_bytes: usize) -> bool {
+    let vector = VECTOR_BYTES as usize;
+    row_bytes > vector && row_bytes.is_multiple_of(vector)
+}
+
+/// The bytes of a lane's accesses to its row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// The largest power of two, up to a vector's 16 bytes, of which the row is a multiple.
+    Natural,
+    /// An element's.
+    Element,
+}
+
+impl Access {
+    /// The bytes that [`Natural`](Self::Natural) stands for.
+    #[inline(always)]
+    pub(super) const fn natural<E: Element>(cols: usize) -> usize {
+        let bytes = cols * size_of::<E>();
+        let power = bytes & bytes.wrapping_neg();
+        if power < 16 { power } else { 16 }
+    }
+
+    /// The widest access that rows which allow accesses of `bytes` allow.
+    #[inline(always)]
+    pub(super) fn of<E: Element>(bytes: u32, cols: u32) -> Self {
+        let natural = Self::natural::<E>(cols as usize) as u32;
+        if bytes == natural { Access::Natural } else { Access::Element }
+    }
+
+    #[inline(always)]
+    pub(super) const fn bytes<E: Element>(self, cols: usize) -> usize {
+        match self {
+            Access::Natural => Self::natural::<E>(cols),
+            Access::Element => size_of::<E>(),
+        }
+    }
+}
+
+impl SharedRow {
+    /// A copy that the compiler cannot see through, so that it loads the row a second time rather
+    /// than keep it in registers.
+    #[inline(always)]
+    pub(super) fn rematerialize(self) -> Self {
+        SharedRow { at: opaque(self.at.into()) as u32, ..self }
+    }
+
+    /// The shared memory from byte `within` a row of `row_bytes` on. An access there is within one
+    /// vector, if the row has more than one.
+    ///
+    /// # Safety
+    /// The row has the byte.
+    #[inline(always)]
+    pub(super) unsafe fn shared_at(self, within: usize, row_bytes: usize) -> Shared {
+        let SharedRow { shared, at, order } = self;
+        let within = within as u32;
+        // SAFETY: the caller's condition.
+        unsafe {
+            // The order is that of whole vectors, whatever the bytes of an access: logits and
+            // gradients may allow different ones.
+            if is_ordered(row_bytes) {
+                shared.after(at + (within ^ (order * VECTOR_BYTES)))
+            } else {
+                shared.after(at).after(within)
+            }
+        }
+    }
+}
+
+/// A row that one lane computes. Its methods are inlined on a GPU alone: an unoptimised build for
+/// the emulator would add up the stacks of all numbers of columns in one frame.
+pub(super) trait LaneRow<E: Element>: Sized {
+    /// The row at `source`, which has `cols` columns and allows the `access`.
+    ///
+    /// # Safety
+    /// The copy of the row to shared memory is complete, and no other thread accesses it until the
+    /// warp synchronises.
+    unsafe fn new(source: SharedRow, cols: u32, access: Access) -> Self;
+    /// The statistics of these logits, which their exponentials exp(x − max) replace. Row `t` has
+    /// the probabilities, where these are the target.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new), for row `t` too; the kernels' condition 1.
+    unsafe fn make_exps<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        t: (SharedRow, Access),
+    ) -> Stats<E::Real>;
+    /// Replaces logits by their exponentials exp(x − `center`).
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    unsafe fn make_exps_from(&mut self, center: E::Real);
+    /// Writes the exponentials times the factor of `factors`, less the shares of a target that has
+    /// a share for every class, to row `to`, which may be the row itself.
+    ///
+    /// # Safety
+    /// As [`make_exps`](Self::make_exps), for row `to` too.
+    unsafe fn store_gradients<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        factors: &Factors<E::Real>,
+        to: SharedRow,
+        access: Access,
+    );
+    /// Writes the gradients of these logits and of their probabilities `t` to rows `to`, which may
+    /// be these rows themselves. `None` for gradients that are not wanted.
+    ///
+    /// # Safety
+    /// As [`make_exps`](Self::make_exps), for rows `to` too.
+    unsafe fn store_gradients_of_both<const MODE: u32>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        factors: &Factors<E::Real>,
+        t: (SharedRow, Access),
+        to: [Option<SharedRow>; 2],
+        access: Access,
+    );
+    /// Writes zeros to row `to`.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new), for row `to` too.
+    unsafe fn store_zeros(&mut self, to: SharedRow, access: Access);
+}

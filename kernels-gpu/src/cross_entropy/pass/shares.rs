@@ -1,0 +1,302 @@
+//! The target's shares of the classes of a vector, where the target has a share for every class:
+//! their sums in the statistics of a row, and what they take from its gradients.
+
+use super::{Factors, Pass};
+use crate::cross_entropy::label::class_weight;
+use crate::cross_entropy::mode;
+use crate::cross_entropy::stats::Stats;
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use cuda_std::memory::{Vec16, load_vector};
+
+/// Where the sums of shares are: Σ q (x − center) and Σ q.
+pub(in crate::cross_entropy) type ShareSums<R> = [R; 2];
+
+/// The classes of a whole vector: `first`, and every `step`th behind it.
+#[derive(Clone, Copy)]
+pub(in crate::cross_entropy) struct Classes {
+    pub(in crate::cross_entropy) first: u32,
+    pub(in crate::cross_entropy) step: u32,
+}
+
+impl Classes {
+    /// Adjacent classes from `first` on.
+    #[inline(always)]
+    pub(in crate::cross_entropy) fn from(first: u32) -> Self {
+        Classes { first, step: 1 }
+    }
+}
+
+/// Runs `$body` where `$weight_of(k, lane)` is the weight of element `lane` of vector k of N whole
+/// vectors of `$classes`. Branches once, around the body: between vectors, a branch would have the
+/// loads of one wait for the arithmetic of the one before, and LLVM keeps a vector that is written
+/// in branches in local memory.
+macro_rules! with_weights {
+    ($pass:expr, $classes:expr, $count:expr, $weight_of:ident; $body:block) => {
+        if !WEIGHTED || $pass.args.weight == 0 {
+            let $weight_of = |_, _| E::Real::ONE;
+            $body
+        } else if $pass.has_vectors_of_weights($classes[0]) {
+            let mut weights = [Vec16::default(); $count];
+            unrolled!(for k in 0..$count; {
+                // SAFETY: the caller's conditions; the weights are vectors.
+                weights[k] = unsafe { load_vector($pass.weight_at($classes[k]) as *const Vec16) };
+            });
+            let $weight_of =
+                |k: usize, lane: usize| E::extract(weights[k], lane as u32).widen();
+            $body
+        } else {
+            // A 16-bit element that is loaded alone is widened in fewer instructions than one of a
+            // vector that is shifted into place.
+            let $weight_of = |k: usize, lane: usize| {
+                let Classes { first, step } = $classes[k];
+                // SAFETY: as above.
+                unsafe { class_weight::<E>($pass.args.weight, first + lane as u32 * step) }
+            };
+            $body
+        }
+    };
+}
+
+impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// Whether all classes have the same share: label smoothing without class weights.
+    #[inline(always)]
+    fn has_equal_shares(&self) -> bool {
+        MODE == mode::SMOOTHED && self.args.weight == 0
+    }
+
+    /// Where the weight of the first of these classes is.
+    #[inline(always)]
+    fn weight_at(&self, classes: Classes) -> u64 {
+        self.args.weight + u64::from(classes.first) * size_of::<E>() as u64
+    }
+
+    /// Whether the weights of these classes are a vector on a 16-byte boundary. In f64, whose
+    /// vectors have two elements, they are loaded one by one.
+    #[inline(always)]
+    fn has_vectors_of_weights(&self, classes: Classes) -> bool {
+        let is_on_boundary = self.weight_at(classes).is_multiple_of(16);
+        size_of::<E>() < 8 && classes.step == 1 && is_on_boundary
+    }
+
+    /// Adds the shares of N whole vectors of logits `x`, of these `classes`, to `sums`. `t` has the
+    /// probabilities, where these are the target. `WEIGHTED` says that the call may have class
+    /// weights.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; the row has these classes. Those of all vectors are as many
+    /// classes from a 16-byte boundary. If there are no class weights, `classes` is not used.
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn add_shares<const N: usize, const WEIGHTED: bool>(
+        &self,
+        sums: &mut ShareSums<E::Real>,
+        center: E::Real,
+        (x, t): ([Vec16; N], [Vec16; N]),
+        classes: [Classes; N],
+    ) {
+        let of = |vector, lane: usize| E::extract(vector, lane as u32).widen();
+        // Two accumulators each, which halve the chains of dependent additions. f64 has no
+        // registers for them.
+        let accumulators = if size_of::<E::Real>() == 8 { 1 } else { 2 };
+        let (mut dots, mut sum) = ([sums[0], E::Real::ZERO], [sums[1], E::Real::ZERO]);
+        if self.has_equal_shares() {
+            // Each difference is multiplied by the share, and not their sum, which may be beyond
+            // the range.
+            unrolled!(for k in 0..N; {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let at = lane % accumulators;
+                    dots[at] = self.unit().fma(of(x[k], lane) - center, dots[at]);
+                });
+            });
+            let elements = N as i32 * E::LANES as i32;
+            sum[0] = self.unit().fma(E::Real::from_i32(elements), sum[0]);
+        } else {
+            with_weights!(self, classes, N, weight_of; {
+                unrolled!(for k in 0..N; {
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let share = self.share_by_weight(weight_of(k, lane), of(t[k], lane));
+                        let at = lane % accumulators;
+                        dots[at] = share.fma(of(x[k], lane) - center, dots[at]);
+                        sum[at] = sum[at] + share;
+                    });
+                });
+            });
+        }
+        *sums = [dots[0], sum[0]];
+        if accumulators == 2 {
+            *sums = [dots[0] + dots[1], sum[0] + sum[1]];
+        }
+    }
+
+    /// [`add_shares`](Self::add_shares) of the vector's elements that have a `class`.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; the row has these classes.
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn add_shares_by_class(
+        &self,
+        sums: &mut ShareSums<E::Real>,
+        center: E::Real,
+        (x, t): (Vec16, Vec16),
+        class: impl Fn(usize) -> Option<u32>,
+    ) {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if let Some(class) = class(lane) {
+                let of = |vector| E::extract(vector, lane as u32).widen();
+                // SAFETY: the caller's conditions.
+                unsafe { self.add_share(sums, center, (of(x), of(t)), class) };
+            }
+        });
+    }
+
+    /// Adds the share of one class, whose logit is `x`, to `sums`.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is below `cols`.
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn add_share(
+        &self,
+        [dot, weight]: &mut ShareSums<E::Real>,
+        center: E::Real,
+        (x, t): (E::Real, E::Real),
+        class: u32,
+    ) {
+        // SAFETY: the caller's conditions.
+        let share = unsafe { self.share_of(class, t) };
+        *dot = share.fma(x - center, *dot);
+        *weight = *weight + share;
+    }
+
+    /// [`add_share`](Self::add_share) to statistics.
+    ///
+    /// # Safety
+    /// As [`add_share`](Self::add_share).
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn absorb_share(
+        &self,
+        stats: &mut Stats<E::Real>,
+        class: u32,
+        x: E::Real,
+        t: E::Real,
+    ) {
+        let mut sums = [stats.dot, stats.weight];
+        // SAFETY: the caller's conditions.
+        unsafe { self.add_share(&mut sums, stats.center(), (x, t), class) };
+        [stats.dot, stats.weight] = sums;
+    }
+
+    /// Subtracts from the gradients of a whole vector of logits what their classes' shares of the
+    /// target take. `t` returns the probabilities, where these are the target. A function: LLVM
+    /// keeps a vector that is passed on here in local memory.
+    ///
+    /// # Safety
+    /// As [`add_shares`](Self::add_shares).
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn subtract_shares<const WEIGHTED: bool>(
+        &self,
+        gradients: &mut [E::Real; MAX_LANES],
+        factors: &Factors<E::Real>,
+        t: impl Fn(usize) -> E::Real,
+        classes: Classes,
+    ) {
+        if !factors.counts {
+            return;
+        }
+        if MODE == mode::PROBABILITIES {
+            with_weights!(self, [classes], 1, weight_of; {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let share = self.share_by_weight(weight_of(0, lane), t(lane));
+                    gradients[lane] = (-factors.by_share).fma(share, gradients[lane]);
+                });
+            });
+            return;
+        }
+        // The unit is a power of two, so this product rounds nothing.
+        let by_weight = -(factors.by_share * self.unit());
+        with_weights!(self, [classes], 1, weight_of; {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                gradients[lane] = by_weight.fma(weight_of(0, lane), gradients[lane]);
+            });
+        });
+    }
+
+    /// [`subtract_shares`](Self::subtract_shares) of the vector's elements that have a `class`.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; the row has these classes.
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn subtract_shares_by_class(
+        &self,
+        gradients: &mut [E::Real; MAX_LANES],
+        factors: &Factors<E::Real>,
+        t: impl Fn(usize) -> E::Real,
+        class: impl Fn(usize) -> Option<u32>,
+    ) {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if let Some(class) = class(lane) {
+                // SAFETY: the caller's conditions.
+                let part = unsafe { self.gradient_of_share(factors, class, t(lane)) };
+                gradients[lane] = gradients[lane] - part;
+            }
+        });
+    }
+
+    /// What a class's share of the target subtracts from the gradient of its logit.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is less than `cols`.
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn gradient_of_share(
+        &self,
+        factors: &Factors<E::Real>,
+        class: u32,
+        t: E::Real,
+    ) -> E::Real {
+        // SAFETY: the caller's conditions.
+        let share = unsafe { self.share_of(class, t) };
+        // The gradients of an ignored row are 0. Its `by_share` is 0 too, but that times an
+        // infinite or NaN class weight would be NaN.
+        if factors.counts { factors.by_share * share } else { E::Real::ZERO }
+    }
+
+    /// Computes the gradients of the probabilities of a whole vector, of which `x` returns the
+    /// logits.
+    ///
+    /// # Safety
+    /// As [`add_shares`](Self::add_shares).
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn set_gradients_of_targets<const WEIGHTED: bool>(
+        &self,
+        gradients: &mut [E::Real; MAX_LANES],
+        factors: &Factors<E::Real>,
+        x: impl Fn(usize) -> E::Real,
+        classes: Classes,
+    ) {
+        with_weights!(self, [classes], 1, weight_of; {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                gradients[lane] = by_target(factors, weight_of(0, lane), x(lane));
+            });
+        });
+    }
+
+    /// The gradient of the target's probability of a class, whose logit is `x`.
+    ///
+    /// # Safety
+    /// As [`gradient_of_share`](Self::gradient_of_share).
+    #[inline(always)]
+    pub(in crate::cross_entropy) unsafe fn gradient_of_target(
+        &self,
+        factors: &Factors<E::Real>,
+        class: u32,
+        x: E::Real,
+    ) -> E::Real {
+        // SAFETY: the caller's conditions.
+        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        by_target(factors, weight, x)
+    }
+}
+
+/// The gradient of the probability of a class with this `weight`, whose logit is `x`.
+#[inline(always)]
+fn by_target<R: Real>(factors: &Factors<R>, weight: R, x: R) -> R {
+    weight * factors.by_target * (factors.log_sum - (x - factors.center))
+}

@@ -1,0 +1,66 @@
+//! Bugs where the target has a share for every class: label smoothing and probabilities.
+
+use crate::mutants::plant::{Mutant, Seen};
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "share_of_weights_in_steps",
+        what: "the weights of a vector's classes are those of adjacent classes",
+        file: "cross_entropy/pass/shares.rs",
+        lines: "let class = $classes.first + lane as u32 * $classes.step;",
+        from: "lane as u32 * $classes.step",
+        to: "lane as u32",
+        test: "lane_rows::weights_of_all_classes_of_longer_rows",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
+        name: "share_of_weights_off_a_vector",
+        what: "weights that are no vector are loaded as one",
+        file: "cross_entropy/pass/shares.rs",
+        lines: "(size < 8 && step == 1 && at.is_multiple_of(16)).then_some(at as *const Vec16)",
+        from: "at.is_multiple_of(16)",
+        to: "at.is_multiple_of(size)",
+        test: "lane_rows::weights_of_all_classes_of_longer_rows",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
+        name: "share_of_one_vector",
+        what: "equal shares are counted for one vector of several",
+        file: "cross_entropy/pass/shares.rs",
+        lines: "let elements = N as i32 * E::LANES as i32;",
+        from: "N as i32 * E::LANES as i32",
+        to: "E::LANES as i32",
+        test: "lane_rows::weights_of_all_classes_of_longer_rows",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
+        name: "wide_row_weights_not_swizzled",
+        what: "the weights of a wide row's vector are those of another vector",
+        file: "cross_entropy/packed/wide_row.rs",
+        lines: "(index ^ self.source.order) * E::LANES",
+        from: "index ^ self.source.order",
+        to: "index",
+        test: "lane_rows::rows_wider_than_the_registers_of_a_lane",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
+        name: "lane_row_weights_not_swizzled",
+        what: "the weight of a column in registers is that of another column",
+        file: "cross_entropy/packed/register_row.rs",
+        lines: "if Self::IS_ORDERED { column as u32 ^ (self.order * E::LANES) } else { column as u32 }",
+        from: "self.order * E::LANES",
+        to: "0 * E::LANES",
+        test: "lane_rows::rows_of_each_number_of_columns_in_registers",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
+        name: "lane_row_gradients_exchanged",
+        what: "the gradients of probabilities are written over those of logits",
+        file: "cross_entropy/packed/lane_per_row.rs",
+        lines: "let to = [to(args.grad_input, target), to(args.grad_target, of_probabilities)];",
+        from: "to(args.grad_target, of_probabilities)",
+        to: "to(args.grad_target, target)",
+        test: "lane_rows::probabilities_of_each_number_of_columns",
+        seen: Seen::OnEmulator,
+    },
+];

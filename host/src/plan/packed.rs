@@ -1,10 +1,11 @@
 //! Short rows, packed into tiles: how many rows a warp stages in shared memory at a time, and how
 //! its lanes share them.
 
+mod banks;
+
+use self::banks::{order, word_steps};
 use super::{Launch, Pass, Regime};
-use kernels_gpu::abi::{
-    CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, WordSteps, lane_row_cols,
-};
+use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_row_cols};
 
 /// The most bytes of a packed row. H200, 2026-11-26, bf16, ceiling ÷ ours with a block per row and
 /// packed: 1032 columns forward 0.30 and 0.69, forward-backward 0.40 and 0.77; 2048 columns 0.70
@@ -57,6 +58,9 @@ const WARPS: usize = PACKED_BLOCK as usize / 32;
 /// many rows of a tile, one after another.
 const MAX_TURNS: usize = 8;
 
+/// The bytes of half of the banks of shared memory.
+const HALF_LINE: usize = CACHE_LINE as usize / 2;
+
 /// The bytes of a vector, as `usize`.
 const VECTOR: usize = VECTOR_BYTES as usize;
 
@@ -99,7 +103,7 @@ impl Rows {
     /// The regime that takes rows which are short enough for a tile.
     fn regime(&self, pass: Pass) -> Regime {
         let is_narrow = self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
-        if self.tiles == 1 && self.has_lane_rows && is_narrow {
+        if self.has_lane_rows && is_narrow {
             Regime::LaneRows
         } else if self.tiles == 1
             && self.has_wide_rows
@@ -119,10 +123,11 @@ impl Rows {
     /// several lanes and with one: bf16 forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and
     /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70
     /// and 0.68, 180 columns 0.58 and 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients
-    /// 0.69 and 0.89.
+    /// 0.69 and 0.89. Rows that [collide](Self::would_collide) gain most.
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.access(self.alignment.min(self.store_alignment)) == 2;
         match (pass, self.element_bytes) {
+            (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
             (Pass::Forward, 2) if is_by_element => 96,
             (_, 2) if is_by_element => 176,
             // A warp has a third tile, of gradients that are not written in place.
@@ -148,11 +153,37 @@ impl Rows {
 
     /// Whether a tile is loaded as one span, gaps between rows included. Memory is read in sectors
     /// of 32 bytes, so gaps of less than that cost next to nothing.
-    fn loads_span(&self) -> bool {
+    fn loads_span(&self, pass: Pass) -> bool {
         let row_bytes = self.row_bytes();
         let gap = (row_bytes / 8).max(32);
         let is_span = |stride| (row_bytes..=row_bytes + gap).contains(stride);
-        self.strides.iter().all(|stride| *stride == 0 || is_span(stride))
+        let are_spans = self.strides.iter().all(|stride| *stride == 0 || is_span(stride));
+        let is_apart = self.regime(pass) == Regime::Packed
+            && self.element_bytes < 8
+            && self.would_collide()
+            && row_bytes <= self.most_bytes_apart(pass);
+        are_spans && !is_apart
+    }
+
+    /// Whether rows that are as far apart in shared memory as in global memory begin in one bank or
+    /// in two. Several lanes per row cannot avoid that they collide there, unless rows are on
+    /// 16-byte boundaries and read in another order ([`banks::order`]).
+    fn would_collide(&self) -> bool {
+        let is_far_apart = |stride: &usize| *stride > 0 && stride.is_multiple_of(HALF_LINE);
+        self.access(self.alignment) < VECTOR && self.strides.iter().any(is_far_apart)
+    }
+
+    /// The most bytes of rows for which it takes less time to copy each by itself than to read rows
+    /// that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off, ceiling ÷ ours
+    /// with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns 0.65 and 0.74;
+    /// forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75; backward, 128
+    /// columns 0.69 and 0.70; but f64 forward, 256 columns 0.69 and 0.55.
+    fn most_bytes_apart(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Forward => 2048,
+            Pass::ForwardBackward => 512,
+            Pass::Backward => 0,
+        }
     }
 }
 
@@ -271,7 +302,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         return None;
     }
     let access = rows.access(rows.alignment);
-    let (loads_span, stores_span) = (rows.loads_span(), rows.stores_span());
+    let (loads_span, stores_span) = (rows.loads_span(pass), rows.stores_span());
     let read = Placed::new(row_bytes, rows.alignment, rows.strides, loads_span);
     let mut written = Placed::new(row_bytes, rows.store_alignment, rows.store_strides, stores_span);
     if rows.alike {
@@ -293,7 +324,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     let has_lane = regime != Regime::Packed;
     let is_small = row_bytes <= SMALL_ROW_BYTES && rows.tiles == 1;
     let warp_rows = if has_lane || is_small || fit >= 32 { 32 } else { 1 << fit.ilog2() };
-    let by_bytes = |bytes| bytes * STAGES / tiles / ((step + 8) * warp_rows);
+    let by_bytes = |bytes| bytes * STAGES / tiles / ((step * rows.tiles + 8) * warp_rows);
     let turns = match regime {
         Regime::LaneRows => by_bytes(LANES_STAGE_BYTES),
         Regime::WideRows if pass == Pass::Backward => by_bytes(WIDE_BACKWARD_STAGE_BYTES),
@@ -316,7 +347,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     let alignment = rows.alignment.min(rows.store_alignment).min(VECTOR);
     let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
     let copy_lanes = vectors.next_power_of_two().min(32);
-    let [order_right, order_mask, order_left] = order(access, row_bytes, read.steps[0], warp_rows);
+    let [order_right, order_mask, order_left] = order(row_bytes, read.steps[0], warp_rows);
     let numbers = |steps: [usize; 2]| steps.map(|step| step as u32);
     let args = TileArgs {
         rows: tile_rows as u32,
@@ -340,60 +371,6 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         words: word_steps(&rows, read.steps[0], 32 / warp_rows),
     };
     Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, regime })
-}
-
-/// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory:
-/// whichever has fewer bank conflicts, turns in words or in chunks. H200, 2026-11-27, f32, ceiling
-/// ÷ ours with turns in chunks and so: forward-backward, 901 columns 0.60 and 0.74, 1001 columns
-/// 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90. With turns in
-/// words, 511 columns forward 0.65 instead of 0.86.
-fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
-    let word = rows.element_bytes.max(4);
-    let [by_words, by_chunks] = [[lanes * word, word], [word, VECTOR]];
-    let conflicts = |[_, lane]: [usize; 2]| bank_conflicts(row_step, lanes, lane, word);
-    // Rows of 16-bit elements may have a head and a tail, which are in the last chunk. Steps of
-    // words would cost them more instructions than there is time for: H200, 2026-11-27, bf16,
-    // forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
-    let has_edges = rows.element_bytes == 2;
-    let takes_words = !has_edges && conflicts(by_words) <= conflicts(by_chunks);
-    let [word, lane] = if takes_words { by_words } else { by_chunks };
-    WordSteps { word: word as u32, lane: lane as u32 }
-}
-
-/// How many words of one bank of shared memory a warp reads at a time, at most, if `lanes` lanes
-/// share a row, `lane_step` bytes apart, and rows are `row_step` bytes apart.
-fn bank_conflicts(row_step: usize, lanes: usize, lane_step: usize, word: usize) -> usize {
-    let (rows, at_once) = (32 / lanes, 128 / word);
-    let words_of_banks = |first_lane: usize| {
-        let mut words = vec![0; at_once];
-        for lane in first_lane..first_lane + at_once {
-            let row = (lane % rows * row_step).next_multiple_of(word);
-            words[(row + lane / rows * lane_step) / word % at_once] += 1;
-        }
-        words.into_iter().max()
-    };
-    (0..32).step_by(at_once).filter_map(words_of_banks).max().unwrap_or(1)
-}
-
-/// The order in which lanes read the vectors of their rows, a swizzle against bank conflicts; see
-/// [`TileArgs::order_right`].
-///
-/// Shared memory serves eight lanes at a time, of 16 bytes each. They read from eight rows, or
-/// several vectors of each of fewer rows, without a conflict if the numbers of their vectors differ
-/// modulo eight. If rows are a multiple of 2ᵃ vectors apart, their first vectors differ only in
-/// bits a and higher. So the bits of the row's number that do not show there are XORed into the
-/// lower bits of the vector's number.
-///
-/// The XOR keeps a lane within its row only if the length of a row, and not just the distance of
-/// rows, is a multiple of 2ᵃ vectors.
-fn order(access: usize, row_bytes: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
-    let a = (row_step / VECTOR).trailing_zeros().min(3);
-    if access < VECTOR || !(row_bytes / VECTOR).is_multiple_of(1 << a) {
-        return [0; 3];
-    }
-    let row_bits = warp_rows.trailing_zeros().min(3);
-    let left = (row_bits + a).saturating_sub(3);
-    [3 - a, (1 << left) - 1, 3 - row_bits]
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! How rows are packed: that tiles have room, and what was measured.
 
+use super::banks::bank_conflicts;
 use super::*;
+use kernels_gpu::abi::WordSteps;
 
 fn shapes() -> impl Iterator<Item = Rows> {
     [2, 4, 8].into_iter().flat_map(|element_bytes| {
@@ -261,10 +263,21 @@ fn lanes_have_short_rows_to_themselves() {
             assert!(is_full, "{rows:?}: {packed:?}");
         }
     }
-    // Probabilities take registers of their own.
+    // Probabilities have registers, but no wide rows.
     let with_probabilities = shapes().find(|rows| rows.tiles == 2).expect("there are some");
-    let rows = Rows { has_lane_rows: true, has_wide_rows: true, ..with_probabilities };
-    assert_eq!(packed(Pass::Forward, rows).expect("a short row").regime, Regime::Packed);
+    for (cols, expected) in [(16, Regime::LaneRows), (17, Regime::Packed)] {
+        let strides = [4 * cols; 2];
+        let rows = Rows {
+            cols,
+            element_bytes: 4,
+            strides,
+            store_strides: strides,
+            has_lane_rows: true,
+            has_wide_rows: true,
+            ..with_probabilities
+        };
+        assert_eq!(packed(Pass::Forward, rows).expect("a short row").regime, expected);
+    }
 }
 
 /// A pass with gradients has shorter tiles of rows of 256 bytes and more.
@@ -309,7 +322,7 @@ fn blocks_have_shared_memory_and_registers() {
 /// Rows that are copied one by one do not share a vector of shared memory.
 #[test]
 fn rows_copied_one_by_one_share_no_vector() {
-    for (pass, rows) in passes().filter(|(_, rows)| !rows.loads_span()) {
+    for (pass, rows) in passes().filter(|(pass, rows)| !rows.loads_span(*pass)) {
         let Some(packed) = packed(pass, rows) else { continue };
         let row_bytes = rows.cols * rows.element_bytes;
         let step = packed.args.step[0] as usize;
@@ -395,4 +408,39 @@ fn lanes_have_each_word_once_and_few_bank_conflicts() {
     assert_eq!(bank_conflicts(132, 1, 0, 4), 1);
     assert_eq!(bank_conflicts(128, 1, 0, 4), 32);
     assert_eq!(bank_conflicts(136, 1, 0, 8), 1);
+}
+
+/// Rows that begin in one bank are read a lane per row, up to 320 bytes, or copied each by itself,
+/// an odd number of vectors apart.
+#[test]
+fn rows_off_boundaries_do_not_collide() {
+    let rows = |cols, element_bytes, alignment| {
+        let rows = dense(cols, element_bytes);
+        Rows { alignment, store_alignment: alignment, ..rows }
+    };
+    let packed = |pass, rows| packed(pass, rows).expect("a short row");
+    for (cols, alignment, regime) in [
+        (64, 2, Regime::WideRows),
+        (128, 2, Regime::WideRows),
+        (127, 2, Regime::Packed),
+        (256, 2, Regime::Packed),
+    ] {
+        assert_eq!(packed(Pass::Forward, rows(cols, 2, alignment)).regime, regime, "{cols}");
+    }
+    for (cols, pass, is_span) in [
+        (128, Pass::Forward, false),
+        (512, Pass::Forward, false),
+        (1024, Pass::Forward, true),
+        (128, Pass::ForwardBackward, false),
+        (512, Pass::ForwardBackward, true),
+        (128, Pass::Backward, true),
+        (100, Pass::Forward, true),
+    ] {
+        let args = packed(pass, rows(cols, 4, 4)).args;
+        assert_eq!(args.load_span != 0, is_span, "{cols} columns, {pass:?}");
+        if !is_span {
+            assert_eq!(args.step[0] as usize / VECTOR % 2, 1);
+        }
+        assert_ne!(packed(pass, rows(cols, 4, 16)).args.load_span, 0);
+    }
 }

@@ -1,0 +1,65 @@
+//! Which bytes of packed rows the lanes of a warp read at a time, so that they are in different banks
+//! of shared memory.
+
+use super::{Rows, VECTOR};
+use kernels_gpu::abi::WordSteps;
+
+/// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory:
+/// whichever has fewer bank conflicts, turns in words or in chunks. H200, 2026-11-27, f32, ceiling
+/// ÷ ours with turns in chunks and so: forward-backward, 901 columns 0.60 and 0.74, 1001 columns
+/// 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90. With turns in
+/// words, 511 columns forward 0.65 instead of 0.86.
+pub(super) fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
+    let word = rows.element_bytes.max(4);
+    let [by_words, by_chunks] = [[lanes * word, word], [word, VECTOR]];
+    let conflicts = |[_, lane]: [usize; 2]| bank_conflicts(row_step, lanes, lane, word);
+    // Rows of 16-bit elements may have a head and a tail, which are in the last chunk. Steps of
+    // words would cost them more instructions than there is time for: H200, 2026-11-27, bf16,
+    // forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
+    let has_edges = rows.element_bytes == 2;
+    let takes_words = !has_edges && conflicts(by_words) <= conflicts(by_chunks);
+    let [word, lane] = if takes_words { by_words } else { by_chunks };
+    WordSteps { word: word as u32, lane: lane as u32 }
+}
+
+/// How many words of one bank of shared memory a warp reads at a time, at most, if `lanes` lanes
+/// share a row, `lane_step` bytes apart, and rows are `row_step` bytes apart.
+pub(super) fn bank_conflicts(
+    row_step: usize,
+    lanes: usize,
+    lane_step: usize,
+    word: usize,
+) -> usize {
+    let (rows, at_once) = (32 / lanes, 128 / word);
+    let words_of_banks = |first_lane: usize| {
+        let mut words = vec![0; at_once];
+        for lane in first_lane..first_lane + at_once {
+            let row = (lane % rows * row_step).next_multiple_of(word);
+            words[(row + lane / rows * lane_step) / word % at_once] += 1;
+        }
+        words.into_iter().max()
+    };
+    (0..32).step_by(at_once).filter_map(words_of_banks).max().unwrap_or(1)
+}
+
+/// The order in which lanes read the vectors of their rows, a swizzle against bank conflicts; see
+/// [`TileArgs::order_right`].
+///
+/// Shared memory serves eight lanes at a time, of 16 bytes each. They read from eight rows, or
+/// several vectors of each of fewer rows, without a conflict if the numbers of their vectors differ
+/// modulo eight. If rows are a multiple of 2ᵃ vectors apart, their first vectors differ only in
+/// bits a and higher. So the bits of the row's number that do not show there are XORed into the
+/// lower bits of the vector's number. Rows off a 16-byte boundary are read by 32 lanes at a time, in
+/// narrower accesses: at most as many of these are then to one bank as a vector has words.
+///
+/// The XOR keeps a lane within its row only if the length of a row, and not just the distance of
+/// rows, is a multiple of 2ᵃ vectors.
+pub(super) fn order(row_bytes: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
+    let a = (row_step / VECTOR).trailing_zeros().min(3);
+    if !row_step.is_multiple_of(VECTOR) || !row_bytes.is_multiple_of(VECTOR << a) {
+        return [0; 3];
+    }
+    let row_bits = warp_rows.trailing_zeros().min(3);
+    let left = (row_bits + a).saturating_sub(3);
+    [3 - a, (1 << left) - 1, 3 - row_bits]
+}

@@ -149,16 +149,25 @@ pub(crate) mod tests {
         }
     }
 
+    /// The name of a shared array, and its bytes, as PTX declares it: `.align 16 .b64 sums[32];`.
+    fn name_and_bytes(declared: &str) -> (&str, usize) {
+        let (_, array) = declared.split_once(" .b64 ").expect("words of 8 bytes");
+        let (name, len) = array.split_once('[').expect("an array has a length");
+        let len = len.trim_end_matches("];").parse::<usize>().expect("the length is a number");
+        (name, 8 * len)
+    }
+
+    /// Whether a kernel has `name` as a word.
+    fn uses(kernel: &str, name: &str) -> bool {
+        let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
+        kernel.split(|c| !is_of_name(c)).any(|word| word == name)
+    }
+
     /// Bytes of the shared arrays that a module declares before its kernels.
     fn arrays_bytes(ptx: &Ptx) -> usize {
         let (header, _) = ptx.whole().split_once(ENTRY).expect("a kernel");
-        let declared = header.lines().filter(|line| line.starts_with(".shared "));
-        let words = declared.map(|line| {
-            assert!(line.contains(" .b64 "), "{line}");
-            let (_, len) = line.split_once('[').expect("an array has a length");
-            len.trim_end_matches("];").parse::<usize>().expect("the length is a number")
-        });
-        words.sum::<usize>() * 8
+        let declared = header.lines().filter_map(|line| line.strip_prefix(".shared "));
+        declared.map(|line| name_and_bytes(line).1).sum()
     }
 
     #[test]
@@ -168,6 +177,25 @@ pub(crate) mod tests {
         for ptx in ALL.iter().filter(is_elementwise) {
             let (bytes, most) = (arrays_bytes(ptx), crate::plan::tiled::ARRAYS_BYTES);
             assert!(bytes <= most, "{}: {bytes} bytes, expected at most {most}", ptx.module);
+        }
+    }
+
+    #[test]
+    fn arrays_of_packed_kernels_leave_the_room_that_the_plan_counts_on() {
+        let is_packed = |name: &str| {
+            ["_packed_", "_lane_rows_", "_wide_rows_"].iter().any(|regime| name.contains(regime))
+        };
+        for ptx in ALL.iter() {
+            let (header, kernels) = ptx.whole().split_once(ENTRY).expect("a kernel");
+            let arrays = header.lines().filter_map(|line| line.strip_prefix(".shared "));
+            let arrays: Vec<_> = arrays.map(name_and_bytes).collect();
+            for kernel in kernels.split(ENTRY) {
+                let (name, body) = kernel.split_once('(').expect("a kernel has parameters");
+                let used = arrays.iter().filter(|(array, _)| uses(body, array));
+                let bytes: usize = used.map(|(_, bytes)| bytes).sum();
+                let most = crate::plan::packed::ARRAYS_BYTES;
+                assert!(!is_packed(name) || bytes <= most, "{name}: {bytes} bytes, at most {most}");
+            }
         }
     }
 

@@ -404,9 +404,10 @@ pub struct TileArgs {
     /// Bytes of one tile. Behind the tile of the input is that of the target probabilities, or the
     /// rows' classes.
     pub bytes: u32,
-    /// Bytes of a stage: the shared memory for rows that are loaded together.
+    /// Bytes of a stage, the shared memory for rows that are loaded together, if a warp has two; 0
+    /// if it has one.
     pub stage_bytes: u32,
-    /// Bytes of shared memory of a warp: two stages, and the tiles of gradients that are not
+    /// Bytes of shared memory of a warp: its stages, and the tiles of gradients that are not
     /// written in place.
     pub warp_bytes: u32,
     /// Offset of the gradients' tiles in the shared memory of a warp. 0: gradients are written in

@@ -51,19 +51,22 @@ pub trait Element: Word {
     fn narrow(value: Self::Real) -> Self;
     /// Element `lane` of a vector.
     fn extract(from: Vec16, lane: u32) -> Self;
+    /// A running maximum of vectors: as many numbers as one instruction compares, which are two of
+    /// 16 bits. They are compared with each other once, in [`greatest_of`](Self::greatest_of).
+    type Maxima: Copy;
+    /// The maxima of no vector.
+    const NO_MAXIMA: Self::Maxima;
+    /// The maxima with the elements of N vectors, NaNs ignored.
+    fn raise<const N: usize>(maxima: Self::Maxima, from: [Vec16; N]) -> Self::Maxima;
+    /// The first numbers of a vector as maxima, which saves a comparison with those of none.
+    fn first_maxima(from: Vec16) -> Self::Maxima;
+    /// The largest of the maxima. If all elements were NaN, the result is NaN or −∞.
+    fn greatest_of(maxima: Self::Maxima) -> Self::Real;
     /// The largest element of N vectors, NaNs ignored. If all elements are NaN, the result is NaN
     /// or −∞.
     #[inline(always)]
     fn greatest<const N: usize>(from: [Vec16; N]) -> Self::Real {
-        let mut greatest = Self::extract(from[0], 0).widen();
-        unrolled!(for k in 0..N; {
-            unrolled!(for lane in 0..Self::LANES as usize; {
-                if k + lane > 0 {
-                    greatest = greatest.max(Self::extract(from[k], lane as u32).widen());
-                }
-            });
-        });
-        greatest
+        Self::greatest_of(Self::raise(Self::first_maxima(from[0]), from))
     }
     /// The larger of `top` and the tops of N vectors' elements: the upper 32 bits of a number, read
     /// as an f32, which are in the order of the numbers. It is a NaN if any element is and, in f64,
@@ -136,6 +139,8 @@ impl Element for f32 {
     type Real = f32;
     const DTYPE: Dtype = Dtype::F32;
     const LOWEST: f32 = f32::NEG_INFINITY;
+    type Maxima = f32;
+    const NO_MAXIMA: f32 = f32::NEG_INFINITY;
 
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -150,6 +155,26 @@ impl Element for f32 {
     #[inline(always)]
     fn extract(from: Vec16, lane: u32) -> Self {
         f32::from_bits(from.0[lane as usize])
+    }
+
+    #[inline(always)]
+    fn raise<const N: usize>(mut maximum: f32, from: [Vec16; N]) -> f32 {
+        unrolled!(for k in 0..N; {
+            unrolled!(for lane in 0..Self::LANES as usize; {
+                maximum = maximum.max(Self::extract(from[k], lane as u32));
+            });
+        });
+        maximum
+    }
+
+    #[inline(always)]
+    fn first_maxima(from: Vec16) -> f32 {
+        Self::extract(from, 0)
+    }
+
+    #[inline(always)]
+    fn greatest_of(maximum: f32) -> f32 {
+        maximum
     }
 
     #[inline(always)]
@@ -168,6 +193,8 @@ impl Element for f64 {
     type Real = f64;
     const DTYPE: Dtype = Dtype::F64;
     const LOWEST: f64 = f64::NEG_INFINITY;
+    type Maxima = f64;
+    const NO_MAXIMA: f64 = f64::NEG_INFINITY;
 
     #[inline(always)]
     fn widen(self) -> f64 {
@@ -186,15 +213,24 @@ impl Element for f64 {
     }
 
     #[inline(always)]
-    fn greatest<const N: usize>(from: [Vec16; N]) -> f64 {
-        let mut greatest = f64::NEG_INFINITY;
+    fn raise<const N: usize>(mut maximum: f64, from: [Vec16; N]) -> f64 {
         unrolled!(for k in 0..N; {
             unrolled!(for lane in 0..Self::LANES as usize; {
-                let x = Self::extract(from[k], lane as u32);
-                greatest = float64::larger(x, greatest);
+                maximum = float64::larger(Self::extract(from[k], lane as u32), maximum);
             });
         });
-        greatest
+        maximum
+    }
+
+    /// None, since [`larger`](float64::larger) would keep a first number that is NaN.
+    #[inline(always)]
+    fn first_maxima(_: Vec16) -> f64 {
+        Self::NO_MAXIMA
+    }
+
+    #[inline(always)]
+    fn greatest_of(maximum: f64) -> f64 {
+        maximum
     }
 
     #[inline(always)]
@@ -246,6 +282,8 @@ macro_rules! halves {
             type Real = f32;
             const DTYPE: Dtype = Dtype::$dtype;
             const LOWEST: Self = $name($lowest);
+            type Maxima = u32;
+            const NO_MAXIMA: u32 = $lowest << 16 | $lowest;
 
             #[inline(always)]
             fn widen(self) -> f32 {
@@ -262,15 +300,24 @@ macro_rules! halves {
                 $name((from.0[(lane / 2) as usize] >> (lane % 2 * 16)) as u16)
             }
 
-            /// Takes the maximum of packed pairs. Widened elements would occupy two registers in
-            /// place of one until their exponentials are computed.
+            /// Compares packed pairs. Widened elements would occupy two registers in place of one
+            /// until their exponentials are computed.
             #[inline(always)]
-            fn greatest<const N: usize>(from: [Vec16; N]) -> f32 {
-                let mut pair = from[0].0[0];
+            fn raise<const N: usize>(mut pair: u32, from: [Vec16; N]) -> u32 {
                 unrolled!(for k in 0..N; {
                     let [a, b, c, d] = from[k].0;
                     pair = $max(pair, $max($max(a, b), $max(c, d)));
                 });
+                pair
+            }
+
+            #[inline(always)]
+            fn first_maxima(from: Vec16) -> u32 {
+                from.0[0]
+            }
+
+            #[inline(always)]
+            fn greatest_of(pair: u32) -> f32 {
                 let pair = Vec16([pair; 4]);
                 Self::extract(pair, 0).widen().max(Self::extract(pair, 1).widen())
             }

@@ -324,6 +324,43 @@ fn rows_of_a_tile_in_one_batch_and_in_several() {
     check::<bf16>(8_000, 7, 0.1);
 }
 
+/// The losses of a batch are of rows of several tiles, of which the last has fewer rows than the
+/// others: each row has its own loss, and the sum has each once.
+#[test]
+fn losses_of_rows_of_several_tiles() {
+    fn check<T: Number>(rows: usize, cols: usize)
+    where
+        T::Loss: Number,
+    {
+        let gpu = small_gpu();
+        let stream = gpu.stream().unwrap();
+        let logit = |(at, x): (usize, f32)| T::round(f64::from(3.0 * x) + (at / cols % 7) as f64);
+        let x: Vec<T> = uniforms(29, rows * cols).into_iter().enumerate().map(logit).collect();
+        let classes: Vec<i64> = (0..rows).map(|row| (row * 5 % cols) as i64).collect();
+        let input = Tensor::from_slice(gpu, [rows, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu, [rows], &classes).unwrap();
+        let options = Options { weight: &vec![1.0; cols], label_smoothing: 0.0, z_loss: 0.0 };
+        let expected = |index: usize| {
+            let x: Vec<f64> = x[index * cols..][..cols].iter().map(|x| x.wide()).collect();
+            row(&x, Target::Class(classes[index] as usize), options).loss
+        };
+        let losses = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
+        for (index, got) in losses.to_vec().unwrap().into_iter().enumerate() {
+            let (got, expected) = (got.wide(), expected(index));
+            let what = format!("row {index} of {cols} columns: {expected}, not {got}");
+            assert!((got - expected).abs() <= 2e-2 * expected, "{what}");
+        }
+        let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
+        let expected: f64 = (0..rows).map(expected).sum();
+        assert_relative_eq!(sum.item().unwrap().wide(), expected, max_relative = 1e-5);
+    }
+    check::<bf16>(1_301, 513);
+    check::<bf16>(1_301, 200);
+    check::<f32>(1_301, 300);
+    check::<f32>(901, 1_000);
+    check::<f64>(901, 144);
+}
+
 /// The probabilities of streamed rows begin at another offset from a 16-byte boundary than the
 /// logits: a whole number of words further on, or half a word.
 #[test]

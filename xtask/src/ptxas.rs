@@ -24,7 +24,7 @@ const SPILLS: &[(&str, u32)] = &[
     ("cross_entropy_backward_f32", 24),
     // From one register to four, outside of the loops over tiles.
     ("cross_entropy_forward_stream_f64", 8),
-    ("cross_entropy_forward_backward_packed_f64", 8),
+    ("cross_entropy_forward_backward_packed_f64", 12),
     ("cross_entropy_smoothed_forward_stream_f64", 16),
     ("cross_entropy_smoothed_forward_backward_packed_f64", 8),
 ];

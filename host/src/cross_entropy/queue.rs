@@ -190,7 +190,8 @@ impl<'a> Launches<'a> {
         let entry = |regime| kernels.of(regime).and_then(|family| family.entry(self.dtype));
         let most_threads = |regime| entry(regime).map_or(0, |entry| entry.block);
         let room = |regime| entry(regime).map(|entry| gpu.room_for(entry.resident));
-        let packed = packed::packed(pass, self.layout);
+        let rows_of_warp = packed::rows_of_warp(self.rows, gpu.cache().multiprocessors);
+        let packed = packed::packed(pass, self.layout, rows_of_warp);
         let can = SamplesKernels {
             per_thread: self.kernels.per_thread,
             vectors_with_gradients: (self.kernels.vectors_with_gradients)(self.element_bytes),

@@ -12,18 +12,21 @@ use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_ro
 /// and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The bytes of a tile, which a warp loads while it computes the tile before. Larger tiles have
-/// more bytes in flight; smaller ones leave shared memory for more warps.
-const TILE_BYTES: usize = 8 << 10;
+/// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor.
+const RESIDENT_BLOCKS: usize = 5;
 
-/// The bytes of a tile in passes that compute gradients, which have more arithmetic per byte, for
-/// rows of `LONG_ROW_BYTES` and more. H200, 2026-11-25, ceiling ÷ ours of the backward pass, with
-/// tiles of 8 KiB and with these: 524288×64 f32 0.81 and 0.91, 65536×511 f32 0.73 and 0.85,
-/// 262144×255 bf16 0.66 and 0.78; but 671088×100 bf16 0.77 and 0.75.
-const GRADIENT_TILE_BYTES: usize = 5200;
+/// The bytes of shared memory that a warp can have if `blocks` blocks are to fit into an H100's
+/// multiprocessor.
+const fn warp_bytes_of(blocks: usize) -> usize {
+    let bytes = (228 << 10) / blocks - RESERVED - ARRAYS_BYTES;
+    bytes / WARPS / CACHE_LINE as usize * CACHE_LINE as usize
+}
 
-/// See [`GRADIENT_TILE_BYTES`].
-const LONG_ROW_BYTES: usize = 256;
+/// The bytes of shared memory of a warp whose lanes share rows of more than `SMALL_ROW_BYTES`.
+const WARP_BYTES: usize = warp_bytes_of(RESIDENT_BLOCKS);
+
+/// The same, for rows that would have bank conflicts otherwise.
+const MOST_WARP_BYTES: usize = warp_bytes_of(3);
 
 /// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
 /// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, which is as
@@ -33,9 +36,9 @@ const SMALL_STAGE_BYTES: usize = 5400;
 /// See [`SMALL_STAGE_BYTES`].
 const SMALL_ROW_BYTES: usize = 128;
 
-/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp,
-/// seven blocks fit into the shared memory of an H100's multiprocessor, which is as many as its
-/// registers allow. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and
+/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp, six
+/// or seven blocks fit into the shared memory of an H100's multiprocessor, whose registers allow
+/// seven. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and
 /// 5000 bytes: 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and
 /// 5000.
 const LANES_STAGE_BYTES: usize = 3680;
@@ -49,8 +52,8 @@ const WIDE_STAGE_BYTES: usize = 4800;
 /// The same for the backward pass, which has less to compute: bf16, 32 columns 0.96, 0.91, 0.86.
 const WIDE_BACKWARD_STAGE_BYTES: usize = 3600;
 
-/// Stages per warp: one tile is computed while the other is loaded.
-const STAGES: usize = 2;
+/// The most stages of a warp: one tile is computed while the other is loaded.
+const MOST_STAGES: usize = 2;
 
 const WARPS: usize = PACKED_BLOCK as usize / 32;
 
@@ -123,7 +126,9 @@ impl Rows {
     /// several lanes and with one: bf16 forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and
     /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70
     /// and 0.68, 180 columns 0.58 and 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients
-    /// 0.69 and 0.89. Rows that [collide](Self::would_collide) gain most.
+    /// 0.69 and 0.89. Rows that [collide](Self::would_collide) gain most (H200, 2026-11-27: bf16,
+    /// 128 columns, one element off, forward 0.11 and 0.38, forward-backward 0.19 and 0.41,
+    /// backward 0.38 and 0.58).
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.access(self.alignment.min(self.store_alignment)) == 2;
         match (pass, self.element_bytes) {
@@ -204,7 +209,8 @@ impl Packed {
     /// tiles beside some of two would leave the last wave waiting.
     pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
         let Device { multiprocessors, shared_bytes, registers_for } = device;
-        let room = (shared_bytes / (self.shared_bytes + RESERVED)).clamp(1, registers_for);
+        let block_bytes = self.shared_bytes + RESERVED + ARRAYS_BYTES;
+        let room = (shared_bytes / block_bytes).clamp(1, registers_for);
         let most = multiprocessors * room * self.waves(pass);
         let blocks = rows.div_ceil(self.block_rows);
         if self.waves(pass) == 1 {
@@ -243,6 +249,9 @@ const WAVES: usize = 8;
 
 /// Bytes of shared memory that the driver reserves in each block.
 pub(crate) const RESERVED: usize = 1 << 10;
+
+/// Bytes of the shared arrays of each kernel of packed rows, as its PTX uses them.
+pub(crate) const ARRAYS_BYTES: usize = 1152;
 
 /// What a device has room for, for one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -294,9 +303,131 @@ impl Placed {
     }
 }
 
-/// How rows are packed; `None` if they are too long, or need more shared memory than a block may
-/// have.
-pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
+/// The shared memory that tiles of a call take.
+struct Space<'a> {
+    rows: &'a Rows,
+    read: Placed,
+    written: Placed,
+    /// See [`rows_of_warp`].
+    rows_of_warp: usize,
+}
+
+/// How many rows a warp works on.
+struct Tiles {
+    /// Rows of a tile.
+    rows: usize,
+    /// Rows that a warp works on at the same time.
+    warp_rows: usize,
+    /// Tiles that a warp has room for: the one that it computes, and one that it loads meanwhile.
+    stages: usize,
+}
+
+impl Space<'_> {
+    /// The bytes of a tile of `tile_rows` rows of one tensor.
+    fn tile_bytes(&self, tile_rows: usize) -> usize {
+        self.read.bytes(tile_rows).max(self.written.bytes(tile_rows))
+    }
+
+    /// The bytes of a stage: without probabilities, it also has the class of each row, of eight
+    /// bytes.
+    fn stage_bytes(&self, tile_rows: usize) -> usize {
+        let classes = if self.rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
+        let bytes = self.rows.tiles * self.tile_bytes(tile_rows) + classes;
+        bytes.next_multiple_of(CACHE_LINE as usize)
+    }
+
+    /// The bytes of a warp. Gradients that are aligned differently from what was read need tiles of
+    /// their own.
+    fn warp_bytes(&self, tile_rows: usize, stages: usize) -> usize {
+        let gradients =
+            if self.rows.alike { 0 } else { self.rows.tiles * self.tile_bytes(tile_rows) };
+        stages * self.stage_bytes(tile_rows) + gradients
+    }
+
+    /// The tiles of a pass.
+    fn tiles(&self, pass: Pass, regime: Regime) -> Tiles {
+        let is_small = self.rows.row_bytes() <= SMALL_ROW_BYTES && self.rows.tiles == 1;
+        let stage_bytes = match regime {
+            Regime::LaneRows => LANES_STAGE_BYTES,
+            Regime::WideRows if pass == Pass::Backward => WIDE_BACKWARD_STAGE_BYTES,
+            Regime::WideRows => WIDE_STAGE_BYTES,
+            _ if is_small => SMALL_STAGE_BYTES,
+            _ => return self.tiles_of_one_turn(pass),
+        };
+        // The largest distance of rows in any tile; the strides of missing tensors are 0.
+        let step = self.read.step().max(self.written.step()).max(self.rows.row_bytes());
+        let tiles = if self.rows.alike { MOST_STAGES } else { MOST_STAGES + 1 };
+        let bytes_of_turn = (step * self.rows.tiles + 8) * 32;
+        let turns = (stage_bytes * MOST_STAGES / tiles / bytes_of_turn).clamp(1, MAX_TURNS);
+        Tiles { rows: 32 * turns, warp_rows: 32, stages: MOST_STAGES }
+    }
+
+    /// As many rows as [`WARP_BYTES`] have room for, all of which a warp works on at the same time:
+    /// what is done once in a turn takes as many instructions for few rows as for many. That counts
+    /// for more than to load a tile while another is computed, which other warps do as well. H200,
+    /// 2026-11-27, bf16, ceiling ÷ ours with half as many rows in two stages, and so: forward, 513
+    /// columns 0.71 and 0.82, 1040 columns 0.75 and 0.84; forward-backward, 129 columns 0.61 and
+    /// 0.82, 1064 columns 0.75 and 0.84.
+    ///
+    /// f64 has two stages always, and more memory for them where four blocks have registers.
+    fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
+        let (least_stages, most_bytes) = match (self.rows.element_bytes, pass) {
+            (8, Pass::Forward) => (MOST_STAGES, MOST_WARP_BYTES),
+            (8, _) => (MOST_STAGES, WARP_BYTES),
+            _ => (1, WARP_BYTES),
+        };
+        let fits = |rows, stages| self.warp_bytes(rows, stages) <= most_bytes;
+        let sizes = [32, 16, 8, 4, 2];
+        let most = sizes.into_iter().find(|&rows| fits(rows, least_stages)).unwrap_or(1);
+        let warp_rows = self.shared_out(pass, self.with_few_conflicts(pass, most));
+        let stages = if fits(warp_rows, MOST_STAGES) { MOST_STAGES } else { least_stages };
+        Tiles { rows: warp_rows, warp_rows, stages }
+    }
+
+    /// At most `most` rows, and so few that every warp has two tiles, or one if it has most to do
+    /// once a tile: with fewer tiles, some warps would have twice as many as others. H200,
+    /// 2026-11-27, ceiling ÷ ours with as many rows as there is room for, and so: f32 backward,
+    /// 4505×1024, 0.62 and 0.73; bf16 forward, 70280×255, 0.46 and 0.55. With two tiles for each
+    /// warp, bf16 forward-backward, 8190×1280 would be at 0.43 instead of 0.50. A call with fewer
+    /// rows than warps takes little longer than its launch in any case.
+    fn shared_out(&self, pass: Pass, most: usize) -> usize {
+        let tiles = if pass == Pass::ForwardBackward { 1 } else { 2 };
+        let mut rows = most;
+        while rows > 1 && self.rows_of_warp > 0 && tiles * rows > self.rows_of_warp {
+            rows /= 2;
+        }
+        rows
+    }
+
+    /// `rows`, or half or twice as many, which have fewer bank conflicts. Rows whose length is near
+    /// a power of two have some if a warp works on few of them. Twice as many take more shared
+    /// memory than there should be: H200, 2026-11-27, bf16, forward, 2047 columns 0.63 of the
+    /// ceiling with two rows and 0.75 with four, 255 columns 0.67 and 0.78 with 32 rows. But
+    /// backward, which has less arithmetic, 255 columns 0.87 and 0.81.
+    fn with_few_conflicts(&self, pass: Pass, mut rows: usize) -> usize {
+        let step = self.read.steps[0];
+        let conflicts = |rows| banks::fewest_conflicts(self.rows, step, 32 / rows);
+        while rows > 1 && conflicts(rows) >= 8 {
+            rows /= 2;
+        }
+        let is_doubled = pass != Pass::Backward
+            && rows < 32
+            && conflicts(rows) >= 4
+            && 2 * conflicts(2 * rows) <= conflicts(rows)
+            && self.rows.element_bytes < 8
+            && self.warp_bytes(2 * rows, 1) <= MOST_WARP_BYTES;
+        if is_doubled { 2 * rows } else { rows }
+    }
+}
+
+/// How many of `rows` rows there are for each warp that `multiprocessors` have room for.
+pub(crate) fn rows_of_warp(rows: usize, multiprocessors: usize) -> usize {
+    rows / (multiprocessors * RESIDENT_BLOCKS * WARPS)
+}
+
+/// How rows are packed, of which there are `rows_of_warp` for each warp; `None` if they are too
+/// long, or need more shared memory than a block may have.
+pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Packed> {
     let row_bytes = rows.row_bytes();
     if row_bytes > MOST_ROW_BYTES {
         return None;
@@ -308,37 +439,12 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     if rows.alike {
         written = read;
     }
-    let tile_bytes = match pass {
-        Pass::ForwardBackward | Pass::Backward if row_bytes >= LONG_ROW_BYTES => {
-            GRADIENT_TILE_BYTES
-        }
-        _ => TILE_BYTES,
-    };
-    // Tiles per warp: gradients that are aligned differently from what was read need one of their
-    // own.
-    let tiles = if rows.alike { STAGES } else { STAGES + 1 };
-    // The largest distance of rows in any tile; the strides of missing tensors are 0.
-    let step = read.step().max(written.step()).max(row_bytes);
-    let fit = (tile_bytes * STAGES / tiles / rows.tiles / step).max(1);
+    let space = Space { rows: &rows, read, written, rows_of_warp };
     let regime = rows.regime(pass);
-    let has_lane = regime != Regime::Packed;
-    let is_small = row_bytes <= SMALL_ROW_BYTES && rows.tiles == 1;
-    let warp_rows = if has_lane || is_small || fit >= 32 { 32 } else { 1 << fit.ilog2() };
-    let by_bytes = |bytes| bytes * STAGES / tiles / ((step * rows.tiles + 8) * warp_rows);
-    let turns = match regime {
-        Regime::LaneRows => by_bytes(LANES_STAGE_BYTES),
-        Regime::WideRows if pass == Pass::Backward => by_bytes(WIDE_BACKWARD_STAGE_BYTES),
-        Regime::WideRows => by_bytes(WIDE_STAGE_BYTES),
-        _ if is_small => by_bytes(SMALL_STAGE_BYTES),
-        _ => fit / warp_rows,
-    };
-    let tile_rows = warp_rows * turns.clamp(1, MAX_TURNS);
-    let bytes = read.bytes(tile_rows).max(written.bytes(tile_rows));
-    // Without probabilities, a stage also has the class of each row, of eight bytes.
-    let classes = if rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
-    let stage_bytes = (rows.tiles * bytes + classes).next_multiple_of(CACHE_LINE as usize);
-    let gradients = if rows.alike { 0 } else { STAGES * stage_bytes };
-    let warp_bytes = STAGES * stage_bytes + if rows.alike { 0 } else { rows.tiles * bytes };
+    let Tiles { rows: tile_rows, warp_rows, stages } = space.tiles(pass, regime);
+    let (bytes, stage_bytes) = (space.tile_bytes(tile_rows), space.stage_bytes(tile_rows));
+    let gradients = if rows.alike { 0 } else { stages * stage_bytes };
+    let warp_bytes = space.warp_bytes(tile_rows, stages);
     let shared_bytes = WARPS * warp_bytes;
     if shared_bytes > MAX_SHARED_BYTES {
         return None;
@@ -365,7 +471,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
         order_mask,
         order_left,
         bytes: bytes as u32,
-        stage_bytes: stage_bytes as u32,
+        stage_bytes: if stages == 1 { 0 } else { stage_bytes as u32 },
         warp_bytes: warp_bytes as u32,
         gradients: gradients as u32,
         words: word_steps(&rows, read.steps[0], 32 / warp_rows),

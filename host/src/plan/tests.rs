@@ -125,7 +125,7 @@ fn kernels(cols: usize) -> SamplesKernels {
         tiles: 1,
     };
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
-    let packed = packed::packed(Pass::Forward, rows).map(|packed| (packed, device));
+    let packed = packed::packed(Pass::Forward, rows, usize::MAX).map(|packed| (packed, device));
     SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }
 }
 

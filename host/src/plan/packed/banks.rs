@@ -1,5 +1,5 @@
-//! Which bytes of packed rows the lanes of a warp read at a time, so that they are in different banks
-//! of shared memory.
+//! Which bytes of packed rows the lanes of a warp read at a time, so that they are in different
+//! banks of shared memory.
 
 use super::{Rows, VECTOR};
 use kernels_gpu::abi::WordSteps;
@@ -10,16 +10,39 @@ use kernels_gpu::abi::WordSteps;
 /// 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90. With turns in
 /// words, 511 columns forward 0.65 instead of 0.86.
 pub(super) fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
-    let word = rows.element_bytes.max(4);
-    let [by_words, by_chunks] = [[lanes * word, word], [word, VECTOR]];
-    let conflicts = |[_, lane]: [usize; 2]| bank_conflicts(row_step, lanes, lane, word);
-    // Rows of 16-bit elements may have a head and a tail, which are in the last chunk. Steps of
-    // words would cost them more instructions than there is time for: H200, 2026-11-27, bf16,
-    // forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
-    let has_edges = rows.element_bytes == 2;
-    let takes_words = !has_edges && conflicts(by_words) <= conflicts(by_chunks);
-    let [word, lane] = if takes_words { by_words } else { by_chunks };
+    let [by_words, by_chunks] = conflicts_of_words(rows, row_step, lanes);
+    let word = word_of(rows);
+    let takes_words = !has_edges(rows) && by_words <= by_chunks;
+    let [word, lane] = if takes_words { [lanes * word, word] } else { [word, VECTOR] };
     WordSteps { word: word as u32, lane: lane as u32 }
+}
+
+/// The bytes of a word: four, or an element of f64.
+fn word_of(rows: &Rows) -> usize {
+    rows.element_bytes.max(4)
+}
+
+/// Whether rows may have a head and a tail, which are in the last chunk: those of 16-bit elements.
+/// Turns in words would cost them more instructions than there is time for: H200, 2026-11-27, bf16,
+/// forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
+fn has_edges(rows: &Rows) -> bool {
+    rows.element_bytes == 2
+}
+
+/// The [bank conflicts](bank_conflicts) of turns in words and of turns in chunks.
+fn conflicts_of_words(rows: &Rows, row_step: usize, lanes: usize) -> [usize; 2] {
+    let word = word_of(rows);
+    [word, VECTOR].map(|lane_step| bank_conflicts(row_step, lanes, lane_step, word))
+}
+
+/// The bank conflicts of the words that [`word_steps`] chooses; 1 for rows that are read by
+/// vectors, in an [order] without conflicts.
+pub(super) fn fewest_conflicts(rows: &Rows, row_step: usize, lanes: usize) -> usize {
+    if rows.access(rows.alignment) == VECTOR {
+        return 1;
+    }
+    let [by_words, by_chunks] = conflicts_of_words(rows, row_step, lanes);
+    if has_edges(rows) { by_chunks } else { by_words.min(by_chunks) }
 }
 
 /// How many words of one bank of shared memory a warp reads at a time, at most, if `lanes` lanes
@@ -49,8 +72,8 @@ pub(super) fn bank_conflicts(
 /// several vectors of each of fewer rows, without a conflict if the numbers of their vectors differ
 /// modulo eight. If rows are a multiple of 2ᵃ vectors apart, their first vectors differ only in
 /// bits a and higher. So the bits of the row's number that do not show there are XORed into the
-/// lower bits of the vector's number. Rows off a 16-byte boundary are read by 32 lanes at a time, in
-/// narrower accesses: at most as many of these are then to one bank as a vector has words.
+/// lower bits of the vector's number. Rows off a 16-byte boundary are read by 32 lanes at a time,
+/// in narrower accesses: at most as many of these are then to one bank as a vector has words.
 ///
 /// The XOR keeps a lane within its row only if the length of a row, and not just the distance of
 /// rows, is a multiple of 2ᵃ vectors.

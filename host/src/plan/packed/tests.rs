@@ -33,18 +33,24 @@ fn shapes() -> impl Iterator<Item = Rows> {
     })
 }
 
+/// How rows are packed of which there are many.
+fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
+    super::packed(pass, rows, usize::MAX)
+}
+
 fn passes() -> impl Iterator<Item = (Pass, Rows)> {
     shapes().flat_map(|rows| [(Pass::Forward, rows), (Pass::ForwardBackward, rows)])
 }
 
-/// Tiles fit into the shared memory of a block, and rows into tiles. Only the longest rows with
-/// probabilities and with differently aligned gradients are not packed.
+/// Tiles fit into the shared memory of a block, and rows into tiles. Only the longest rows of f64
+/// with probabilities and with differently aligned gradients are not packed.
 #[test]
 fn tiles_fit_into_shared_memory() {
     for (pass, rows) in passes() {
         let row_bytes = rows.cols * rows.element_bytes;
         let Some(packed) = packed(pass, rows) else {
-            assert!(rows.tiles == 2 && !rows.alike && row_bytes > 3 << 10, "{rows:?}");
+            let has_most_tiles = rows.element_bytes == 8 && rows.tiles == 2 && !rows.alike;
+            assert!(has_most_tiles && row_bytes > 3 << 10, "{rows:?}");
             continue;
         };
         let TileArgs { rows: tile_rows, bytes, step, .. } = packed.args;
@@ -58,8 +64,8 @@ fn tiles_fit_into_shared_memory() {
     }
 }
 
-/// A warp has two stages, each with the tiles of its tensors, or with one tile and the classes
-/// of its rows. Gradients that do not overwrite those have tiles of their own behind them.
+/// A warp has one or two stages, each with the tiles of its tensors, or with one tile and the
+/// classes of its rows. Gradients that do not overwrite those have tiles of their own behind them.
 #[test]
 fn stages_and_tiles_of_a_warp_share_no_byte() {
     for (pass, rows) in passes() {
@@ -69,8 +75,11 @@ fn stages_and_tiles_of_a_warp_share_no_byte() {
         // Eight bytes each, which begin as far behind a vector as in global memory.
         let classes = if rows.tiles == 1 { packed.args.rows * 8 + VECTOR_BYTES } else { 0 };
         let expected = (tiles + classes).next_multiple_of(CACHE_LINE);
-        assert_eq!(stage_bytes, expected, "{rows:?}: {packed:?}");
-        let stages = 2 * stage_bytes;
+        let stages = match stage_bytes {
+            0 => expected,
+            _ => 2 * expected,
+        };
+        assert!(stage_bytes == 0 || stage_bytes == expected, "{rows:?}: {packed:?}");
         let expected = if rows.alike { (0, stages) } else { (stages, stages + tiles) };
         assert_eq!((gradients, warp_bytes), expected, "{rows:?}: {packed:?}");
         assert_eq!(packed.shared_bytes, WARPS * warp_bytes as usize);
@@ -229,7 +238,8 @@ fn dense(cols: usize, element_bytes: usize) -> Rows {
 }
 
 /// A lane has a row to itself where rows fit into its registers or are short. As many blocks as
-/// have registers on an H100's multiprocessor then have shared memory too, unless rows are wide.
+/// have registers on an H100's multiprocessor, or one less, then have shared memory too, unless
+/// rows are wide.
 #[test]
 fn lanes_have_short_rows_to_themselves() {
     for (element_bytes, most) in [(2, 16), (4, 16), (8, 8)] {
@@ -250,14 +260,14 @@ fn lanes_have_short_rows_to_themselves() {
             assert_eq!(packed.args.warp_rows_shift, 5, "{rows:?}");
             assert!(packed.args.rows.is_multiple_of(32), "{rows:?}");
             let blocks = match packed.regime {
-                Regime::LaneRows => 7,
+                Regime::LaneRows => 6,
                 Regime::WideRows => continue,
                 _ => 5,
             };
-            let bytes = packed.shared_bytes + (1 << 10);
+            let bytes = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
             assert!(bytes * blocks <= 228 << 10, "{rows:?}: {packed:?}");
             // With 32 rows more in each tile, fewer would have.
-            let more = WARPS * STAGES * 32 * (rows.row_bytes() + 8);
+            let more = WARPS * MOST_STAGES * 32 * (rows.row_bytes() + 8);
             let is_full = packed.args.rows == 32 * MAX_TURNS as u32
                 || (bytes + more) * (blocks + 1) > 228 << 10;
             assert!(is_full, "{rows:?}: {packed:?}");
@@ -280,28 +290,62 @@ fn lanes_have_short_rows_to_themselves() {
     }
 }
 
-/// A pass with gradients has shorter tiles of rows of 256 bytes and more.
+/// The rows that a warp works on at the same time, and whether it loads others meanwhile.
+fn turn(pass: Pass, rows: Rows, rows_of_warp: usize) -> (u32, bool) {
+    let rows = Rows { has_lane_rows: false, has_wide_rows: false, ..rows };
+    let args = super::packed(pass, rows, rows_of_warp).expect("a short row").args;
+    assert_eq!(args.rows, 1 << args.warp_rows_shift, "{rows:?}");
+    (args.rows, args.stage_bytes > 0)
+}
+
+/// A warp works on as many rows at the same time as leave shared memory for five blocks, and loads
+/// others meanwhile if there is memory left.
 #[test]
-fn tiles_are_shorter_with_gradients() {
-    let rows = |pass, cols, element_bytes| {
-        let rows = Rows { has_wide_rows: false, ..dense(cols, element_bytes) };
-        packed(pass, rows).expect("a short row").args.rows
-    };
-    for (cols, element_bytes, forward, gradients) in
-        [(64, 4, 32, 16), (511, 4, 4, 2), (255, 2, 16, 8), (63, 4, 32, 32)]
-    {
-        for (pass, expected) in [
-            (Pass::Forward, forward),
-            (Pass::Backward, gradients),
-            (Pass::ForwardBackward, gradients),
-        ] {
-            assert_eq!(rows(pass, cols, element_bytes), expected, "{pass:?}, {cols} columns");
+fn a_turn_has_as_many_rows_as_five_blocks_have_memory_for() {
+    let forward = |cols, element_bytes| turn(Pass::Forward, dense(cols, element_bytes), usize::MAX);
+    assert_eq!([66, 129, 200].map(|cols| forward(cols, 2)), [(32, true), (32, false), (16, false)]);
+    assert_eq!([513, 987, 2048].map(|cols| forward(cols, 2)), [(8, false), (4, false), (2, false)]);
+    assert_eq!(
+        [100, 700, 1024].map(|cols| forward(cols, 4)),
+        [(16, false), (2, false), (2, false)]
+    );
+    for (pass, rows) in passes() {
+        let Some(packed) = packed(pass, rows) else { continue };
+        let warp_rows = 1 << packed.args.warp_rows_shift;
+        let is_doubled = packed.shared_bytes > WARPS * WARP_BYTES;
+        if packed.regime == Regime::Packed && warp_rows > 1 && !is_doubled {
+            let bytes = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
+            assert!(5 * bytes <= 228 << 10, "{rows:?}: {packed:?}");
         }
     }
 }
 
+/// Each warp has two tiles at least, or one with more to do for it, if there is a row for each.
+#[test]
+fn few_rows_are_shared_out() {
+    let rows = |rows_of_warp| turn(Pass::Backward, dense(129, 2), rows_of_warp).0;
+    assert_eq!([0, 1, 2, 3, 4, 31, 63, 64, 65].map(rows), [32, 1, 1, 1, 2, 8, 16, 32, 32]);
+    let rows = |rows_of_warp| turn(Pass::ForwardBackward, dense(129, 2), rows_of_warp).0;
+    assert_eq!([0, 1, 2, 3, 31, 32].map(rows), [32, 1, 2, 2, 16, 32]);
+    // 132 multiprocessors have room for 2640 warps.
+    assert_eq!([2639, 2640, 70_280].map(|rows| rows_of_warp(rows, 132)), [0, 1, 26]);
+}
+
+/// Rows near a power of two are more or fewer in a turn if that leaves fewer bank conflicts.
+#[test]
+fn a_turn_has_rows_without_many_conflicts() {
+    let rows = |pass, cols| turn(pass, dense(cols, 2), usize::MAX).0;
+    for (cols, forward, backward) in [(255, 32, 16), (2047, 4, 2), (1023, 4, 4), (401, 8, 8)] {
+        assert_eq!((rows(Pass::Forward, cols), rows(Pass::Backward, cols)), (forward, backward));
+        assert_eq!(rows(Pass::ForwardBackward, cols), forward, "{cols} columns");
+    }
+    // Rows of 768 bytes off a boundary all begin in one bank.
+    let off = Rows { alignment: 4, store_alignment: 4, ..dense(192, 4) };
+    assert_eq!(turn(Pass::Backward, off, usize::MAX).0, 4);
+}
+
 /// Blocks that are resident share the multiprocessor's shared memory, of which the driver takes
-/// a KiB for each.
+/// a KiB for each, and the kernel some for its arrays.
 #[test]
 fn blocks_have_shared_memory_and_registers() {
     let packed = packed(Pass::Forward, dense(100, 4)).expect("a short row");
@@ -309,7 +353,7 @@ fn blocks_have_shared_memory_and_registers() {
         let device = Device { multiprocessors: 3, shared_bytes, registers_for };
         packed.blocks(Pass::Forward, 1 << 20, device)
     };
-    let of_block = packed.shared_bytes + 1024;
+    let of_block = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
     assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
     assert_eq!((blocks(4 * of_block, 2), blocks(of_block - 1, 2)), (3 * 2, 3));
     // A tile for each of the four warps of a block, if there are fewer.

@@ -61,17 +61,26 @@ impl Chunks {
         (count + last_part - self.split.part) >> self.lanes_shift()
     }
 
+    /// Bytes of the chunks that the lanes of a row have in one turn. A turn is counted in bytes:
+    /// the loops over turns then have no shift in them.
+    #[inline(always)]
+    pub(super) fn turn_bytes(&self) -> u32 {
+        16 << self.lanes_shift()
+    }
+
     /// Vectors of this lane, if chunks are vectors.
     #[inline(always)]
     pub(super) fn vectors(&self) -> u32 {
         self.share_of(self.units)
     }
 
-    /// This lane's vector in turn `turn`.
+    /// This lane's vector in the turn from byte `turn` on.
     #[inline(always)]
     pub(super) fn vector(&self, turn: u32) -> Chunk {
-        let number = ((turn << self.lanes_shift()) + self.split.part) ^ self.order;
-        Chunk { at: number * 16, head: 0, is_aligned: true, ..self.whole() }
+        // The number of the vector is (turn ÷ 16 + part) ^ order. A turn is a multiple of what
+        // parts are below, so the sum is an XOR, too.
+        let at = turn ^ ((self.split.part ^ self.order) * 16);
+        Chunk { at, head: 0, is_aligned: true, ..self.whole() }
     }
 
     /// Words of a chunk.
@@ -101,12 +110,12 @@ impl Chunks {
         self.units >> (self.lanes_shift() + self.chunk_words().trailing_zeros())
     }
 
-    /// This lane's chunk of words in one of its [`whole_turns`](Self::whole_turns).
+    /// This lane's chunk of words in one of its [`whole_turns`](Self::whole_turns), which begins at
+    /// byte `turn`.
     #[inline(always)]
     pub(super) fn words(&self, turn: u32) -> Chunk {
         let WordSteps { word, lane } = self.steps;
-        let at = (turn << self.lanes_shift()) * 16 + self.split.part * lane;
-        Chunk { at, step: word, ..self.whole() }
+        Chunk { at: turn + self.split.part * lane, step: word, ..self.whole() }
     }
 
     /// Turns in which this lane has a whole chunk of words.
@@ -126,12 +135,13 @@ impl Chunks {
         self.share_of(self.units / self.chunk_words() + u32::from(has_rest))
     }
 
-    /// This lane's chunk of words in turn `turn`, which is below [`count`](Self::count): a whole
-    /// one, or its part of the rest of the row.
+    /// This lane's chunk of words in the turn from byte `turn` on, one of its
+    /// [`count`](Self::count): a whole one, or its part of the rest of the row.
     #[inline(always)]
     pub(super) fn chunk(&self, turn: u32) -> Chunk {
         if !self.has_edges {
-            return if turn < self.turns() { self.words(turn) } else { self.left() };
+            let is_whole = turn < self.turns() * self.turn_bytes();
+            return if is_whole { self.words(turn) } else { self.left() };
         }
         let whole = self.words(turn);
         let is_rest = whole.at / 16 >= self.units / self.chunk_words();
@@ -204,7 +214,7 @@ mod tests {
             let split = Split::new(rows_shift, lane << rows_shift);
             let chunks = Chunks { split, word, steps, has_edges, units, head, has_tail, order: 0 };
             for turn in 0..chunks.count() {
-                let chunk = chunks.chunk(turn);
+                let chunk = chunks.chunk(turn * chunks.turn_bytes());
                 for lane in 0..(E::LANES as usize).min(MAX_LANES) {
                     if let Some(column) = chunk.column::<E>(lane as u32, cols) {
                         times[column as usize] += 1;

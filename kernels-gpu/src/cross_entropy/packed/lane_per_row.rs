@@ -1,10 +1,10 @@
 //! Short rows, one lane per row: in the lane's registers ([`RegisterRow`]), or read from shared
 //! memory for each step where they have more columns ([`WideRow`]).
 //!
-//! A short row costs more than its elements do. Calls without class weights and z-loss therefore
-//! have loops of their own, for each number of columns or each width of an access
-//! ([`Rows::plain`]). All other calls share a loop that decides on options and on the kind of row
-//! row by row ([`Rows::any`]).
+//! A short row costs more than its elements do. Calls with class targets and no other option
+//! therefore have loops of their own, for each number of columns or each width of an access
+//! ([`Rows::plain`]). All other calls, those with label smoothing or probabilities included, share
+//! a loop that decides on options and on the kind of row row by row ([`Rows::any`]).
 
 use super::lane_row::{Access, LaneRow, SharedRow, with_row};
 use super::register_row::{RegisterRow, most_cols, with_columns};
@@ -38,7 +38,7 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, cons
     // SAFETY: the caller's conditions.
     unsafe {
         let compute = LanePerRow::<'_, E, MODE, COMPUTES, WIDE> { pass, workspace };
-        for_each_stage::<E, MODE, COMPUTES>(pass, share, compute)
+        for_each_stage::<E, MODE, COMPUTES, _>(pass, share, compute)
     }
 }
 
@@ -50,8 +50,16 @@ struct LanePerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32, const WI
 impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, MODE>
     for LanePerRow<'_, E, MODE, COMPUTES, WIDE>
 {
+    const HAS_TWO_STAGES: bool = true;
+
     #[inline(always)]
-    unsafe fn stage(&mut self, stage: Stage<'_, MODE>, scale: E::Real, terms: &mut [f64; TERMS]) {
+    unsafe fn stage(
+        &mut self,
+        stage: Stage<'_, MODE>,
+        _is_last: bool,
+        scale: E::Real,
+        terms: &mut [f64; TERMS],
+    ) {
         let &mut LanePerRow { pass, workspace } = self;
         let args = stage.args;
         let (logits, probabilities) = (stage.logits::<E>(), stage.probabilities::<E>());

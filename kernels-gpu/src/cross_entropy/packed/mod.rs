@@ -71,7 +71,7 @@ struct Share {
 /// 2. With a loss, the grid is the `normaliser_blocks` that sum the normaliser, if gradients are
 ///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks.
 /// 3. `args.tile` fits the rows, and a block has dynamic shared memory for the tiles of its warps.
-/// 4. With one lane per row, targets are classes.
+/// 4. With [`row_lanes::ONE_WIDE`], targets are no probabilities.
 #[inline(always)]
 pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u32>(
     args: &CrossEntropyArgs,

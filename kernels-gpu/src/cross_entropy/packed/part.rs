@@ -151,47 +151,48 @@ impl<E: Element> Part<E> {
     #[inline(always)]
     pub(super) unsafe fn for_each(&self, pairs: Pairs, mut body: impl FnMut(Chunk, Vec16)) {
         let cut = self.chunks();
-        let mut turn = 0;
+        let (mut turn, step) = (0, cut.turn_bytes());
         // SAFETY: the caller's conditions.
         unsafe {
             if pairs == Pairs::None {
-                let count = self.count(&cut);
-                while turn < count {
+                let end = self.count(&cut) * step;
+                while turn < end {
                     let chunk = self.chunk(&cut, turn);
                     body(chunk, self.load(chunk));
-                    turn += 1;
+                    turn += step;
                 }
                 return;
             }
             // Chunks that are vectors have a loop of their own: in a common loop, each chunk would
             // cost the instructions of both kinds.
             if self.is_aligned {
-                let count = cut.vectors();
-                while turn + 1 < count {
-                    let pair = [cut.vector(turn), cut.vector(turn + 1)];
+                let end = cut.vectors() * step;
+                while turn + step < end {
+                    let pair = [cut.vector(turn), cut.vector(turn + step)];
                     let vectors = [self.load(pair[0]), self.load(pair[1])];
                     body(pair[0], vectors[0]);
                     body(pair[1], vectors[1]);
-                    turn += 2;
+                    turn += 2 * step;
                 }
-                if turn < count {
+                if turn < end {
                     let chunk = cut.vector(turn);
                     body(chunk, self.load(chunk));
                 }
                 return;
             }
-            while pairs == Pairs::All && turn + 1 < cut.whole_turns() {
-                let pair = [cut.words(turn), cut.words(turn + 1)];
+            let whole_end = cut.whole_turns() * step;
+            while pairs == Pairs::All && turn + step < whole_end {
+                let pair = [cut.words(turn), cut.words(turn + step)];
                 let vectors = [self.load(pair[0]), self.load(pair[1])];
                 body(pair[0], vectors[0]);
                 body(pair[1], vectors[1]);
-                turn += 2;
+                turn += 2 * step;
             }
-            let count = cut.count();
-            while turn < count {
+            let end = cut.count() * step;
+            while turn < end {
                 let chunk = cut.chunk(turn);
                 body(chunk, self.load(chunk));
-                turn += 1;
+                turn += step;
             }
         }
     }
@@ -202,7 +203,7 @@ impl<E: Element> Part<E> {
         if self.is_aligned { cut.vectors() } else { cut.count() }
     }
 
-    /// The lane's chunk in turn `turn`, which is below its [`count`](Self::count).
+    /// The lane's chunk in the turn from byte `turn` on, one of its [`count`](Self::count).
     #[inline(always)]
     fn chunk(&self, cut: &Chunks, turn: u32) -> Chunk {
         if self.is_aligned { cut.vector(turn) } else { cut.chunk(turn) }
@@ -216,10 +217,10 @@ impl<E: Element> Part<E> {
     #[inline(always)]
     pub(super) unsafe fn for_each_two(&self, mut body: impl FnMut([Option<Chunk>; 2], [Vec16; 2])) {
         let cut = self.chunks();
-        let count = self.count(&cut);
-        let mut turn = 0;
-        while turn < count {
-            let second = (turn + 1 < count).then(|| self.chunk(&cut, turn + 1));
+        let (mut turn, step) = (0, cut.turn_bytes());
+        let end = self.count(&cut) * step;
+        while turn < end {
+            let second = (turn + step < end).then(|| self.chunk(&cut, turn + step));
             let chunks = [Some(self.chunk(&cut, turn)), second];
             let mut vectors = [E::pack([self.padding; MAX_LANES]); 2];
             unrolled!(for k in 0..2; {
@@ -229,7 +230,7 @@ impl<E: Element> Part<E> {
                 }
             });
             body(chunks, vectors);
-            turn += 2;
+            turn += 2 * step;
         }
     }
 
@@ -252,11 +253,11 @@ impl<E: Element> Part<E> {
             let mut vector = E::pack([self.padding; MAX_LANES]);
             if !chunk.is_rest {
                 self.for_each_word(Self::WORDS, |word| {
-                    self.load_word(at + word as u32 * chunk.step, word, &mut vector);
+                    self.load_word(chunk, word, &mut vector);
                 });
             } else {
                 self.for_each_word(chunk.words, |word| {
-                    self.load_word(at + word as u32 * chunk.step, word, &mut vector);
+                    self.load_word(chunk, word, &mut vector);
                 });
                 if Self::HAS_PEELED {
                     let half = |has: bool, at: u32| {
@@ -284,13 +285,9 @@ impl<E: Element> Part<E> {
                 return;
             }
             if !chunk.is_rest {
-                self.for_each_word(Self::WORDS, |word| {
-                    self.store_word(at + word as u32 * chunk.step, word, vector);
-                });
+                self.for_each_word(Self::WORDS, |word| self.store_word(chunk, word, vector));
             } else {
-                self.for_each_word(chunk.words, |word| {
-                    self.store_word(at + word as u32 * chunk.step, word, vector);
-                });
+                self.for_each_word(chunk.words, |word| self.store_word(chunk, word, vector));
                 if Self::HAS_PEELED {
                     let end = self.row + (self.cols - 1) * Self::SIZE;
                     let halves = vector.0[3];
@@ -365,18 +362,28 @@ impl<E: Element> Part<E> {
         });
     }
 
+    /// Where a word of a chunk is: a byte, and the number of the word from there on. The words of
+    /// 16-bit elements are adjacent, so that the number is a constant, which is part of the
+    /// instruction.
+    #[inline(always)]
+    fn place(&self, chunk: Chunk, word: usize) -> (u32, u32) {
+        let (at, word) = (self.at(chunk), word as u32);
+        if Self::HAS_PEELED { (at, word) } else { (at + word * chunk.step, 0) }
+    }
+
     /// # Safety
     /// As [`for_each`](Self::for_each).
     #[inline(always)]
-    unsafe fn load_word(&self, at: u32, word: usize, vector: &mut Vec16) {
+    unsafe fn load_word(&self, chunk: Chunk, word: usize, vector: &mut Vec16) {
+        let (at, number) = self.place(chunk, word);
         // SAFETY: the caller's conditions.
         unsafe {
             if Self::WORD == 8 {
-                let bits = self.shared.word::<u64>(at, 0);
+                let bits = self.shared.word::<u64>(at, number);
                 vector.0[2 * word] = bits as u32;
                 vector.0[2 * word + 1] = (bits >> 32) as u32;
             } else {
-                vector.0[word] = self.shared.word::<u32>(at, 0);
+                vector.0[word] = self.shared.word::<u32>(at, number);
             }
         }
     }
@@ -384,14 +391,15 @@ impl<E: Element> Part<E> {
     /// # Safety
     /// As [`store`](Self::store).
     #[inline(always)]
-    unsafe fn store_word(&self, at: u32, word: usize, vector: Vec16) {
+    unsafe fn store_word(&self, chunk: Chunk, word: usize, vector: Vec16) {
+        let (at, number) = self.place(chunk, word);
         // SAFETY: the caller's conditions.
         unsafe {
             if Self::WORD == 8 {
                 let [low, high] = [vector.0[2 * word], vector.0[2 * word + 1]];
-                self.shared.set_word(at, 0, u64::from(high) << 32 | u64::from(low));
+                self.shared.set_word(at, number, u64::from(high) << 32 | u64::from(low));
             } else {
-                self.shared.set_word(at, 0, vector.0[word]);
+                self.shared.set_word(at, number, vector.0[word]);
             }
         }
     }

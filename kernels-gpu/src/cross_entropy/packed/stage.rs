@@ -1,5 +1,5 @@
-//! A warp's shared memory: two stages, each with the rows of a tile and their targets, and tiles
-//! for gradients that cannot be written in place.
+//! A warp's shared memory: one or two stages, each with the rows of a tile and their targets, and
+//! tiles for gradients that cannot be written in place.
 
 use super::{Share, computes};
 use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES};
@@ -11,9 +11,6 @@ use crate::tile::{Shared, Tile};
 use cuda_std::hint::opaque;
 use cuda_std::memory::{end_copies, wait_for_copies};
 use cuda_std::warp::{sync_warp, warp_id};
-
-/// Stages of a warp: one that it computes, and one that is being copied.
-const STAGES: u32 = 2;
 
 /// Adjacent rows of logits and their targets in one stage.
 #[derive(Clone, Copy)]
@@ -170,56 +167,90 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
 
 /// What a warp does with a stage. A trait, since LLVM does not inline a closure of this size.
 pub(super) trait Compute<R, const MODE: u32> {
-    /// Computes the rows of a stage, and adds their terms to `terms`. `scale` is the scale of the
-    /// gradients of all rows, where they share one upstream gradient.
+    /// Whether a warp has two stages in every launch.
+    const HAS_TWO_STAGES: bool;
+
+    /// Computes the rows of a stage, and adds their terms to `terms`; all that it has not added
+    /// yet in the warp's last stage. `scale` is the scale of the gradients of all rows, where they
+    /// share one upstream gradient.
     ///
     /// # Safety
     /// 1. As [`for_each_stage`].
     /// 2. The copies of the stage are complete.
-    unsafe fn stage(&mut self, stage: Stage<'_, MODE>, scale: R, terms: &mut [f64; TERMS]);
+    unsafe fn stage(
+        &mut self,
+        stage: Stage<'_, MODE>,
+        is_last: bool,
+        scale: R,
+        terms: &mut [f64; TERMS],
+    );
 }
 
-/// Has `compute` take each stage of a warp's share of the rows, while the next one is copied, and
-/// returns the summed terms.
+/// Has `compute` take each stage of a warp's share of the rows and, with two stages, while the next
+/// one is copied. Returns the summed terms.
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
 #[inline(always)]
-pub(super) unsafe fn for_each_stage<E: Element, const MODE: u32, const COMPUTES: u32>(
+pub(super) unsafe fn for_each_stage<
+    E: Element,
+    const MODE: u32,
+    const COMPUTES: u32,
+    C: Compute<E::Real, MODE>,
+>(
     pass: &Pass<'_, E, MODE>,
     share: Share,
-    mut compute: impl Compute<E::Real, MODE>,
+    mut compute: C,
 ) -> [f64; TERMS] {
     let args = pass.args;
     let shared = Shared::new();
     let mut terms = [0.0; TERMS];
     let mut scale = E::Real::ZERO;
-    let first = || opaque(warp_id().into()) as u32 * args.tile.warp_bytes;
-    let (mut base, mut next, mut has_stage) = (first(), share.first, false);
+    let warp = || opaque(warp_id().into()) as u32 * args.tile.warp_bytes;
+    // SAFETY: the caller's conditions.
+    let scale_of_all = || unsafe {
+        if COMPUTES == computes::BOTH {
+            pass.scale(0, normaliser(args), Total::Weights)
+        } else if COMPUTES == computes::GRADIENTS && args.upstream_stride == 0 {
+            pass.scale_of_saved(0, Total::Weights)
+        } else {
+            E::Real::ZERO
+        }
+    };
+    let is_double = C::HAS_TWO_STAGES || args.tile.stage_bytes != 0;
+    // With two stages, a tile is computed while the next one is loaded.
+    let lag = if is_double { share.step } else { 0 };
+    let (mut base, mut next, mut is_ahead) = (warp(), share.first, false);
     let tiles = args.tile.count;
     // SAFETY: the caller's conditions.
     unsafe {
-        // The first iteration only loads, so the code of a load exists once.
-        while next < tiles || has_stage {
+        // With two stages, the first iteration only loads, so the code of a load exists once.
+        while next < tiles || is_ahead {
             if next < tiles {
                 Stage::<MODE>::new(args, shared, next, base).load_async::<E>();
             }
             end_copies();
-            // The other of the two stages.
-            base = 2 * first() + (STAGES - 1) * args.tile.stage_bytes - base;
-            if has_stage {
-                wait_for_copies::<1>();
+            // The other stage, if there is one.
+            base = 2 * warp() + args.tile.stage_bytes - base;
+            if is_ahead || !is_double {
+                if is_double {
+                    wait_for_copies::<1>();
+                } else {
+                    if next == share.first {
+                        scale = scale_of_all();
+                    }
+                    wait_for_copies::<0>();
+                }
                 sync_warp();
-                let stage = Stage::<MODE>::new(args, shared, next - share.step, base);
-                compute.stage(stage, scale, &mut terms);
-                // The stage is free for the tile after the next.
+                let number = next - lag;
+                let stage = Stage::<MODE>::new(args, shared, number, base);
+                compute.stage(stage, number + share.step >= tiles, scale, &mut terms);
+                // The stage is free for another tile.
                 sync_warp();
-            } else if COMPUTES == computes::BOTH {
-                scale = pass.scale(0, normaliser(args), Total::Weights);
-            } else if COMPUTES == computes::GRADIENTS && args.upstream_stride == 0 {
-                scale = pass.scale_of_saved(0, Total::Weights);
+            } else {
+                scale = scale_of_all();
             }
-            has_stage = next < tiles;
+            is_ahead = is_double && next < tiles;
             next += share.step;
         }
     }

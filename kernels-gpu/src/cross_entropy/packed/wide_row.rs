@@ -232,14 +232,15 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
         pass: &Pass<'_, E, MODE>,
         _probabilities: (SharedRow, Access),
     ) -> Stats<E::Real> {
-        let mut max = E::Real::NEG_INFINITY;
+        let mut maxima = E::NO_MAXIMA;
         let mut sums = [E::Real::ZERO; 2];
         let mut shares = [E::Real::ZERO; 2];
         // SAFETY: the caller's conditions.
         unsafe {
             for_each_vector!((_index, _accesses, vector) in self; {
-                max = max.max(E::greatest([vector]));
+                maxima = E::raise(maxima, [vector]);
             });
+            let max = E::greatest_of(maxima);
             self.center = max;
             let is_far = Relative::<_, { mode::CLASS }>::is_far(max, E::Real::ONE);
             let relative = Relative::<_, { mode::CLASS }>::to(max, E::Real::ONE);
@@ -315,7 +316,8 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
         }
     }
 
-    /// No kernel has wide rows of probabilities.
+    /// Never called: no kernel has wide rows of probabilities (condition 4 of
+    /// [`packed`](super::packed)).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_gradients_of_both<const MODE: u32>(
         &mut self,

@@ -26,10 +26,10 @@ impl Classes {
     }
 }
 
-/// Runs `$body` where `$weight_of(k, lane)` is the weight of element `lane` of vector k of N whole
-/// vectors of `$classes`. Branches once, around the body: between vectors, a branch would have the
-/// loads of one wait for the arithmetic of the one before, and LLVM keeps a vector that is written
-/// in branches in local memory.
+/// Runs `$body` where `$weight_of(k, lane)` is the weight of element `lane` of vector k of `$count`
+/// whole vectors of `$classes`. Branches once, around the body: between vectors, a branch would
+/// have the loads of one wait for the arithmetic of the one before, and LLVM keeps a vector that is
+/// written in branches in local memory.
 macro_rules! with_weights {
     ($pass:expr, $classes:expr, $count:expr, $weight_of:ident; $body:block) => {
         if !WEIGHTED || $pass.args.weight == 0 {
@@ -83,8 +83,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// weights.
     ///
     /// # Safety
-    /// The kernels' condition 1; the row has these classes. Those of all vectors are as many
-    /// classes from a 16-byte boundary. If there are no class weights, `classes` is not used.
+    /// The kernels' condition 1; the row has these classes. The first classes of the vectors differ
+    /// by whole vectors, so that the weights of all are on 16-byte boundaries if those of one are.
+    /// If there are no class weights, `classes` is not used.
     #[inline(always)]
     pub(in crate::cross_entropy) unsafe fn add_shares<const N: usize, const WEIGHTED: bool>(
         &self,
@@ -94,8 +95,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         classes: [Classes; N],
     ) {
         let of = |vector, lane: usize| E::extract(vector, lane as u32).widen();
-        // Two accumulators each, which halve the chains of dependent additions. f64 has no
-        // registers for them.
+        // Two accumulators each, which halve the chains of dependent additions. A vector of f64
+        // has two elements, so there is nothing to halve.
         let accumulators = if size_of::<E::Real>() == 8 { 1 } else { 2 };
         let (mut dots, mut sum) = ([sums[0], E::Real::ZERO], [sums[1], E::Real::ZERO]);
         if self.has_equal_shares() {
@@ -210,7 +211,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             });
             return;
         }
-        // The unit is a power of two, so this product rounds nothing.
+        // The unit is a power of two, so this product rounds nothing, unless it is subnormal.
         let by_weight = -(factors.by_share * self.unit());
         with_weights!(self, [classes], 1, weight_of; {
             unrolled!(for lane in 0..E::LANES as usize; {

@@ -165,11 +165,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "single_stage_waits_for_too_few",
+        what: "the only stage of a warp is read while its copy is under way",
+        file: "cross_entropy/packed/stage.rs",
+        lines: "wait_for_copies::<0>();",
+        from: "wait_for_copies::<0>();",
+        to: "wait_for_copies::<1>();",
+        test: "grids::losses_of_rows_of_several_tiles",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "stage_of_other_lanes",
         what: "a lane reads what other lanes have copied, with no synchronisation between",
         file: "cross_entropy/packed/stage.rs",
-        lines: "wait_for_copies::<1>();
-            sync_warp();",
+        lines: "sync_warp();
+            let number = next - lag;",
         from: "sync_warp();",
         to: "",
         test: "cross_entropy::a_class_of_u32_is_never_negative",
@@ -179,7 +189,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "stage_freed_early",
         what: "a lane fills a stage that other lanes still read",
         file: "cross_entropy/packed/stage.rs",
-        lines: "// The stage is free for the tile after the next.
+        lines: "// The stage is free for another tile.
             sync_warp();",
         from: "sync_warp();",
         to: "",

@@ -7,10 +7,15 @@
 //!    those of 32 rows.
 //! 2. Each lane then finishes one row. What is done once a row is so done for 32 rows at a time.
 //! 3. In as many turns again, the lanes of each row compute its gradients.
+//!
+//! For the loss alone, a batch may have rows of several tiles ([`losses`]). Gradients are computed
+//! from the tile, so that a batch is then of one.
 
 mod gradients;
+mod losses;
 mod statistics;
 
+use self::losses::Batch;
 use super::chunk::Chunk;
 use super::part::{Pairs, Part, Split};
 use super::stage::{Compute, Stage, for_each_stage};
@@ -37,8 +42,9 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
 ) -> [f64; TERMS] {
     // SAFETY: the caller's conditions.
     unsafe {
-        let compute = LanesPerRow::<'_, E, MODE, COMPUTES> { pass, near: 0, workspace };
-        for_each_stage::<E, MODE, COMPUTES>(pass, share, compute)
+        let batch = Batch::NONE;
+        let compute = LanesPerRow::<'_, E, MODE, COMPUTES> { pass, near: 0, batch, workspace };
+        for_each_stage::<E, MODE, COMPUTES, _>(pass, share, compute)
     }
 }
 
@@ -46,27 +52,40 @@ struct LanesPerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32> {
     pass: &'a Pass<'a, E, MODE>,
     /// The top of the largest logit of the last row that this lane had a part of.
     near: u32,
+    /// The rows whose losses are still to be computed, where only these are.
+    batch: Batch<E::Real>,
     workspace: Workspace,
 }
 
 impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
     for LanesPerRow<'_, E, MODE, COMPUTES>
 {
+    /// In f64, there are no registers for the choice.
+    const HAS_TWO_STAGES: bool = size_of::<E>() == 8;
+
     #[inline(always)]
-    unsafe fn stage(&mut self, stage: Stage<'_, MODE>, scale: E::Real, terms: &mut [f64; TERMS]) {
-        let LanesPerRow { pass, near, workspace } = self;
+    unsafe fn stage(
+        &mut self,
+        stage: Stage<'_, MODE>,
+        is_last: bool,
+        scale: E::Real,
+        terms: &mut [f64; TERMS],
+    ) {
         let tiles = Tiles::<E, MODE>::new(stage);
-        let mut first = 0;
         // SAFETY: the caller's conditions.
         unsafe {
+            if COMPUTES == computes::LOSS {
+                self.losses(&tiles, is_last, terms);
+                return;
+            }
+            let LanesPerRow { pass, near, workspace, .. } = self;
+            let mut first = 0;
             while first < stage.rows {
                 tiles.batch::<COMPUTES>(pass, first, scale, near, *workspace, terms);
                 first += WARP_SIZE;
             }
-            if COMPUTES != computes::LOSS {
-                sync_warp();
-                tiles.store();
-            }
+            sync_warp();
+            tiles.store();
         }
     }
 }
@@ -132,9 +151,32 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         unsafe { x.load_beside(self.probabilities.row(row), chunk) }
     }
 
-    /// Computes 32 rows from `first` on, or those that the stage has left, and adds their terms to
-    /// `terms`. `near` is the top of the largest logit of a row before them, and then of the last
-    /// of them.
+    /// The class of row `row` and its logit: 0 if the class is out of range. If there is no such
+    /// row, or targets are probabilities, the class is the ignored one.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    unsafe fn class_and_logit(&self, row: u32) -> (i64, E::Real) {
+        let Stage { args, shared, rows, .. } = self.stage;
+        if MODE == mode::PROBABILITIES || row >= rows {
+            return (args.ignore_index, E::Real::ZERO);
+        }
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let class = self.stage.class(row);
+            // A negative class is out of range, too, as an unsigned number.
+            if class.cast_unsigned() >= u64::from(args.cols) {
+                return (class, E::Real::ZERO);
+            }
+            let at = self.logits.row(row) + class as u32 * size_of::<E>() as u32;
+            (class, shared.element::<E>(at).widen())
+        }
+    }
+
+    /// Computes 32 rows from `first` on, or those that the stage has left: their gradients and, as
+    /// `COMPUTES` says, their losses, which it adds to `terms`. `near` is the top of the largest
+    /// logit of a row before them, and then of the last of them.
     ///
     /// # Safety
     /// As [`rows`]; all lanes of the warp call it, and the copies of the stage are complete.
@@ -154,30 +196,17 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let own = first + lane_id();
         let has_own = own < rows;
         let row = self.stage.first() + u64::from(own);
-        let size = size_of::<E>() as u32;
         // SAFETY: the caller's conditions; condition 1 of the kernels covers all reads of global
         // memory. A lane writes its own part of a row only, and the warp synchronises before
         // another lane accesses it.
         unsafe {
-            let mut class = args.ignore_index;
-            let mut logit = E::Real::ZERO;
-            if MODE != mode::PROBABILITIES && has_own {
-                class = self.stage.class(own);
-                // A negative class is out of range, too, as an unsigned number.
-                if class.cast_unsigned() < u64::from(args.cols) {
-                    let at = self.logits.row(own) + class as u32 * size;
-                    logit = shared.element::<E>(at).widen();
-                }
-            }
+            let (class, logit) = self.class_and_logit(own);
             let mut stats = Stats::NONE;
             if COMPUTES != computes::GRADIENTS {
                 stats = self.statistics(pass, first, near, split);
                 if has_own {
                     add_loss::<E, MODE, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
                 }
-            }
-            if COMPUTES == computes::LOSS {
-                return;
             }
             let label = pass.label(class);
             let mut factors = Factors::NONE;
@@ -204,7 +233,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                 sync_warp();
                 if has_own && label.has_class(args.cols) {
                     let at_class = E::narrow(pass.at_class(&label, &factors, logit));
-                    let at = self.grad_logits.row(own) + label.class * size;
+                    let at = self.grad_logits.row(own) + label.class * size_of::<E>() as u32;
                     shared.set_element(at, at_class);
                 }
             }

@@ -27,26 +27,44 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         near: &mut u32,
         split: Split,
     ) -> Stats<E::Real> {
-        let rows = self.stage.rows;
         let mut stats = Stats::NONE;
         let mut turn = 0;
-        while turn < WARP_SIZE && first + turn < rows {
-            // Lanes beyond the last row compute that one again: all lanes take part in shuffles.
-            let row = (first + turn + split.slot).min(rows - 1);
+        while turn < WARP_SIZE && first + turn < self.stage.rows {
             // SAFETY: the caller's conditions.
-            let row_stats = unsafe {
-                if lags::<E::Real>(MODE) {
-                    self.lagging_statistics_of(pass, row, *near, split)
-                } else {
-                    self.statistics_of(pass, row, split)
-                }
-            };
-            *near = row_stats.max.to_top();
+            let row_stats =
+                unsafe { self.statistics_of_turn(pass, first + turn + split.slot, near, split) };
             if split.part << split.rows_shift == turn {
                 stats = row_stats;
             }
             turn += 1 << split.rows_shift;
         }
+        stats
+    }
+
+    /// Computes the statistics of row `row`, in each lane that shares it. `near` is the top of the
+    /// largest logit of the row before, and then of this one.
+    ///
+    /// # Safety
+    /// As [`batch`](Self::batch).
+    #[inline(always)]
+    pub(super) unsafe fn statistics_of_turn(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        row: u32,
+        near: &mut u32,
+        split: Split,
+    ) -> Stats<E::Real> {
+        // Lanes beyond the last row compute that one again: all lanes take part in shuffles.
+        let row = row.min(self.stage.rows - 1);
+        // SAFETY: the caller's conditions.
+        let stats = unsafe {
+            if lags::<E::Real>(MODE) {
+                self.lagging_statistics_of(pass, row, *near, split)
+            } else {
+                self.statistics_of(pass, row, split)
+            }
+        };
+        *near = stats.max.to_top();
         stats
     }
 
@@ -113,10 +131,10 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// As [`batch`](Self::batch).
     #[inline(always)]
     unsafe fn max_of(x: &Part<E>, split: Split) -> Stats<E::Real> {
-        let mut max = E::Real::NEG_INFINITY;
+        let mut maxima = E::NO_MAXIMA;
         // SAFETY: the caller's conditions.
-        unsafe { x.for_each(Self::PAIRS, |_, vector| max = max.max(E::greatest([vector]))) };
-        Stats { max: split.over_row(max, E::Real::max), ..Stats::NONE }
+        unsafe { x.for_each(Self::PAIRS, |_, vector| maxima = E::raise(maxima, [vector])) };
+        Stats { max: split.over_row(E::greatest_of(maxima), E::Real::max), ..Stats::NONE }
     }
 
     /// Sums the exponentials of the largest logits, which are 1, and all others apart. Writes the

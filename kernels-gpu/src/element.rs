@@ -222,7 +222,7 @@ impl Element for f64 {
         maximum
     }
 
-    /// None, since [`larger`](float64::larger) would keep a first number that is NaN.
+    /// None, since `larger` would keep a first number that is NaN.
     #[inline(always)]
     fn first_maxima(_: Vec16) -> f64 {
         Self::NO_MAXIMA

@@ -37,16 +37,17 @@ const WARPS: usize = BLOCK / 32;
 /// shared memory for their stages.
 const MOST_VECTORS: usize = 4 * BLOCK;
 
-/// The fewest bytes of a row that is not packed. A block computes one such row at a time. Chosen, not
-/// searched for.
+/// The fewest bytes of a row that is not packed. A block computes one such row at a time. Chosen,
+/// not searched for.
 const LEAST_ROW_BYTES: usize = 4 << 10;
 
-/// Parts of split rows for each block that is resident. More cost more in the block that adds up the
-/// parts: 16 instead of 4 took KL of 2002×50257 f32, forward, from 0.91 to 0.48 of the ceiling (H200,
-/// 2026-11-26).
+/// Parts of split rows for each block that is resident. More cost more in the block that adds up
+/// the parts: 16 instead of 4 took KL of 2002×50257 f32, forward, from 0.91 to 0.48 of the ceiling
+/// (H200, 2026-11-26).
 const PARTS_PER_BLOCK: usize = 4;
 
-/// About how many sums of a row a lane adds up, if there are enough lanes. Chosen, not searched for.
+/// About how many sums of a row a lane adds up, if there are enough lanes. Chosen, not searched
+/// for.
 const SUMS_PER_LANE: usize = 8;
 
 /// Bytes of the shared arrays of the kernels, as their PTX declares them.

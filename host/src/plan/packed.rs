@@ -12,7 +12,8 @@ use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_ro
 /// and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor.
+/// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor for class targets of
+/// 16 and 32 bits, as the kernels' table says. Other targets and f64 have fewer, of no more memory.
 const RESIDENT_BLOCKS: usize = 5;
 
 /// The bytes of shared memory that a warp can have if `blocks` blocks are to fit into an H100's
@@ -25,7 +26,8 @@ const fn warp_bytes_of(blocks: usize) -> usize {
 /// The bytes of shared memory of a warp whose lanes share rows of more than `SMALL_ROW_BYTES`.
 const WARP_BYTES: usize = warp_bytes_of(RESIDENT_BLOCKS);
 
-/// The same, for rows that would have bank conflicts otherwise.
+/// The same where three blocks are enough: rows that would have bank conflicts with less memory,
+/// and two tiles of f64 in the forward pass.
 const MOST_WARP_BYTES: usize = warp_bytes_of(3);
 
 /// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
@@ -250,7 +252,8 @@ const WAVES: usize = 8;
 /// Bytes of shared memory that the driver reserves in each block.
 pub(crate) const RESERVED: usize = 1 << 10;
 
-/// Bytes of the shared arrays of each kernel of packed rows, as its PTX uses them.
+/// Bytes of the shared arrays of a kernel of packed rows, at most, up to where the dynamic shared
+/// memory of a block begins.
 pub(crate) const ARRAYS_BYTES: usize = 1152;
 
 /// What a device has room for, for one kernel.
@@ -369,7 +372,9 @@ impl Space<'_> {
     /// columns 0.71 and 0.82, 1040 columns 0.75 and 0.84; forward-backward, 129 columns 0.61 and
     /// 0.82, 1064 columns 0.75 and 0.84.
     ///
-    /// f64 has two stages always, and more memory for them where four blocks have registers.
+    /// f64 has two stages always, since its kernels have no registers for the choice. In the
+    /// forward pass its tiles have about 8 KiB, and about 5 KiB otherwise: chosen, not searched
+    /// for.
     fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
         let (least_stages, most_bytes) = match (self.rows.element_bytes, pass) {
             (8, Pass::Forward) => (MOST_STAGES, MOST_WARP_BYTES),
@@ -388,8 +393,8 @@ impl Space<'_> {
     /// once a tile: with fewer tiles, some warps would have twice as many as others. H200,
     /// 2026-11-27, ceiling ÷ ours with as many rows as there is room for, and so: f32 backward,
     /// 4505×1024, 0.62 and 0.73; bf16 forward, 70280×255, 0.46 and 0.55. With two tiles for each
-    /// warp, bf16 forward-backward, 8190×1280 would be at 0.43 instead of 0.50. A call with fewer
-    /// rows than warps takes little longer than its launch in any case.
+    /// warp, bf16 forward-backward, 8190×1280 is at 0.43 instead of 0.49. Calls with fewer rows
+    /// than warps have as many as there is room for; they were not measured.
     fn shared_out(&self, pass: Pass, most: usize) -> usize {
         let tiles = if pass == Pass::ForwardBackward { 1 } else { 2 };
         let mut rows = most;
@@ -402,8 +407,10 @@ impl Space<'_> {
     /// `rows`, or half or twice as many, which have fewer bank conflicts. Rows whose length is near
     /// a power of two have some if a warp works on few of them. Twice as many take more shared
     /// memory than there should be: H200, 2026-11-27, bf16, forward, 2047 columns 0.63 of the
-    /// ceiling with two rows and 0.75 with four, 255 columns 0.67 and 0.78 with 32 rows. But
-    /// backward, which has less arithmetic, 255 columns 0.87 and 0.81.
+    /// ceiling with two rows and 0.75 with four, 255 columns 0.67 with 16 rows and 0.78 with 32.
+    /// But backward, which has less arithmetic, 255 columns 0.87 and 0.81. Where eight rows begin
+    /// in one bank, half as many are faster: f32 backward, 192 columns, one element off, 0.68 and
+    /// 0.86.
     fn with_few_conflicts(&self, pass: Pass, mut rows: usize) -> usize {
         let step = self.read.steps[0];
         let conflicts = |rows| banks::fewest_conflicts(self.rows, step, 32 / rows);

@@ -320,6 +320,18 @@ fn a_turn_has_as_many_rows_as_five_blocks_have_memory_for() {
     }
 }
 
+/// The kernels' table allows as many blocks as memory is counted for.
+#[test]
+fn registers_allow_the_blocks_that_share_memory() {
+    use kernels_gpu::kernels::cross_entropy::{BACKWARD_PACKED, FORWARD_PACKED};
+    let of_16_and_32_bits = |entry: &&kernels_gpu::Entry| !entry.name.ends_with("_f64");
+    for family in [&FORWARD_PACKED, &BACKWARD_PACKED] {
+        for entry in family.entries.iter().filter(of_16_and_32_bits) {
+            assert_eq!(entry.resident as usize, RESIDENT_BLOCKS, "{}", entry.name);
+        }
+    }
+}
+
 /// Each warp has two tiles at least, or one with more to do for it, if there is a row for each.
 #[test]
 fn few_rows_are_shared_out() {

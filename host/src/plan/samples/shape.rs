@@ -34,16 +34,18 @@ impl Shape {
             && self.fits_warp()
             && self.vectors * 16 >= SHORT_WHOLE_MIN_BYTES
             && self.fills(self.kernels.per_thread, row_lanes)
-            && self.is_full(row_lanes)
+            && self.prefers_warp_registers(row_lanes)
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }
 
-    /// Whether rows leave few of the registers of `row_lanes` lanes empty, or are faster so: not
-    /// those of 16-bit elements whose exponentials are computed. H200, 2026-11-27, bf16, ceiling ÷
-    /// ours in registers and packed: forward, 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85,
-    /// 512 columns 0.90 and 0.86; forward-backward, 384 columns 0.81 and 0.86, 800 columns 0.83 and
-    /// 0.84; backward, 384 columns 0.97 and 0.91; f32 forward, 200 columns 0.93 and 0.88.
-    fn is_full(&self, row_lanes: usize) -> bool {
+    /// Whether rows are faster in the registers of `row_lanes` lanes than packed: all but those of
+    /// 16-bit elements whose exponentials are computed and that leave an eighth of the registers
+    /// empty or more. H200, 2026-11-27, bf16, 256 MiB, ceiling ÷ ours in registers and packed:
+    /// forward, 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86;
+    /// forward-backward, 384 columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384
+    /// columns 0.97 and 0.91; f32 forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of
+    /// 424 columns, 0.72 and 0.62: each warp has few tiles of so few rows.
+    fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
         let registers = self.kernels.per_thread * row_lanes;
         self.element_bytes != 2 || self.pass == Pass::Backward || 8 * self.vectors > 7 * registers
     }

@@ -107,8 +107,8 @@ impl<'a> Launches<'a> {
         }
         let regime = self.plan(pass, args).plan.regime;
         let is_few = self.is_few(regime, args);
-        let is_long =
-            regime == Regime::Long && plan::is_split(self.row_bytes(), self.element_bytes);
+        let is_long = regime == Regime::Long
+            && plan::is_split(self.row_bytes(), self.element_bytes, args.share != 0.0);
         if (is_few || is_long)
             && let Some((family, split)) = self.split()?
         {
@@ -201,7 +201,9 @@ impl<'a> Launches<'a> {
                 .flatten()
                 .map(|device| (self.layout, device)),
             staged: entry(Regime::Staged).map(|entry| (gpu.room_for(entry.resident), entry.block)),
-            prefers_staged: self.element_bytes == 8 || args.share != 0.0,
+            vectors_beside: (self.kernels.vectors_beside)(self.element_bytes),
+            shared_bytes: gpu.room_for(1).shared_bytes,
+            is_smoothed: args.share != 0.0,
             whole: self.whole,
             short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
             max_registers_block: most_threads(Regime::Registers),

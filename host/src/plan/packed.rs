@@ -7,10 +7,16 @@ use self::banks::{order, word_steps};
 use super::{Launch, Pass, Regime};
 use kernels_gpu::abi::{CACHE_LINE, PACKED_BLOCK, TileArgs, VECTOR_BYTES, lane_row_cols};
 
-/// The most bytes of a packed row. H200, 2026-11-26, bf16, ceiling ÷ ours with a block per row and
+/// The most bytes of a packed row, except in the forward pass in f64. H200, 2026-11-26, bf16, ceiling ÷ ours with a block per row and
 /// packed: 1032 columns forward 0.30 and 0.69, forward-backward 0.40 and 0.77; 2048 columns 0.70
 /// and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
+
+/// The same for the forward pass in f64: a warp that streams a longer row spends as long on the
+/// tile at its end as on a whole one. H200, 2026-11-27, ceiling ÷ ours streamed and packed: 513
+/// columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1000 columns 0.64 and 0.69, 1024 columns 0.74
+/// and 0.72.
+const MOST_ROW_BYTES_F64: usize = 8000;
 
 /// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor for class targets of
 /// 16 and 32 bits, as the kernels' table says. Other targets and f64 have fewer, of no more memory.
@@ -436,7 +442,8 @@ pub(crate) fn rows_of_warp(rows: usize, multiprocessors: usize) -> usize {
 /// long, or need more shared memory than a block may have.
 pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Packed> {
     let row_bytes = rows.row_bytes();
-    if row_bytes > MOST_ROW_BYTES {
+    let is_long = pass == Pass::Forward && rows.element_bytes == 8;
+    if row_bytes > if is_long { MOST_ROW_BYTES_F64 } else { MOST_ROW_BYTES } {
         return None;
     }
     let access = rows.access(rows.alignment);

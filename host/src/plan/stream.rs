@@ -14,8 +14,26 @@ const WARPS: usize = STREAM_BLOCK as usize / 32;
 /// Vectors that a warp has of a tile.
 const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
 
-/// The launch over `count` rows, and how they are shared. Each warp takes whole rows, about as many
-/// as any other. If there are too few rows for that, they are cut into equal shares, one per block.
+/// What the end of a row takes a block that shares rows, in hundredths of the time of a tile, of
+/// which each resident warp reads one. In f64 the statistics of threads and warps take longer to
+/// merge.
+fn row_end(element_bytes: usize) -> usize {
+    if element_bytes == 8 { 300 } else { 150 }
+}
+
+/// The least time that a warp takes for a tile, in the same unit: with fewer warps than are
+/// resident, memory is idle while they compute. Tiles of two tensors hide that better. H200,
+/// 2026-11-27, ceiling ÷ ours where warps have whole rows and where blocks share them: f64,
+/// 1511×23752 0.77 and 0.70, 2124×45056 0.62 and 0.87; f32 with smoothing, 2200×16384 0.48 and 0.66;
+/// f32 from probabilities, 1000×32000 0.87 and 0.82.
+fn least_tile_time(tiles: usize) -> usize {
+    if tiles > 1 { 50 } else { 90 }
+}
+
+/// The launch over `count` rows, and how they are shared: either each warp takes whole rows, about
+/// as many as any other, or rows are cut into equal shares, one per block. Whole rows take as long
+/// as the warp that has most of them; shares are equal, but all warps of a block wait for each
+/// other at the end of a row.
 pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
     let Device { multiprocessors, shared_bytes, registers_for } = device;
     let ring = STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize;
@@ -25,10 +43,15 @@ pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, Stre
     let bytes = CACHE_LINE as usize - rows.alignment + rows.cols * rows.element_bytes;
     let vectors = bytes.div_ceil(VECTOR_BYTES as usize);
     let row_tiles = |warps: usize| vectors.div_ceil(warps * WARP_VECTORS).max(1);
-    // A warp has so many tiles in flight that half of the resident warps saturate memory.
-    let (blocks, warps, split) = if count > room * WARPS / 2 {
-        let turns = count.div_ceil(room * WARPS);
-        (count.div_ceil(turns).div_ceil(WARPS), 1, 0)
+    let (count, most_warps) = (count.max(1), room * WARPS);
+    let turns = count.div_ceil(most_warps);
+    let row_warps = count.div_ceil(turns);
+    let tile_time = (100 * row_warps / most_warps).max(least_tile_time(rows.tiles));
+    let whole_time = turns * row_tiles(1) * tile_time;
+    let shared_time = 100 * (count * row_tiles(WARPS)).div_ceil(room)
+        + row_end(rows.element_bytes) * (count / room + 1);
+    let (blocks, warps, split) = if whole_time < shared_time {
+        (row_warps.div_ceil(WARPS), 1, 0)
     } else {
         let max_blocks = room.min(MAX_SPLIT_GROUPS as usize);
         ((count * row_tiles(WARPS)).clamp(1, max_blocks), WARPS, 1)
@@ -110,12 +133,15 @@ mod tests {
         }
     }
 
-    /// Rows are whole where half of the resident warps have one each.
+    /// Rows are whole where each of the resident warps has about as many, and where shares of
+    /// blocks would end more rows than they have tiles.
     #[test]
-    fn rows_of_fewer_than_half_of_the_warps_are_split() {
-        let is_split = |count| layout(count, &f32_rows(4096), DEVICE).1.split;
+    fn rows_are_split_where_whole_ones_would_leave_warps_waiting() {
+        let is_split = |count, cols| layout(count, &f32_rows(cols), DEVICE).1.split;
         let warps = 132 * 3 * 8;
-        assert_eq!((is_split(warps / 2), is_split(warps / 2 + 1)), (1, 0));
+        assert_eq!((is_split(warps, 50_000), is_split(warps + 1, 50_000)), (0, 1));
+        assert_eq!((is_split(warps / 2, 50_000), is_split(warps / 2, 1000)), (1, 0));
+        assert_eq!((is_split(100, 10_000), is_split(1 << 20, 50_000)), (1, 0));
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn losses_of_more_arithmetic_get_fewer_blocks() {
         (Pass::Forward, 4, (132 * 64, 512), (132 * 64, 512)),
         (Pass::Forward, 2, (132 * 64, 512), (132 * 64, 512)),
         (Pass::ForwardBackward, 4, (132 * 256, 512), (132 * 96, 512)),
-        (Pass::ForwardBackward, 2, (132 * 512, 256), (132 * 128, 256)),
+        (Pass::ForwardBackward, 2, (1 << 16, 256), (132 * 128, 256)),
         (Pass::Backward, 2, (1 << 17, 512), (1 << 17, 512)),
     ] {
         let what = format!("{pass:?}, {element_bytes} bytes");
@@ -76,7 +76,9 @@ const KERNELS: SamplesKernels = SamplesKernels {
     vectors_with_gradients: 4,
     packed: None,
     stream: None,
-    prefers_staged: false,
+    vectors_beside: 2,
+    shared_bytes: 228 << 10,
+    is_smoothed: false,
     whole: true,
     short_block: 256,
     max_registers_block: 512,
@@ -303,11 +305,41 @@ fn rows_of_two_parts_are_split() {
 }
 
 #[test]
+fn a_wave_of_blocks_sums_inputs_that_are_neither_small_nor_large() {
+    let blocks = |vectors: usize, dense| elementwise(Pass::Forward, 4 * vectors, 4, dense).blocks;
+    assert_eq!([1 << 20, 32 << 20].map(|vectors| blocks(vectors, DENSE)), [132 * 2; 2]);
+    assert_eq!(blocks((32 << 20) + 1, DENSE), 132 * 64);
+    let heavy = Dense { heavy: true, ..DENSE };
+    assert_eq!(elementwise(Pass::Forward, 2 << 20, 8, heavy).blocks, 132 * 3);
+    // The pass that computes loss and gradients has at least eight vectors a thread.
+    let both = |bytes, vectors| {
+        let launch = elementwise(Pass::ForwardBackward, vectors * (16 / bytes), bytes, DENSE);
+        launch.blocks * launch.threads
+    };
+    assert_eq!(both(2, 8 << 20), 1 << 20);
+    assert_eq!((both(2, 1 << 20), both(4, 1 << 20)), (1 << 18, 1 << 18));
+}
+
+/// Two blocks are resident where a row has room beside another one.
+#[test]
+fn a_block_per_long_row_leaves_room_for_another() {
+    let threads = |cols, is_smoothed| {
+        let kernels = SamplesKernels { long_block: 1024, is_smoothed, ..KERNELS };
+        samples(Pass::ForwardBackward, 4096, cols, 4, kernels).rows.launch.threads
+    };
+    // 2 vectors a thread in registers, and 7040 that a block may stage: 113 KiB.
+    assert_eq!((threads(4 * 8056, false), threads(4 * 8057, false)), (512, 672));
+    assert_eq!(threads(4 * 8056, true), 672);
+    // No more threads than are useful.
+    assert_eq!(threads(4 * 4096, false), 352);
+}
+
+#[test]
 fn forward_backward_regimes_by_shape() {
     let launch = |rows, cols| shape(samples(Pass::ForwardBackward, rows, cols, 4, KERNELS));
     assert_eq!(launch(32768, 4096), (Regime::Registers, 32768 + 32, 256, 256, 1));
     assert_eq!(launch(8192, 8192), (Regime::Registers, 8192 + 8, 512, 512, 1));
-    assert_eq!(launch(8192, 8193), (Regime::Long, 8192 + 8, 192, 192, 1));
+    assert_eq!(launch(8192, 8193), (Regime::Long, 8192 + 8, 128, 128, 1));
     assert_eq!(launch(4096, 50257), (Regime::Long, 4096 + 4, 256, 256, 1));
     // Short rows: a block has one per row group.
     assert_eq!(launch(262_144, 128), (Regime::ShortWhole, 8192 + 8, 256, 8, 1));
@@ -394,8 +426,8 @@ fn passes_that_write_prefetch_rows() {
     // Rows shorter than a cache line, and blocks that share a multiprocessor, prefetch none.
     assert_eq!(ahead(Pass::Backward, 262_144, 32, 4), (81920, 128));
     assert_eq!(ahead(Pass::Backward, 262_144, 31, 4), (0, 0));
-    assert_eq!(ahead(Pass::ForwardBackward, 8192, 512 * 12 * 4, 4), (0, 0));
-    assert_eq!(ahead(Pass::ForwardBackward, 8192, 512 * 12 * 4 + 4, 4), (66, 98_320));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 8056 * 4, 4), (0, 0));
+    assert_eq!(ahead(Pass::ForwardBackward, 8192, 8057 * 4, 4), (66, 128_912));
     assert_eq!(ahead(Pass::Forward, 32768, 4096, 4), (0, 0));
     assert_eq!(ahead(Pass::ForwardBackward, 262_144, 128, 4), (10240, 512));
 }

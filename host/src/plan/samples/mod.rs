@@ -89,12 +89,13 @@ pub(crate) struct SamplesKernels {
     /// The limits of the device, and the most threads of a block, if there is a kernel of
     /// [`Regime::Staged`].
     pub(crate) staged: Option<(Device, u32)>,
-    /// Whether rows are staged that could be packed or held in registers: in f64, whose
-    /// exponentials take so long that they should be computed once, and with smoothing, whose
-    /// packed rows look up each class weight by itself. H200, 2026-11-26, forward-backward with
-    /// smoothing and weights, ceiling ÷ ours packed or with a block per row, and staged: f32, 1000
-    /// columns 0.50 and 0.54; bf16, 1500 columns 0.24 and 0.38.
-    pub(crate) prefers_staged: bool,
+    /// Vectors of a row that a thread has in registers in [`Regime::Long`], beside those that its
+    /// block stages, in the forward-backward pass.
+    pub(crate) vectors_beside: usize,
+    /// Bytes of shared memory per multiprocessor.
+    pub(crate) shared_bytes: usize,
+    /// Whether classes are smoothed.
+    pub(crate) is_smoothed: bool,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
     /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no

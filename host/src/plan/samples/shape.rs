@@ -70,14 +70,23 @@ const MOST_REGISTER_VECTORS: usize = 1024;
 
 impl Shape {
     /// How rows are staged, if that is faster than to pack them or to have them in registers; see
-    /// also [`SamplesKernels::prefers_staged`].
+    /// also [`prefers_staged`](Self::prefers_staged).
     pub(super) fn staged(&self) -> Option<Staged> {
         let (device, most_threads) = self.kernels.staged?;
         let is_packed = self.kernels.packed.is_some();
-        if !self.kernels.prefers_staged && (is_packed || self.prefers_registers()) {
+        if !self.prefers_staged() && (is_packed || self.prefers_registers()) {
             return None;
         }
         staged::plan(self.rows, self.vectors, device, most_threads)
+    }
+
+    /// Whether rows are staged that could be packed or held in registers: in f64, whose
+    /// exponentials take so long that they should be computed once, and with smoothing, whose
+    /// packed rows look up each class weight by itself. H200, 2026-11-26, forward-backward with
+    /// smoothing and weights, ceiling ÷ ours packed or with a block per row, and staged: f32, 1000
+    /// columns 0.50 and 0.54; bf16, 1500 columns 0.24 and 0.38.
+    fn prefers_staged(&self) -> bool {
+        self.element_bytes == 8 || self.kernels.is_smoothed
     }
 
     /// Whether rows are faster in the registers of a block than staged.

@@ -10,7 +10,13 @@ static KERNELS: [[Kernels; 2]; 2] = [
         pairwise::kernels!(kl_div_prob, 256 threads, heavy: true),
         pairwise::kernels!(kl_div_prob_log_target, 256 threads, heavy: true),
     ],
-    [pairwise::kernels!(kl_div, 256 threads), pairwise::kernels!(kl_div_log_target, 256 threads)],
+    [
+        Kernels { input_in_its_gradient: false, ..pairwise::kernels!(kl_div, 256 threads) },
+        Kernels {
+            input_in_its_gradient: false,
+            ..pairwise::kernels!(kl_div_log_target, 256 threads)
+        },
+    ],
 ];
 
 /// Kullback-Leibler divergence of an input from a target of one shape: t (log t − x), reduced,

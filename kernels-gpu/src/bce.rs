@@ -6,7 +6,7 @@
 
 use crate::abi::{Broadcast, PairwiseArgs, weights};
 use crate::element::{Element, Real};
-use crate::math::{exp, ln_1p};
+use crate::math::{exp, ln_1p, quick_exp_below, quick_ln_1p};
 use crate::pairwise::Pairwise;
 use cuda_std::memory::load;
 
@@ -24,10 +24,21 @@ impl<E: Element> Bce<E> {
         if p == E::Real::ONE { p } else { (p - E::Real::ONE).fma(y, E::Real::ONE) }
     }
 
+    /// Whether plain logits take fewer instructions. In f64 they do not.
+    const HAS_PLAIN: bool = size_of::<E::Real>() == 4;
+
     /// e^−|x|.
     #[inline(always)]
-    fn exp_of_magnitude(x: E::Real) -> E::Real {
-        exp(-x.magnitude())
+    fn exp_of_magnitude<const PLAIN: bool>(x: E::Real) -> E::Real {
+        let x = -x.magnitude();
+        if PLAIN && Self::HAS_PLAIN { quick_exp_below(x) } else { exp(x) }
+    }
+
+    /// log(1 + e^−|x|).
+    #[inline(always)]
+    fn tail<const PLAIN: bool>(x: E::Real) -> E::Real {
+        let e = Self::exp_of_magnitude::<PLAIN>(x);
+        if PLAIN && Self::HAS_PLAIN { quick_ln_1p(e) } else { ln_1p(e) }
     }
 }
 
@@ -50,11 +61,23 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
         unsafe { Bce { weight: self.weight.of_col(col), pos_weight: self.pos_weight.of_col(col) } }
     }
 
+    /// Logits below 80 in magnitude, whose exponentials are normal numbers, are plain.
+    #[inline(always)]
+    fn ranks(self, x: E::Real, _: E::Real) -> [u32; 2] {
+        const SIGN: u32 = 1 << 31;
+        // The bits of magnitudes are in their order; those of 80 are to become the limit.
+        let behind = 80.0_f32.to_bits() - E::Real::PLAIN_RANKS;
+        [if Self::HAS_PLAIN { (x.to_top() & !SIGN).saturating_sub(behind) } else { 0 }, 0]
+    }
+
     #[inline(always)]
     fn term<const PLAIN: bool>(self, x: E::Real, y: E::Real) -> [E::Real; 2] {
         let (p, log_weight) = (self.pos_weight.value, self.log_weight(y));
         let linear = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
-        let term = log_weight.fma(ln_1p(Self::exp_of_magnitude(x)), linear);
+        let term = log_weight.fma(Self::tail::<PLAIN>(x), linear);
+        if PLAIN && Self::HAS_PLAIN {
+            return [self.weight.value, term];
+        }
         // PyTorch's formula at −∞, where the formula above multiplies 0 by ∞.
         let at_infinity = (E::Real::ONE - y) * x - log_weight * x;
         let term = if x == E::Real::NEG_INFINITY { at_infinity } else { term };
@@ -65,8 +88,11 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     /// so that only e^−|x| is needed.
     #[inline(always)]
     fn grad_input<const PLAIN: bool>(self, x: E::Real, y: E::Real, scale: E::Real) -> E::Real {
-        let (p, e) = (self.pos_weight.value, Self::exp_of_magnitude(x));
-        let tail = self.log_weight(y) * e.over_plain(E::Real::ONE + e);
+        let (p, e) = (self.pos_weight.value, Self::exp_of_magnitude::<PLAIN>(x));
+        let sum = E::Real::ONE + e;
+        let is_quick = PLAIN && Self::HAS_PLAIN;
+        let tail =
+            self.log_weight(y) * if is_quick { e.quickly_over(sum) } else { e.over_plain(sum) };
         let slope = if x > E::Real::ZERO { (E::Real::ONE - y) - tail } else { tail - p * y };
         slope * (self.weight.value * scale)
     }
@@ -76,7 +102,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     fn grad_target<const PLAIN: bool>(self, x: E::Real, _: E::Real, scale: E::Real) -> E::Real {
         let p = self.pos_weight.value;
         let linear = if x > E::Real::ZERO { -x } else { -(p * x) };
-        let tail = (p - E::Real::ONE) * ln_1p(Self::exp_of_magnitude(x));
+        let tail = (p - E::Real::ONE) * Self::tail::<PLAIN>(x);
         (linear + tail) * (self.weight.value * scale)
     }
 }

@@ -5,6 +5,7 @@
 //! differ between devices and the CPU.
 
 use crate::element::{Real, ln_of_parts};
+use core::f64::consts::{LN_2, LOG2_E};
 use cuda_std::math::divide_plain_f64;
 
 /// ln(t / p) / [`Real::LN_UNIT`] for plain numbers ([`Real::PLAIN_RANKS`]). The relative error is
@@ -76,6 +77,37 @@ pub(crate) fn ln_1p<R: Real>(x: R) -> R {
     let a = if is_near { R::ONE + R::ONE + x } else { a };
     let value = ln_of_parts(k, d, a);
     if x.is_nan() { x } else { value }
+}
+
+/// eˣ for x from −80 to 0, in f32 in a quarter of the instructions of [`exp`] and to 4e-7: the
+/// product with log₂ e is rounded, and the result corrected for it.
+#[inline(always)]
+pub(crate) fn quick_exp_below<R: Real>(x: R) -> R {
+    let exp = x.exp_below();
+    if size_of::<R>() > 4 {
+        return exp;
+    }
+    let (high, low) = (R::from_f64(LOG2_E_HIGH), R::from_f64(LOG2_E - LOG2_E_HIGH));
+    let off = x.fma(low, x.fma(high, -(x * high)));
+    exp.fma(off * R::from_f64(LN_2), exp)
+}
+
+/// log₂ e as an f32.
+const LOG2_E_HIGH: f64 = core::f32::consts::LOG2_E as f64;
+
+/// ln(1 + x) for x from 0 to 1, in f32 in fewer instructions than [`ln_1p`] and to 4e-7. It is
+/// 2 artanh(s) with s = x/(2 + x), a minimax fit to 5e-9 for s up to 1/3.
+#[inline(always)]
+pub(crate) fn quick_ln_1p<R: Real>(x: R) -> R {
+    if size_of::<R>() > 4 {
+        return ln_1p(x);
+    }
+    let two = R::ONE + R::ONE;
+    let s = x.quickly_over(two + x);
+    let z = s * s;
+    let tail = z.fma(R::from_f64(0.280_119_866), R::from_f64(0.280_018_061));
+    let tail = z.fma(z.fma(tail, R::from_f64(0.400_215_268)), R::from_f64(0.666_664_184));
+    s.fma(two, s * z * tail)
 }
 
 /// eˣ − 1 for x ≤ 0, to a few units in the last place, for small |x| too.
@@ -345,6 +377,21 @@ mod tests {
                 assert_near(exp_m1_below(-x), (-x).exp_m1(), 1e-15, &format!("-{x}"));
             }
         }
+    }
+
+    #[test]
+    fn quick_exponentials_and_logarithms_of_what_they_are_for() {
+        for x in numbers(12, 20.0).chain((0..=80_000).map(|index| f64::from(index) / 1000.0)) {
+            let single = (x as f32).min(80.0);
+            let exp = f64::from(-single).exp();
+            assert_near(quick_exp_below(-single).into(), exp, 4e-7, &format!("exp(-{single})"));
+            let e = (x as f32).min(1.0);
+            let ln = f64::from(e).ln_1p();
+            assert_near(quick_ln_1p(e).into(), ln, 4e-7, &format!("ln(1 + {e})"));
+            let x = x.min(80.0);
+            assert_near(quick_exp_below(-x), (-x).exp(), 5e-16, &format!("exp(-{x})"));
+        }
+        assert_eq!((quick_exp_below(-0.0_f32), quick_ln_1p(0.0_f32)), (1.0, 0.0));
     }
 
     #[test]

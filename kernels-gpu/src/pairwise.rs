@@ -20,7 +20,7 @@ use crate::reduce::{F64Words, Workspace, grid_sums, group_sums, is_last_block};
 use core::marker::PhantomData;
 use core::num::NonZeroU64;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+use cuda_std::warp::{WARP_SIZE, lane_id};
 use pass::Pass;
 
 /// The kernel entries of the pairwise loss `$type`. Entries with `_rows` are compiled without
@@ -280,6 +280,9 @@ pub(crate) unsafe fn tiled<
     }
 }
 
+/// Parts of a row that a lane loads at once.
+const PARTS_AT_ONCE: usize = 4;
+
 /// Adds up the sums of the parts of each row, if rows have several parts, and writes the losses.
 ///
 /// # Safety
@@ -294,20 +297,36 @@ unsafe fn finish_split_rows<E: Element, L: Pairwise<E::Real>>(
     if args.splits.get() == 1 || !is_last_block() {
         return;
     }
-    let mut row = u64::from(warp_id());
-    while row < args.rows {
+    // As many lanes as load all parts of a row at once: rows one after another would each take as
+    // long as a load.
+    let parts = args.splits.get();
+    let group = parts.div_ceil(PARTS_AT_ONCE as u32).next_power_of_two().min(WARP_SIZE);
+    let groups = block_dim_x() / group;
+    let lane = lane_id() % group;
+    // All lanes of a warp load and sum together, so a warp goes on until its first group has no row
+    // left.
+    let mut first_of_warp = (thread_idx_x() - lane_id()) / group;
+    let mut row = thread_idx_x() / group;
+    while u64::from(first_of_warp) < args.rows {
+        let has_row = u64::from(row) < args.rows;
         // SAFETY: every part's sum is published at the part's index, by a block whose index is not
         // above this one's.
         let share = unsafe {
             // A part's index fits into 32 bits, because `rows * splits` is at most `MAX_PARTIALS`.
-            let (count, first) = (args.splits.get(), row as u32 * args.splits.get());
-            workspace.share::<F64Words, 1, 4>([0.0], [first, 0], (0, count), (lane_id(), WARP_SIZE))
+            let first = row * parts;
+            let thread = if has_row { lane } else { parts };
+            workspace.share::<F64Words, 1, PARTS_AT_ONCE>(
+                [0.0],
+                [first, 0],
+                (0, parts),
+                (thread, group),
+            )
         };
-        let [sum] = group_sums(share, WARP_SIZE);
-        if lane_id() == 0 {
+        let [sum] = group_sums(share, group);
+        if lane == 0 && has_row {
             // SAFETY: condition 1.
-            unsafe { pass.finish(row, sum) };
+            unsafe { pass.finish(row.into(), sum) };
         }
-        row += u64::from(block_dim_x() / WARP_SIZE);
+        (first_of_warp, row) = (first_of_warp + groups, row + groups);
     }
 }

@@ -187,6 +187,36 @@ fn a_small_loss_is_not_lost() {
     }
 }
 
+/// The same for all logits down to where e^−|x| is not a normal number any more, and for gradients.
+#[test]
+fn small_losses_and_gradients_are_as_accurate_as_others() {
+    let stream = gpu().stream().unwrap();
+    let len = 87 * 64;
+    let x: Vec<f32> =
+        (0..len).map(|at| at as f32 / 64.0 * if at / 8 % 2 == 0 { 1.0 } else { -1.0 }).collect();
+    let y: Vec<f32> = x.iter().map(|&x| f32::from(u8::from(x >= 0.0))).collect();
+    let (on_x, on_y) = (tensor(&x), tensor(&y));
+    let (losses, gradients) =
+        BceWithLogits::none().forward_backward(&on_x, &on_y, &stream).unwrap();
+    let (losses, gradients) = (losses.to_vec().unwrap(), gradients.to_vec().unwrap());
+    let alone = BceWithLogits::none().forward(&on_x, &on_y, &stream).unwrap().to_vec().unwrap();
+    assert_eq!(alone, losses);
+    for at in 0..len {
+        let (x, e) = (f64::from(x[at]), f64::from(-x[at].abs()).exp());
+        let (loss, slope) = (e.ln_1p(), e / (1.0 + e) * if x >= 0.0 { -1.0 } else { 1.0 });
+        assert!(
+            (f64::from(losses[at]) / loss - 1.0).abs() < 1e-6,
+            "the loss of {x}: {}",
+            losses[at]
+        );
+        let gradient = gradients[at];
+        assert!(
+            (f64::from(gradient) / slope - 1.0).abs() < 1e-6,
+            "the gradient of {x}: {gradient}"
+        );
+    }
+}
+
 /// Before memory for a result is allocated, and whatever the call.
 #[test]
 fn weights_that_do_not_fit_are_refused() {

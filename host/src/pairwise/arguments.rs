@@ -36,6 +36,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         let Call { input, target, loss, grads, in_place } = call;
         let of_loss = self.reduction.shape(input.shape);
         let mut arguments = self.inputs::<T>(input, target, in_place, workspace)?;
+        let has_loss = loss.is_some();
         if let Some(loss) = loss {
             arguments.add_loss::<R::Value<T>>(loss.memory, of_loss)?;
             arguments.writes.push(("workspace", workspace.memory()));
@@ -61,6 +62,13 @@ impl<R: Reduction> Pairwise<'_, R> {
             arguments.can_tile &= grad_input.start == 0
                 || grad_target.start == 0
                 || rows_are_alike(grad_input, grad_target, size_of::<T>());
+        }
+        let is_read =
+            has_loss || arguments.args.grad_target.start != 0 || self.kernels.input_in_its_gradient;
+        if !is_read {
+            // The kernel loads an input all the same. The target's elements are in the cache then,
+            // so that one tensor is read from memory instead of two.
+            arguments.args.input = arguments.args.target;
         }
         Ok(arguments)
     }

@@ -25,6 +25,8 @@ use kernels_gpu::abi::{Dtype, PairwiseArgs, reduction};
 /// The kernels of one loss.
 pub(crate) struct Kernels {
     pub(crate) dense: Dense,
+    /// Whether the gradient of the input depends on the input.
+    pub(crate) input_in_its_gradient: bool,
     pub(crate) forward: Forms,
     pub(crate) backward: Forms,
     pub(crate) forward_backward: Forms,
@@ -45,6 +47,7 @@ macro_rules! kernels {
     ($loss:ident, $threads:literal threads, heavy: $heavy:literal) => {
         $crate::pairwise::Kernels {
             dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
+            input_in_its_gradient: true,
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
                 tiled: &kernels_gpu::kernels::$loss::FORWARD_TILED,

@@ -330,8 +330,12 @@ fn a_block_per_long_row_leaves_room_for_another() {
     // 2 vectors a thread in registers, and 7040 that a block may stage: 113 KiB.
     assert_eq!((threads(4 * 8056, false), threads(4 * 8057, false)), (512, 672));
     assert_eq!(threads(4 * 8056, true), 672);
-    // No more threads than are useful.
-    assert_eq!(threads(4 * 4096, false), 352);
+    // Three blocks have room for shorter rows, and eight would have too many vectors a thread.
+    assert_eq!((threads(4 * 4096, false), threads(4 * 2049, false)), (320, 128));
+    // A row for each multiprocessor has a block alone.
+    let few = SamplesKernels { long_block: 1024, ..KERNELS };
+    let plan = samples(Pass::ForwardBackward, 132, 4 * 4096, 4, few);
+    assert_eq!(plan.rows.launch.threads, 352);
 }
 
 #[test]

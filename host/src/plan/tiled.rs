@@ -41,10 +41,8 @@ const MOST_VECTORS: usize = 4 * BLOCK;
 /// not searched for.
 const LEAST_ROW_BYTES: usize = 4 << 10;
 
-/// Parts of split rows for each block that is resident. More cost more in the block that adds up
-/// the parts: 16 instead of 4 took KL of 2002×50257 f32, forward, from 0.91 to 0.48 of the ceiling
-/// (H200, 2026-11-26).
-const PARTS_PER_BLOCK: usize = 4;
+/// The most parts of a row that several blocks share.
+const MOST_SPLITS: usize = 64;
 
 /// About how many sums of a row a lane adds up, if there are enough lanes. Chosen, not searched
 /// for.
@@ -204,10 +202,7 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
     let of_row = row_vectors.div_ceil(vectors);
     // Tiles of the same size, as far as a tile has as many vectors for each thread.
     let vectors = row_vectors.div_ceil(of_row).next_multiple_of(BLOCK);
-    let mut splits = (PARTS_PER_BLOCK * blocks / rows.rows).clamp(1, of_row);
-    if rows.reduction == reduction::ROWS {
-        splits = splits.min(MAX_PARTIALS as usize / rows.rows).max(1);
-    }
+    let splits = splits(rows, of_row, blocks);
     let items = i32::try_from(rows.rows.checked_mul(splits)?).ok()? as usize;
     let args = TiledArgs {
         of_row: of_row as u32,
@@ -217,6 +212,18 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
         ..TiledArgs::default()
     };
     Some(launch(rows.stage_bytes(vectors), items.min(blocks), 32, splits, args))
+}
+
+/// The parts of a row of `tiles` tiles with which the block that has most to do is done first. What
+/// a part costs besides its tiles counts as half of one.
+fn splits(rows: &Rows, tiles: usize, blocks: usize) -> usize {
+    let mut most = tiles.min(MOST_SPLITS);
+    if rows.reduction == reduction::ROWS {
+        most = most.min(MAX_PARTIALS as usize / rows.rows);
+    }
+    let time =
+        |splits: &usize| (rows.rows * splits).div_ceil(blocks) * (2 * tiles.div_ceil(*splits) + 1);
+    (1..=most).min_by_key(time).unwrap_or(1)
 }
 
 fn launch(
@@ -370,20 +377,20 @@ mod tests {
     }
 
     /// Long rows have as large tiles as blocks have shared memory for, up to four vectors a thread,
-    /// and no more of them than they need. Each block has four parts of rows at most, of a tile at
-    /// least: with 16, the block that adds them up took longer than the pass over 2002×50257.
+    /// and no more of them than they need.
     #[test]
-    fn long_rows_are_cut_into_few_parts() {
+    fn long_rows_are_cut_into_large_tiles() {
         let plan = |rows, cols, device| {
             let Tiled { rows, args } = tiled(&dense(rows, cols, 4), device).expect("long rows");
             (args.vectors, args.of_row, rows.splits.get())
         };
         // 262144 columns are 64 tiles of 1024 vectors, or 256 of 256.
-        assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 64, 4 * 396 / 100));
-        assert_eq!(plan(100, 262_144, DEVICES[0]), (1024, 64, 4 * 264 / 100));
-        assert_eq!(plan(100, 262_144, DEVICES[2]), (256, 256, 4 * 252 / 100));
         assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 64, 64));
-        assert_eq!(plan(2002, 50_257, DEVICES[1]).2, 1);
+        assert_eq!(plan(100, 262_144, DEVICES[2]).0, 256);
+        // 396 blocks: with 11 parts, three parts of six tiles at most; with four, two of sixteen.
+        assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 64, 11));
+        // Six rows at most, of 13 tiles each.
+        assert_eq!(plan(2002, 50_257, DEVICES[1]), (1024, 13, 1));
         each_plan(|rows, _, Tiled { args, .. }| {
             let bytes = args.vectors as usize * VECTOR;
             let longest = 128 - rows.alignment + rows.cols * rows.element_bytes;

@@ -7,6 +7,7 @@
 
 use super::mode;
 use crate::element::{Element, Real};
+use cuda_std::math::max_or_nan_f32_bits;
 use cuda_std::memory::Vec16;
 
 /// Whether sums lag, where logits are computed with in `R`.
@@ -70,6 +71,12 @@ impl<R: Real> Lagging<R> {
     #[inline(always)]
     pub(crate) fn add<E: Element<Real = R>, const N: usize>(&mut self, x: [Vec16; N]) {
         self.top = E::raise_top(self.top, x);
+    }
+
+    /// Adds a logit.
+    #[inline(always)]
+    pub(crate) fn add_one(&mut self, x: R) {
+        self.top = max_or_nan_f32_bits(self.top, x.to_top());
     }
 
     /// The same with the largest logit of several parts, which have one center. `over` finds the

@@ -5,9 +5,9 @@ use super::log_prob;
 use super::mode;
 use super::stats::Stats;
 use crate::element::Real;
-use crate::reduce::{warp_max, warp_sums};
+use crate::reduce::{group_max, warp_max, warp_sums};
 use crate::row::RowStats;
-use cuda_std::warp::{WARP_SIZE, ballot};
+use cuda_std::warp::{WARP_SIZE, any, ballot, max_of_warp};
 
 /// The online softmax of a part of a row: the running maximum and the running sums.
 ///
@@ -15,7 +15,7 @@ use cuda_std::warp::{WARP_SIZE, ballot};
 /// certain, the loss is the sum of the other exponentials, and added to 1 that would lose its
 /// digits.
 ///
-/// In f64 ([`LAGS`](Self::LAGS)) the logit that is subtracted may lag behind the largest until the
+/// In f64 ([`LAGS`](RowStats::LAGS)) the logit that is subtracted may lag behind the largest until the
 /// statistics are [settled](RowStats::settled). A lagging maximum rarely changes, so that exponentials
 /// need not wait for the maximum of their tile, and are seldom rescaled.
 #[derive(Clone, Copy)]
@@ -37,8 +37,6 @@ pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
 impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
     pub(super) const DENSE: bool = Stats::<R>::parts_used(MODE) == 4;
     pub(super) const LOG_PROB: bool = MODE == mode::LOG_PROB;
-    /// Whether statistics lag.
-    pub(super) const LAGS: bool = lags::<R>(MODE);
 
     /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
     /// −∞ − −∞ is NaN.
@@ -104,6 +102,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
 impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     type Real = R;
     const PARTS: usize = Stats::<R>::parts_used(MODE);
+    const LAGS: bool = lags::<R>(MODE);
 
     #[inline(always)]
     fn none() -> Self {
@@ -151,22 +150,48 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     }
 
     #[inline(always)]
-    fn over_warp(self, scale: R) -> Self {
-        let max = warp_max(self.max);
+    fn over_lanes(self, lanes: u32, scale: R) -> Self {
+        // Every `lanes` lanes have the same numbers. For f32 one instruction finds the maximum of
+        // all; for f64 it takes fewer steps of fewer lanes.
+        let max = if Self::LAGS { group_max(self.max, lanes) } else { warp_max(self.max) };
         let has = self.max == max;
         let (sum, dot) = self.relative_to(max, scale);
         let (others, dot) = if has { (self.others, self.dot) } else { (sum, dot) };
-        let ties = R::from_i32(ballot(has).count_ones().cast_signed() - 1);
+        let of_lanes = u32::MAX >> (WARP_SIZE - lanes);
+        let ties = R::from_i32((ballot(has) & of_lanes).count_ones().cast_signed() - 1);
         if Self::DENSE {
-            let values = warp_sums([others, dot, self.weight], WARP_SIZE);
+            let values = warp_sums([others, dot, self.weight], lanes);
             return Self::from_parts([max, ties + values[0], values[1], values[2]]);
         }
         if Self::LOG_PROB {
-            let [others, dot] = warp_sums([others, dot], WARP_SIZE);
+            let [others, dot] = warp_sums([others, dot], lanes);
             return Self::from_parts([max, ties + others, dot, R::ZERO]);
         }
-        let [others] = warp_sums([others], WARP_SIZE);
+        let [others] = warp_sums([others], lanes);
         Self::from_parts([max, ties + others, R::ZERO, R::ZERO])
+    }
+
+    /// Lanes are settled after they are merged. That takes one exponential instead of two, unless
+    /// their centers differ, and no maximum of f64.
+    #[inline(always)]
+    fn settled_over_warp(mut self, scale: R) -> Self {
+        if !Self::LAGS {
+            return self.over_lanes(WARP_SIZE, scale);
+        }
+        let lagging = self.lagging.over(|top| warp_max(f32::from_bits(top)).to_bits());
+        let center = lagging.center().to_top().cast_signed();
+        if any(center != max_of_warp(center)) {
+            self.recenter(lagging);
+        } else {
+            self.lagging = lagging;
+        }
+        if Self::DENSE {
+            let sums = warp_sums([self.others, self.dot, self.weight], WARP_SIZE);
+            [self.others, self.dot, self.weight] = sums;
+        } else {
+            [self.others] = warp_sums([self.others], WARP_SIZE);
+        }
+        self.settled()
     }
 
     #[inline(always)]

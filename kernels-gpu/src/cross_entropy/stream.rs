@@ -11,7 +11,7 @@ use super::pass::{Classes, Pass, ShareSums, writes};
 use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::Workspace;
-use crate::row::{NO_COLUMN, RowLoss, TERMS, stream};
+use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
 use cuda_std::memory::Vec16;
 
 /// Streams rows through shared memory, and writes their losses and the call's.
@@ -123,14 +123,33 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         counts: [u32; N],
     ) -> bool {
         let mut lagging = stats.lagging;
-        lagging.add::<E, N>(x);
+        // Infinite padding is not for the sums that lag, so elements are added one by one.
+        let element = |lane: usize| E::extract(x[0], lane as u32).widen();
+        if WHOLE {
+            lagging.add::<E, N>(x);
+        } else {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if (lane as u32) < counts[0] {
+                    lagging.add_one(element(lane));
+                }
+            });
+        }
         if N == 1 && !lagging.is_near() {
             stats.recenter(lagging);
             lagging = stats.lagging;
         }
         let center = lagging.center();
         let mut dot = E::Real::ZERO;
-        let (sum, _) = sum_of_exps::<E, MODE, N, false>(x, [center, E::Real::ONE], &mut dot);
+        let mut sum = E::Real::ZERO;
+        if WHOLE {
+            (sum, _) = sum_of_exps::<E, MODE, N, false>(x, [center, E::Real::ONE], &mut dot);
+        } else {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                if (lane as u32) < counts[0] {
+                    sum = sum + (element(lane) - center).exp_below();
+                }
+            });
+        }
         let is_near = stats.add_near(lagging, sum);
         if Self::DENSE && is_near {
             // SAFETY: the caller's conditions.

@@ -13,6 +13,7 @@ use crate::abi::{Matrix, StreamArgs};
 use crate::element::{Element, MAX_LANES};
 use crate::reduce::Workspace;
 use cuda_std::memory::{Vec16, load};
+use cuda_std::warp::WARP_SIZE;
 
 /// Terms that a row adds to the sums over the grid.
 pub(crate) const TERMS: usize = 4;
@@ -109,6 +110,8 @@ pub(crate) trait RowStats: Copy {
     type Real: crate::element::Real;
     /// How many of the four numbers of [`parts`](Self::parts) are used.
     const PARTS: usize;
+    /// Whether statistics that [begin](Self::begin) are to be [settled](Self::settled).
+    const LAGS: bool;
     /// The statistics of no element.
     fn none() -> Self;
     /// The statistics of no element, for [`RowLoss::accumulate`] without `EXACT`, to be
@@ -131,9 +134,14 @@ pub(crate) trait RowStats: Copy {
     }
     /// Merges these statistics with `other`. `scale` is [`RowLoss::scale`].
     fn with(self, other: Self, scale: Self::Real) -> Self;
-    /// Merges the statistics of all lanes of the warp, and returns the result in each. All lanes
-    /// call it.
-    fn over_warp(self, scale: Self::Real) -> Self;
+    /// Merges the statistics of each `lanes` neighbouring lanes of the warp, a power of two, and
+    /// returns the result in each. All lanes call it, and every `lanes` lanes have the same.
+    fn over_lanes(self, lanes: u32, scale: Self::Real) -> Self;
+    /// The same over the whole warp, of statistics that have not been [settled](Self::settled).
+    #[inline(always)]
+    fn settled_over_warp(self, scale: Self::Real) -> Self {
+        self.settled().over_lanes(WARP_SIZE, scale)
+    }
     /// The statistics as numbers, to exchange them through memory.
     fn parts(self) -> [Self::Real; 4];
     /// The statistics that have these [`parts`](Self::parts).

@@ -98,7 +98,7 @@ impl SplitRow {
                 }
                 from += WARP_SIZE;
             }
-            Some(sum.over_warp(loss.scale()))
+            Some(sum.over_lanes(WARP_SIZE, loss.scale()))
         }
     }
 

@@ -9,7 +9,7 @@ use super::segment::{RowGroup, Segment, Segments};
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
 use super::split_row::SplitRow;
 use super::{NO_COLUMN, Real, RowLoss, RowStats, TERMS, load_element, row_address, vector_of};
-use crate::abi::STREAM_DEPTH;
+use crate::abi::{STREAM_BLOCK, STREAM_DEPTH};
 use crate::element::{Element, MAX_LANES, Real as _, unrolled};
 use crate::grid::sum_in_last_block;
 use crate::reduce::Workspace;
@@ -48,10 +48,11 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
             let target = loss.target(row);
             let picked = load_picked(loss, row, &target, group.leads());
             let stats = tiles.accumulate(loss, &span, segment, near);
-            let mut stats = merge_group(stats, loss.scale(), group, turn);
+            let mut stats = merge_group(stats.settled_over_warp(loss.scale()), loss, group, turn);
             if !L::is_exact(&stats) {
                 let exact = tiles.accumulate_again(loss, &span, segment);
-                stats = merge_group(exact, loss.scale(), group, REDO);
+                let of_warp = exact.over_lanes(WARP_SIZE, loss.scale());
+                stats = merge_group(of_warp, loss, group, REDO);
             }
             near = stats.top();
             if segment.begin == 0 && segment.end == layout.row_tiles {
@@ -126,8 +127,9 @@ impl<L: RowLoss> Tiles<L> {
         self.slot = self.ring.next(self.slot);
     }
 
-    /// The statistics of this thread's part of a segment, from the tiles in the ring, which are
-    /// replaced by the next ones. `near` is as in [`RowStats::begin`].
+    /// The statistics of this thread's part of a segment, not [settled](RowStats::settled), from
+    /// the tiles in the ring, which are replaced by the next ones. `near` is as in
+    /// [`RowStats::begin`].
     ///
     /// # Safety
     /// [`stream`]'s condition 1; the segment's tiles are the next in the ring.
@@ -153,8 +155,11 @@ impl<L: RowLoss> Tiles<L> {
                 self.load_next(loss);
                 tile += 1;
             }
-            stats = stats.settled();
-            self.add_head_and_tail(loss, span, segment, &mut stats);
+            if L::Stats::LAGS {
+                self.add_head_and_tail::<false>(loss, span, segment, &mut stats);
+            } else {
+                self.add_head_and_tail::<true>(loss, span, segment, &mut stats);
+            }
         }
         stats
     }
@@ -221,7 +226,7 @@ impl<L: RowLoss> Tiles<L> {
     /// # Safety
     /// [`stream`]'s condition 1.
     #[inline(always)]
-    unsafe fn add_head_and_tail(
+    unsafe fn add_head_and_tail<const EXACT: bool>(
         &self,
         loss: &L,
         span: &RowSpan<L::Element>,
@@ -239,7 +244,7 @@ impl<L: RowLoss> Tiles<L> {
             let x = load_element::<L::Element>(address(first), column);
             let t = if L::TENSORS > 1 { load_element(address(second), column) } else { x };
             let (x, t) = ([vector_of(x)], [vector_of(t)]);
-            loss.accumulate::<1, false, true>(stats, x, t, [column], [1]);
+            loss.accumulate::<1, false, EXACT>(stats, x, t, [column], [1]);
         }
     }
 
@@ -261,7 +266,7 @@ impl<L: RowLoss> Tiles<L> {
         let mut vector = self.group.first_vector(segment.begin) + lane_id();
         // SAFETY: the caller's condition.
         unsafe {
-            self.add_head_and_tail(loss, span, segment, &mut stats);
+            self.add_head_and_tail::<true>(loss, span, segment, &mut stats);
             let mut tile = segment.begin;
             while tile < segment.end {
                 let mut k = 0;
@@ -320,42 +325,42 @@ unsafe fn load_elements<E: Element>(row: u64, column: u32) -> Vec16 {
 cuda_std::shared_array! {
     /// The statistics of each warp's part of a row. Three buffers: two for alternate rows, and one
     /// for a second, exact computation.
-    fn warp_stats() -> [u64; 384];
+    fn warp_stats() -> [u64; 96];
 }
 
 /// The buffer of a second, exact computation.
 const REDO: u32 = 2;
 
-/// Merges the statistics of the threads of a group, and returns the result in all of them. `turn`
+/// Merges the statistics of the warps of a group, and returns the result in all of them. `turn`
 /// selects the buffer: 0 and 1 in alternate rows, or [`REDO`]. With two buffers, one barrier a row
 /// is enough: a warp may write the statistics of the next row while another still reads these, and
 /// writes this buffer again only behind the next row's barrier.
 #[inline(always)]
-fn merge_group<S: RowStats>(stats: S, scale: S::Real, group: RowGroup, turn: u32) -> S {
-    let warp_total = stats.over_warp(scale);
+fn merge_group<L: RowLoss>(of_warp: L::Stats, loss: &L, group: RowGroup, turn: u32) -> L::Stats {
+    /// Warps of a block.
+    const WARPS: u32 = STREAM_BLOCK / WARP_SIZE;
     if group.is_warp() {
-        return warp_total;
+        return of_warp;
     }
-    let at = |part: usize, warp: u32| (turn * 4 + part as u32) * WARP_SIZE + warp;
+    let used = L::Stats::PARTS;
+    let at = |part: usize, warp: u32| (turn * 4 + part as u32) * WARPS + warp;
     if lane_id() == 0 {
-        let parts = warp_total.parts();
+        let parts = of_warp.parts();
         unrolled!(for part in 0..4; {
-            if part < S::PARTS {
+            if part < used {
                 // SAFETY: the warp's own element; a barrier has passed since it was read last.
                 unsafe { warp_stats().set(at(part, warp_id()), parts[part].to_bits64()) };
             }
         });
     }
     sync_threads();
-    let mut parts = S::none().parts();
-    if lane_id() < block_dim_x() / WARP_SIZE {
-        unrolled!(for part in 0..4; {
-            if part < S::PARTS {
-                // SAFETY: the warp wrote it before the barrier.
-                let bits = unsafe { warp_stats().get(at(part, lane_id())) };
-                parts[part] = S::Real::from_bits64(bits);
-            }
-        });
-    }
-    S::from_parts(parts).over_warp(scale)
+    let mut parts = [Real::<L>::ZERO; 4];
+    unrolled!(for part in 0..4; {
+        if part < used {
+            // SAFETY: the warp wrote it before the barrier.
+            let bits = unsafe { warp_stats().get(at(part, lane_id() % WARPS)) };
+            parts[part] = Real::<L>::from_bits64(bits);
+        }
+    });
+    L::Stats::from_parts(parts).over_lanes(WARPS, loss.scale())
 }

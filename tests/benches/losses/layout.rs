@@ -52,13 +52,14 @@ impl Layout {
         let elements = shape.rows * shape.stride() + usize::from(shape.has(Extra::Offset));
         let matrix = up(elements * shape.dtype.bytes());
         let touched = touched(shape);
-        let reads = if shape.target_is_a_matrix() { 2 } else { 1 };
+        let matrices = if shape.target_is_a_matrix() { 2 } else { 1 };
+        let reads = if shape.reads_the_target_alone() { 1 } else { matrices };
         let writes = if shape.pass == Pass::Forward { 0 } else { 1 };
         let of_rows_bytes = of_rows_bytes(shape);
 
         let of_rows = matrix;
         let target = of_rows + up(of_rows_bytes);
-        let gradient = target + (reads - 1) * matrix;
+        let gradient = target + (matrices - 1) * matrix;
         let moved = (reads + writes) * touched + of_rows_bytes;
         // Room for a third of all that is moved, where the ceiling writes as much as that.
         let slot = gradient + if writes == 0 { 0 } else { up(matrix.max(moved / 3)) };

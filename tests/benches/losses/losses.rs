@@ -2,7 +2,7 @@
 
 use crate::timing::{Graph, interleaved};
 use crate::{Bench, Case, Pattern, Result, Row, SAMPLES};
-use fused_loss::{CrossEntropy, Gpu, KlDiv, Loss, Mse, Tensor, Workspace};
+use fused_loss::{BceWithLogits, CrossEntropy, Gpu, KlDiv, Loss, Mse, Tensor, Workspace};
 use std::time::Instant;
 use tests::filled::{filled, total};
 use tests::number::Number;
@@ -63,7 +63,7 @@ fn check_loss<T: Number<Loss = f32>>(name: &str, got: &Loss<f32>, expected: f64)
 /// The three passes of a loss that compares element by element: checked against float64, then
 /// timed.
 macro_rules! elementwise {
-    ($bench:ident, $loss:expr, $name:expr, $side:expr, $x:expr, $t:expr, $term:expr, $divisor:expr, $gradient:expr) => {{
+    ($bench:ident, $loss:expr, $name:expr, $side:expr, $x:expr, $t:expr, $term:expr, $divisor:expr, $gradient:expr, $backward:expr) => {{
         let (loss_of, name, side, x, t): (_, String, usize, Vec<T>, Vec<T>) =
             ($loss, $name, $side, $x, $t);
         let (gpu, stream) = ($bench.gpu.clone(), $bench.stream.clone());
@@ -106,7 +106,9 @@ macro_rules! elementwise {
                 &stream,
             )
         })?;
-        $bench.row(format!("{name}, backward"), READ_TWO_WRITE, &arrays, bytes, |_| {
+        // The first of two that are read is not needed where one is.
+        let arrays = arrays.map(|all| all[2 - $backward.reads..].to_vec());
+        $bench.row(format!("{name}, backward"), $backward, &arrays, bytes, |_| {
             loss_of.backward_into(&input, &target, &one, &mut gradient, &stream)
         })?;
     }};
@@ -139,7 +141,8 @@ impl Bench {
             t,
             |x, t| (x - t).powi(2),
             side * side,
-            |x, t| 2.0 * (x - t)
+            |x, t| 2.0 * (x - t),
+            READ_TWO_WRITE
         );
         Ok(())
     }
@@ -163,12 +166,55 @@ impl Bench {
             let x = filled(side * side, |index| {
                 T::round((f64::from(uniform(3, index as u64)) * 0.4995 + 0.5).ln())
             });
-            elementwise!(self, loss, name, side, x, t, |x, t| t * (t.ln() - x), side, |_, t| -t);
+            elementwise!(
+                self,
+                loss,
+                name,
+                side,
+                x,
+                t,
+                |x, t| t * (t.ln() - x),
+                side,
+                |_, t| -t,
+                READ_WRITE
+            );
         } else {
             let p = probabilities::<T>(3, side * side);
-            elementwise!(self, loss, name, side, p, t, |p, t| t * (t / p).ln(), side, |p, t| -t
-                / p);
+            elementwise!(
+                self,
+                loss,
+                name,
+                side,
+                p,
+                t,
+                |p, t| t * (t / p).ln(),
+                side,
+                |p, t| -t / p,
+                READ_TWO_WRITE
+            );
         }
+        Ok(())
+    }
+
+    /// Binary cross-entropy of logits, mean.
+    pub(crate) fn bce<T: Number<Loss = f32>>(&mut self, side: usize) -> Result<()> {
+        let name = format!("BCE with logits {side}×{side} {}", T::NAME);
+        if !self.wants(Case::large::<T>(&name, "bce", [side, side])) {
+            return Ok(());
+        }
+        let (x, t) = (draw::<T>(1, side * side), probabilities::<T>(2, side * side));
+        elementwise!(
+            self,
+            BceWithLogits::<T>::mean(),
+            name,
+            side,
+            x,
+            t,
+            |x, t| (-x).exp().ln_1p() + (1.0 - t) * x,
+            side * side,
+            |x, t| 1.0 / (1.0 + (-x).exp()) - t,
+            READ_TWO_WRITE
+        );
         Ok(())
     }
 

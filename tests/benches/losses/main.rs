@@ -126,6 +126,8 @@ fn measure(options: &Options) -> Result<Value> {
     bench.kl_div::<f32>(false, 16384)?;
     bench.kl_div::<bf16>(false, 16384)?;
     bench.kl_div::<f32>(true, 16384)?;
+    bench.bce::<f32>(16384)?;
+    bench.bce::<bf16>(16384)?;
     bench.cross_entropy::<f32>(32768, 4096)?;
     bench.cross_entropy::<bf16>(32768, 4096)?;
     bench.cross_entropy::<bf16>(8192, 128_256)?;

@@ -115,6 +115,8 @@ def policy(x, t):
 def pytorch(case):
     if case["loss"] == "mse":
         return lambda x, t: F.mse_loss(x, t)
+    if case["loss"] == "bce":
+        return lambda x, t: F.binary_cross_entropy_with_logits(x, t)
     if case["loss"] == "cross_entropy":
         return lambda x, t: F.cross_entropy(x, t)
     if case["loss"] == "log_prob":
@@ -153,7 +155,12 @@ def ways(case, backward, found):
     """All ways to compute a row."""
     loss = pytorch(case)
     both = with_gradient if backward else lambda loss: loss
-    names = {"mse": "F.mse_loss", "kl_div": "F.kl_div", "cross_entropy": "F.cross_entropy"}
+    names = {
+        "mse": "F.mse_loss",
+        "kl_div": "F.kl_div",
+        "bce": "F.binary_cross_entropy_with_logits",
+        "cross_entropy": "F.cross_entropy",
+    }
     yield Way("PyTorch", names.get(case["loss"], "F.log_softmax and gather"), both(loss))
     for mode in "default", "max-autotune-no-cudagraphs":
         optional = mode != "default"
@@ -208,6 +215,8 @@ def inputs(case):
 
     if case["loss"] == "mse":
         return uniform(-1, 1).to(dtype), uniform(-1, 1).to(dtype)
+    if case["loss"] == "bce":
+        return uniform(-1, 1).to(dtype), uniform(0.0005, 0.9995).to(dtype)
     if case["loss"] == "kl_div":
         x = uniform(0.0005, 0.9995)
         return (x.log() if case["log_input"] else x).to(dtype), uniform(0.0005, 0.9995).to(dtype)
@@ -222,6 +231,10 @@ def reference(case, x, t):
     if case["loss"] == "mse":
         difference = x - t.double()
         return difference.square().sum(), 2 * difference / (rows * cols)
+    if case["loss"] == "bce":
+        t = t.double()
+        terms = F.binary_cross_entropy_with_logits(x, t, reduction="none")
+        return terms.sum(), (x.sigmoid() - t) / (rows * cols)
     if case["loss"] == "kl_div":
         t = t.double()
         log_p, by_x = (x, -t) if case["log_input"] else (x.log(), -t / x)
@@ -252,7 +265,7 @@ def check(case, way, x, t, backward):
         if backward:
             off = (gradient[part].double() * way.gradient_scale - by_x).abs().amax(1)
             gradient_errors.append((off / by_x.abs().amax(1)).max())
-    expected /= case["rows"] * (case["cols"] if case["loss"] == "mse" else 1)
+    expected /= case["rows"] * (case["cols"] if case["loss"] in ("mse", "bce") else 1)
     errors = {"loss_error": abs(value.item() / expected - 1)}
     if backward:
         errors["gradient_error"] = torch.stack(gradient_errors).max().item()

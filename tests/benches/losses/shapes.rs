@@ -166,6 +166,12 @@ impl Shape {
         self.loss != Loss::Ce || self.has(Extra::Probabilities)
     }
 
+    /// Whether the call needs the target and not the input: the derivative of the divergence by a
+    /// log-probability is minus the probability of the target.
+    pub(crate) fn reads_the_target_alone(&self) -> bool {
+        self.loss == Loss::Kl && self.pass == Pass::Backward && self.has(Extra::Log)
+    }
+
     /// Refuses extras that the loss has no meaning for, or that exclude each other.
     fn check(&self) -> Result<(), String> {
         let of_loss = |extra| match extra {

@@ -118,21 +118,40 @@ const STAGED_PER_THREAD: usize = 12;
 /// Bytes of the kernel's arrays in shared memory, beside what it stages of a row.
 const LONG_ARRAYS: usize = 3072;
 
-/// A block per row. If that leaves room for a second block on the multiprocessor, blocks have half
-/// of the most threads: while one computes, another loads or stores. H200, 2026-11-27, ceiling ÷
-/// ours with one block and with two: 2048×67133 bf16 0.78 and 0.91, 4096×32000 f32 0.89 and 0.94;
-/// from probabilities, 4000×20000 f32 0.54 and 0.63; but with label smoothing, 2000×57500 bf16 0.43
+/// Multiprocessors of an H100.
+const MULTIPROCESSORS: usize = 132;
+
+/// The most blocks of [`Regime::Long`] that share a multiprocessor. Chosen, not searched for.
+const MOST_LONG_BLOCKS: usize = 8;
+
+/// The most vectors of a row per thread where blocks share a multiprocessor. H200, 2026-11-27,
+/// forward-backward from probabilities: 8000×8192 f32, 0.58 with 32 vectors, 0.65 with 16;
+/// 4000×27000 f32, 0.57 with a block of 14 vectors a thread, 0.63 with two of 26.
+const MOST_LONG_VECTORS: usize = 28;
+
+/// A block per row, of as many threads as as many blocks as possible have registers and shared
+/// memory for: while one computes, another loads or stores. H200, 2026-11-27, ceiling ÷ ours with
+/// one block and with two: 2048×67133 bf16 0.78 and 0.91, 4096×32000 f32 0.89 and 0.94; from
+/// probabilities, 4000×20000 f32 0.54 and 0.63; but with label smoothing, 2000×57500 bf16 0.43
 /// and 0.39.
 fn long_forward_backward(shape: &Shape) -> SamplesLaunch {
     let kernels = &shape.kernels;
     let max_threads = kernels.long_block as usize;
-    let half = max_threads / 2;
-    let staged = (shape.vectors + LINE_VECTORS as usize)
-        .saturating_sub(kernels.vectors_beside * half)
-        * VECTOR_BYTES as usize;
-    let has_room_for_two = 2 * (staged + LONG_ARRAYS + RESERVED) <= kernels.shared_bytes;
-    let most = if has_room_for_two && !kernels.is_smoothed { half } else { max_threads };
-    let threads = shape.vectors.div_ceil(STAGED_PER_THREAD).next_multiple_of(32).min(most);
+    let threads_of = |blocks: usize| max_threads / blocks / 32 * 32;
+    let fits = |blocks: &usize| {
+        let threads = threads_of(*blocks);
+        let vectors = shape.vectors + LINE_VECTORS as usize;
+        let staged = vectors.saturating_sub(kernels.vectors_beside * threads);
+        let bytes = staged * VECTOR_BYTES as usize + LONG_ARRAYS + RESERVED;
+        blocks * bytes <= kernels.shared_bytes && shape.vectors <= MOST_LONG_VECTORS * threads
+    };
+    // Few rows have more threads each.
+    let most = if kernels.is_smoothed { 1 } else { MOST_LONG_BLOCKS };
+    let most = most.min(shape.rows.div_ceil(MULTIPROCESSORS));
+    let threads = match (2..=most).rev().find(fits) {
+        Some(blocks) => threads_of(blocks),
+        None => shape.vectors.div_ceil(STAGED_PER_THREAD).next_multiple_of(32).min(max_threads),
+    };
     rows_by_group(shape, Regime::Long, Block::of_row(threads))
 }
 

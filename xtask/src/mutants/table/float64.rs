@@ -46,6 +46,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "lagging_centers_differ",
+        what: "sums of lanes with different centers are added as they are",
+        file: "cross_entropy/online_softmax.rs",
+        lines: "if any(center != max_of_warp(center)) {",
+        from: "any(center != max_of_warp(center))",
+        to: "false",
+        test: "float64_rows::logits_that_grow",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "lagging_poison_lost",
         what: "a part whose logits are not finite counts as none",
         file: "cross_entropy/online_softmax.rs",

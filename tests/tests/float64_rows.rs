@@ -9,7 +9,7 @@ use tests::reference::cross_entropy::{Options, Row, Target, row};
 
 /// Columns of rows that are packed, one a lane and several, aligned and not; staged by a warp and
 /// by a block; and streamed alone.
-const COLS: [usize; 10] = [5, 10, 63, 126, 301, 512, 1025, 3000, 9000, 17_000];
+const COLS: [usize; 11] = [5, 10, 63, 126, 301, 512, 777, 1025, 3000, 9000, 17_000];
 
 /// Rows of uniform logits from −4 to 4, which `change` changes.
 fn rows(rows: usize, cols: usize, change: impl Fn(usize, &mut [f64])) -> Vec<f64> {

@@ -35,12 +35,16 @@ const MAX_THREADS: [(Pass, [usize; 3]); 3] = [
 /// The most vectors for which a forward pass has a single wave of blocks. With one tile a block,
 /// the start of a block and its sum would take as long as the tile; with more vectors, blocks that
 /// begin in the order of memory are faster. H200, 2026-11-27, ceiling ÷ ours in blocks of at most
-/// two vectors a thread and in one wave: KL divergence in bf16, 11459×3360 0.67 and 0.90, 184308×248
-/// 0.68 and 0.91; 1044694×511 (67 million vectors) 0.98 and 0.97; mean squared error in bf16,
-/// 11459×3360 0.87 and 0.94; in f32, 1369×113352 (39 million vectors) 0.982 and 0.976.
-const MOST_WAVE_VECTORS: usize = 32 << 20;
+/// two vectors a thread and in one wave: KL divergence in bf16, 11459×3360 0.67 and 0.90,
+/// 184308×248 0.68 and 0.91; 1044694×511 (67 million vectors) 0.98 and 0.97; mean squared error in
+/// bf16, 11459×3360 0.87 and 0.94; in f32, 1369×113352 (39 million vectors) 0.982 and 0.976. In
+/// f64, unless losses are heavy: mean squared error, 14691×513 (4 million vectors) 0.88 and 0.93;
+/// KL divergence of log-probabilities, 2382008×16 (19 million) 0.89 and 0.82.
+fn most_wave_vectors(element_bytes: usize, heavy: bool) -> usize {
+    if element_bytes == 8 && !heavy { 8 << 20 } else { 32 << 20 }
+}
 
-/// The threads of a forward pass over at most [`MOST_WAVE_VECTORS`]: as many as 64 registers a
+/// The threads of a forward pass over at most [`most_wave_vectors`]: as many as 64 registers a
 /// thread leave room for on an H100. Heavy losses in f64 have more registers: two waves of 768 a
 /// multiprocessor (KL divergence, 1000×40000: 0.89 before, 0.80 with 1024 threads, 0.95).
 fn wave_threads(element_bytes: usize, heavy: bool) -> usize {
@@ -62,7 +66,9 @@ fn most_threads(pass: Pass, vectors: usize, element_bytes: usize, heavy: bool) -
         MAX_THREADS.iter().find(|(of, _)| *of == pass).expect("there is a line for each pass");
     let column = if heavy { 1 + usize::from(element_bytes == 2) } else { 0 };
     match pass {
-        Pass::Forward if vectors <= MOST_WAVE_VECTORS => wave_threads(element_bytes, heavy),
+        Pass::Forward if vectors <= most_wave_vectors(element_bytes, heavy) => {
+            wave_threads(element_bytes, heavy)
+        }
         Pass::ForwardBackward if element_bytes != 4 => {
             most[column].min((vectors / THREAD_VECTORS).max(FEWEST_THREADS))
         }

@@ -1,12 +1,15 @@
 //! How rows are packed: that tiles have room, and what was measured.
 
 use super::banks::bank_conflicts;
+use super::space::{MAX_TURNS, MOST_STAGES, WARP_BYTES};
 use super::*;
+use kernels_gpu::abi::CACHE_LINE;
 use kernels_gpu::abi::WordSteps;
 
 fn shapes() -> impl Iterator<Item = Rows> {
     [2, 4, 8].into_iter().flat_map(|element_bytes| {
-        (1..=MOST_ROW_BYTES / element_bytes).flat_map(move |cols| {
+        let most = if element_bytes == 8 { MOST_ROW_BYTES_F64 } else { MOST_ROW_BYTES };
+        (1..=most / element_bytes).flat_map(move |cols| {
             let row_bytes = cols * element_bytes;
             // No gaps, short gaps, and gaps that are too long to be read.
             let gaps = [0, 16, 1 << 20].into_iter().chain([element_bytes, (1 << 20) + 2]);
@@ -39,7 +42,9 @@ fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
 }
 
 fn passes() -> impl Iterator<Item = (Pass, Rows)> {
-    shapes().flat_map(|rows| [(Pass::Forward, rows), (Pass::ForwardBackward, rows)])
+    shapes()
+        .flat_map(|rows| [(Pass::Forward, rows), (Pass::ForwardBackward, rows)])
+        .filter(|&(pass, rows)| rows.cols * rows.element_bytes <= most_row_bytes(pass, rows))
 }
 
 /// Tiles fit into the shared memory of a block, and rows into tiles. Only the longest rows of f64

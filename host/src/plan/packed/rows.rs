@@ -1,0 +1,133 @@
+//! How rows lie in memory, and what follows from that for how they are packed.
+
+use super::VECTOR;
+use crate::plan::{Pass, Regime};
+use kernels_gpu::abi::{CACHE_LINE, lane_row_cols};
+
+/// The bytes of half of the banks of shared memory.
+const HALF_LINE: usize = CACHE_LINE as usize / 2;
+
+/// How the rows of a call are laid out in its tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rows {
+    pub(crate) cols: usize,
+    pub(crate) element_bytes: usize,
+    /// The largest power of two, up to 128, to which all rows of the tensors that are read are
+    /// aligned, in bytes.
+    pub(crate) alignment: usize,
+    /// The same for the tensors that are written.
+    pub(crate) store_alignment: usize,
+    /// Whether each row of a gradient is aligned to 16 bytes in the same way (equal address modulo
+    /// 16) as the row that it is the gradient of.
+    pub(crate) alike: bool,
+    /// Bytes from row to row of the logits and of the probabilities; 0 for a missing tensor.
+    pub(crate) strides: [usize; 2],
+    /// The same for their gradients.
+    pub(crate) store_strides: [usize; 2],
+    /// Whether there are kernels of [`Regime::LaneRows`].
+    pub(crate) has_lane_rows: bool,
+    /// Whether there are kernels of [`Regime::WideRows`].
+    pub(crate) has_wide_rows: bool,
+    /// Tiles per stage: 1 for logits, 2 for logits and probabilities.
+    pub(crate) tiles: usize,
+}
+
+impl Rows {
+    pub(super) fn row_bytes(&self) -> usize {
+        self.cols * self.element_bytes
+    }
+
+    /// The largest power of two, up to a vector's bytes, that divides the first byte and the bytes
+    /// of all rows with this alignment.
+    pub(super) fn access(&self, alignment: usize) -> usize {
+        alignment.min(1 << self.row_bytes().trailing_zeros().min(4))
+    }
+
+    /// The regime that takes rows which are short enough for a tile.
+    pub(super) fn regime(&self, pass: Pass) -> Regime {
+        let is_narrow = self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
+        if self.has_lane_rows && is_narrow {
+            Regime::LaneRows
+        } else if self.tiles == 1
+            && self.has_wide_rows
+            && self.row_bytes() <= self.most_wide_bytes(pass)
+        {
+            Regime::WideRows
+        } else {
+            Regime::Packed
+        }
+    }
+
+    /// The most bytes of a row of [`Regime::WideRows`]. A warp has two tiles of 32 such rows, and
+    /// longer rows leave shared memory for too few warps. Two limits are how much a block may have
+    /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows of
+    /// 16-bit elements that are read one by one take more instructions, and the forward pass, which
+    /// has fewer bytes to hide them behind, gains less. H200, 2026-11-26, ceiling ÷ ours with
+    /// several lanes and with one: bf16 forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and
+    /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70
+    /// and 0.68, 180 columns 0.58 and 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients
+    /// 0.69 and 0.89. Rows that [collide](Self::would_collide) gain most (H200, 2026-11-27: bf16,
+    /// 128 columns, one element off, forward 0.11 and 0.38, forward-backward 0.19 and 0.41,
+    /// backward 0.38 and 0.58).
+    fn most_wide_bytes(&self, pass: Pass) -> usize {
+        let is_by_element = self.access(self.alignment.min(self.store_alignment)) == 2;
+        match (pass, self.element_bytes) {
+            (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
+            (Pass::Forward, 2) if is_by_element => 96,
+            (_, 2) if is_by_element => 176,
+            // A warp has a third tile, of gradients that are not written in place.
+            _ if !self.alike => 176,
+            (Pass::Forward, 2) => 256,
+            _ => 320,
+        }
+    }
+
+    /// Whether the tensors that are written have no gaps between their rows, so that a tile is
+    /// stored as one span.
+    pub(super) fn stores_span(&self) -> bool {
+        self.store_strides.iter().all(|&stride| stride == 0 || stride == self.row_bytes())
+    }
+
+    /// Whether the rows that are written, `steps` bytes apart in shared memory, have no gaps there.
+    /// They may have some though they have none in global memory: where gradients overwrite the
+    /// tiles that were read, and then for one of the two tensors alone.
+    pub(super) fn has_steps_without_gaps(&self, steps: [usize; 2]) -> bool {
+        let mut rows = self.store_strides.iter().zip(steps);
+        rows.all(|(&stride, step)| stride == 0 || step == self.row_bytes())
+    }
+
+    /// Whether a tile is loaded as one span, gaps between rows included. Memory is read in sectors
+    /// of 32 bytes, so gaps of less than that cost next to nothing.
+    pub(super) fn loads_span(&self, pass: Pass) -> bool {
+        let row_bytes = self.row_bytes();
+        let gap = (row_bytes / 8).max(32);
+        let is_span = |stride| (row_bytes..=row_bytes + gap).contains(stride);
+        let are_spans = self.strides.iter().all(|stride| *stride == 0 || is_span(stride));
+        let is_apart = self.regime(pass) == Regime::Packed
+            && self.element_bytes < 8
+            && self.would_collide()
+            && row_bytes <= self.most_bytes_apart(pass);
+        are_spans && !is_apart
+    }
+
+    /// Whether rows that are as far apart in shared memory as in global memory begin in one bank or
+    /// in two. Several lanes per row cannot avoid that they collide there, unless rows are on
+    /// 16-byte boundaries and read in another order ([`banks::order`]).
+    fn would_collide(&self) -> bool {
+        let is_far_apart = |stride: &usize| *stride > 0 && stride.is_multiple_of(HALF_LINE);
+        self.access(self.alignment) < VECTOR && self.strides.iter().any(is_far_apart)
+    }
+
+    /// The most bytes of rows for which it takes less time to copy each by itself than to read rows
+    /// that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off, ceiling ÷ ours
+    /// with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns 0.65 and 0.74;
+    /// forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75; backward, 128
+    /// columns 0.69 and 0.70; but f64 forward, 256 columns 0.69 and 0.55.
+    fn most_bytes_apart(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Forward => 2048,
+            Pass::ForwardBackward => 512,
+            Pass::Backward => 0,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The shared memory of packed rows: where rows are placed in a tile, and how many rows and tiles a
+//! warp has room for.
+
+use super::{ARRAYS_BYTES, RESERVED, RESIDENT_BLOCKS, Rows, VECTOR, WARPS, banks};
+use crate::plan::{Pass, Regime};
+use kernels_gpu::abi::CACHE_LINE;
+
+/// The bytes of shared memory that a warp can have if `blocks` blocks are to fit into an H100's
+/// multiprocessor.
+const fn warp_bytes_of(blocks: usize) -> usize {
+    let bytes = (228 << 10) / blocks - RESERVED - ARRAYS_BYTES;
+    bytes / WARPS / CACHE_LINE as usize * CACHE_LINE as usize
+}
+
+/// The bytes of shared memory of a warp whose lanes share rows of more than `SMALL_ROW_BYTES`.
+pub(super) const WARP_BYTES: usize = warp_bytes_of(RESIDENT_BLOCKS);
+
+/// The same where three blocks are enough: rows that would have bank conflicts with less memory,
+/// and two tiles of f64 in the forward pass.
+const MOST_WARP_BYTES: usize = warp_bytes_of(3);
+
+/// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
+/// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, which is as
+/// many as its registers allow. A stage of fewer rows would cost as many instructions.
+const SMALL_STAGE_BYTES: usize = 5400;
+
+/// See [`SMALL_STAGE_BYTES`].
+const SMALL_ROW_BYTES: usize = 128;
+
+/// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp, six
+/// or seven blocks fit into the shared memory of an H100's multiprocessor, whose registers allow
+/// seven. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and
+/// 5000 bytes: 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and
+/// 5000.
+const LANES_STAGE_BYTES: usize = 3680;
+
+/// The bytes of a stage for [`Regime::WideRows`]: with more, fewer blocks have shared memory, and
+/// with fewer, rows of 20 to 60 bytes have too few turns. H200, 2026-11-26, bf16 forward, ceiling
+/// ÷ ours with 3600, 5400 and 8000 bytes: 24 columns 0.77, 0.70, 0.64; 32 columns 0.69, 0.79,
+/// 0.67.
+const WIDE_STAGE_BYTES: usize = 4800;
+
+/// The same for the backward pass, which has less to compute: bf16, 32 columns 0.96, 0.91, 0.86.
+const WIDE_BACKWARD_STAGE_BYTES: usize = 3600;
+
+/// The most stages of a warp: one tile is computed while the other is loaded.
+pub(super) const MOST_STAGES: usize = 2;
+
+/// The most rows of a tile per row that a warp works on at the same time: a lane takes up to so
+/// many rows of a tile, one after another.
+pub(super) const MAX_TURNS: usize = 8;
+
+/// Where the rows of two tensors are placed in shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Placed {
+    /// Bytes from row to row, as `TileArgs::step`.
+    pub(super) steps: [usize; 2],
+    /// The most bytes from the beginning of a cache line to the first row.
+    lead: usize,
+}
+
+impl Placed {
+    /// The placement of rows of `row_bytes` that are aligned to `alignment` and `strides` bytes
+    /// apart in global memory. If a tile is copied as one span, rows are as far apart in shared
+    /// memory; if not, as close together as possible without sharing a vector.
+    pub(super) fn new(
+        row_bytes: usize,
+        alignment: usize,
+        strides: [usize; 2],
+        is_span: bool,
+    ) -> Self {
+        let line = CACHE_LINE as usize;
+        let lead = line - alignment.min(line);
+        if is_span {
+            return Placed { steps: strides, lead };
+        }
+        // A row may begin anywhere in its first vector that its alignment allows. The distance from
+        // row to row is an odd number of vectors, so that rows begin in different banks.
+        let vectors = (VECTOR - alignment.min(VECTOR) + row_bytes).div_ceil(VECTOR);
+        let steps = strides.map(|stride| (vectors | 1) * VECTOR + stride % VECTOR);
+        Placed { steps, lead }
+    }
+
+    fn step(&self) -> usize {
+        self.steps[0].max(self.steps[1])
+    }
+
+    /// The bytes of a tile of `rows` rows.
+    fn bytes(&self, rows: usize) -> usize {
+        (self.lead + rows * self.step()).next_multiple_of(CACHE_LINE as usize)
+    }
+}
+
+/// The shared memory that tiles of a call take.
+pub(super) struct Space<'a> {
+    pub(super) rows: &'a Rows,
+    pub(super) read: Placed,
+    pub(super) written: Placed,
+    /// See [`rows_of_warp`](super::rows_of_warp).
+    pub(super) rows_of_warp: usize,
+}
+
+/// How many rows a warp works on.
+pub(super) struct Tiles {
+    /// Rows of a tile.
+    pub(super) rows: usize,
+    /// Rows that a warp works on at the same time.
+    pub(super) warp_rows: usize,
+    /// Tiles that a warp has room for: the one that it computes, and one that it loads meanwhile.
+    pub(super) stages: usize,
+}
+
+impl Space<'_> {
+    /// The bytes of a tile of `tile_rows` rows of one tensor.
+    pub(super) fn tile_bytes(&self, tile_rows: usize) -> usize {
+        self.read.bytes(tile_rows).max(self.written.bytes(tile_rows))
+    }
+
+    /// The bytes of a stage: without probabilities, it also has the class of each row, of eight
+    /// bytes.
+    pub(super) fn stage_bytes(&self, tile_rows: usize) -> usize {
+        let classes = if self.rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
+        let bytes = self.rows.tiles * self.tile_bytes(tile_rows) + classes;
+        bytes.next_multiple_of(CACHE_LINE as usize)
+    }
+
+    /// The bytes of a warp. Gradients that are aligned differently from what was read need tiles of
+    /// their own.
+    pub(super) fn warp_bytes(&self, tile_rows: usize, stages: usize) -> usize {
+        let gradients =
+            if self.rows.alike { 0 } else { self.rows.tiles * self.tile_bytes(tile_rows) };
+        stages * self.stage_bytes(tile_rows) + gradients
+    }
+
+    /// The tiles of a pass.
+    pub(super) fn tiles(&self, pass: Pass, regime: Regime) -> Tiles {
+        let is_small = self.rows.row_bytes() <= SMALL_ROW_BYTES && self.rows.tiles == 1;
+        let stage_bytes = match regime {
+            Regime::LaneRows => LANES_STAGE_BYTES,
+            Regime::WideRows if pass == Pass::Backward => WIDE_BACKWARD_STAGE_BYTES,
+            Regime::WideRows => WIDE_STAGE_BYTES,
+            _ if is_small => SMALL_STAGE_BYTES,
+            _ => return self.tiles_of_one_turn(pass),
+        };
+        // The largest distance of rows in any tile; the strides of missing tensors are 0.
+        let step = self.read.step().max(self.written.step()).max(self.rows.row_bytes());
+        let tiles = if self.rows.alike { MOST_STAGES } else { MOST_STAGES + 1 };
+        let bytes_of_turn = (step * self.rows.tiles + 8) * 32;
+        let turns = (stage_bytes * MOST_STAGES / tiles / bytes_of_turn).clamp(1, MAX_TURNS);
+        Tiles { rows: 32 * turns, warp_rows: 32, stages: MOST_STAGES }
+    }
+
+    /// As many rows as [`WARP_BYTES`] have room for, all of which a warp works on at the same time:
+    /// what is done once in a turn takes as many instructions for few rows as for many. That counts
+    /// for more than to load a tile while another is computed, which other warps do as well. H200,
+    /// 2026-11-27, bf16, ceiling ÷ ours with half as many rows in two stages, and so: forward, 513
+    /// columns 0.71 and 0.82, 1040 columns 0.75 and 0.84; forward-backward, 129 columns 0.61 and
+    /// 0.82, 1064 columns 0.75 and 0.84.
+    ///
+    /// f64 has two stages always, since its kernels have no registers for the choice. In the
+    /// forward pass its tiles have about 8 KiB, and about 5 KiB otherwise: chosen, not searched
+    /// for.
+    fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
+        let (least_stages, most_bytes) = match (self.rows.element_bytes, pass) {
+            (8, Pass::Forward) => (MOST_STAGES, MOST_WARP_BYTES),
+            (8, _) => (MOST_STAGES, WARP_BYTES),
+            _ => (1, WARP_BYTES),
+        };
+        let fits = |rows, stages| self.warp_bytes(rows, stages) <= most_bytes;
+        let sizes = [32, 16, 8, 4, 2];
+        let most = sizes.into_iter().find(|&rows| fits(rows, least_stages)).unwrap_or(1);
+        let warp_rows = self.shared_out(pass, self.with_few_conflicts(pass, most));
+        let stages = if fits(warp_rows, MOST_STAGES) { MOST_STAGES } else { least_stages };
+        Tiles { rows: warp_rows, warp_rows, stages }
+    }
+
+    /// At most `most` rows, and so few that every warp has two tiles, or one if it has most to do
+    /// once a tile: with fewer tiles, some warps would have twice as many as others. H200,
+    /// 2026-11-27, ceiling ÷ ours with as many rows as there is room for, and so: f32 backward,
+    /// 4505×1024, 0.62 and 0.73; bf16 forward, 70280×255, 0.46 and 0.55. With two tiles for each
+    /// warp, bf16 forward-backward, 8190×1280 is at 0.43 instead of 0.49. Calls with fewer rows
+    /// than warps have as many as there is room for; they were not measured.
+    fn shared_out(&self, pass: Pass, most: usize) -> usize {
+        let tiles = if pass == Pass::ForwardBackward { 1 } else { 2 };
+        let mut rows = most;
+        while rows > 1 && self.rows_of_warp > 0 && tiles * rows > self.rows_of_warp {
+            rows /= 2;
+        }
+        rows
+    }
+
+    /// `rows`, or half or twice as many, which have fewer bank conflicts. Rows whose length is near
+    /// a power of two have some if a warp works on few of them. Twice as many take more shared
+    /// memory than there should be: H200, 2026-11-27, bf16, forward, 2047 columns 0.63 of the
+    /// ceiling with two rows and 0.75 with four, 255 columns 0.67 with 16 rows and 0.78 with 32.
+    /// But backward, which has less arithmetic, 255 columns 0.87 and 0.81. Where eight rows begin
+    /// in one bank, half as many are faster: f32 backward, 192 columns, one element off, 0.68 and
+    /// 0.86.
+    fn with_few_conflicts(&self, pass: Pass, mut rows: usize) -> usize {
+        let step = self.read.steps[0];
+        let conflicts = |rows| banks::fewest_conflicts(self.rows, step, 32 / rows);
+        while rows > 1 && conflicts(rows) >= 8 {
+            rows /= 2;
+        }
+        let is_doubled = pass != Pass::Backward
+            && rows < 32
+            && conflicts(rows) >= 4
+            && 2 * conflicts(2 * rows) <= conflicts(rows)
+            && self.rows.element_bytes < 8
+            && self.warp_bytes(2 * rows, 1) <= MOST_WARP_BYTES;
+        if is_doubled { 2 * rows } else { rows }
+    }
+}

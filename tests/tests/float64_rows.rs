@@ -114,6 +114,9 @@ fn rows_that_are_nearly_certain() {
 #[test]
 fn logits_that_are_not_finite() {
     const NUMBERS: [f64; 4] = [f64::NEG_INFINITY, f64::INFINITY, f64::NAN, -f64::NAN];
+    // All that one warp of a block adds up is not finite, and what the others do is.
+    let of_a_warp = |row: usize, x: &mut [f64]| x[512..768].fill(NUMBERS[row]);
+    check(&rows(4, 2048, of_a_warp), 2048);
     for cols in COLS {
         let x = rows(10, cols, |row, x| match row {
             0..4 => x[cols / 2] = NUMBERS[row],

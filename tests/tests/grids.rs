@@ -245,10 +245,11 @@ fn rows_of_whole_vectors_in_the_registers_of_a_block() {
     }
 }
 
-/// Some rows have a head and a tail, and one ends one vector before the end of a tile.
+/// Some rows have a head and a tail, and one ends one vector before the end of a tile. The last row
+/// of the last shape ends with the last vector of the threads that share it.
 #[test]
 fn rows_of_many_tiles() {
-    for (rows, cols) in [(5, 4_099), (3, 40_003), (3, 4_092)] {
+    for (rows, cols) in [(5, 4_099), (3, 40_003), (3, 4_092), (8, 9_188)] {
         check_rows(rows, cols, 0);
     }
 }

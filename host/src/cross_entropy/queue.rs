@@ -135,7 +135,7 @@ impl<'a> Launches<'a> {
     /// `regime` is that of loss and gradients with no more than a block per row.
     fn is_few(&self, regime: Regime, args: &CrossEntropyArgs) -> bool {
         let alone = self.plan(Pass::Forward, args).plan;
-        let is_shared = alone.stream.split != 0 || alone.tail.rows as usize == self.rows;
+        let is_shared = alone.has_few_rows || alone.tail.rows as usize == self.rows;
         // A loss without a forward kernel that has rows in registers streams short rows too, so
         // its forward plan says nothing about rows that fit into registers in one launch.
         let fits_registers =

@@ -14,6 +14,24 @@ const WARPS: usize = STREAM_BLOCK as usize / 32;
 /// Vectors that a warp has of a tile.
 const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
 
+/// Whether `count` rows are so few that a warp each would be less than half of those that are
+/// resident. Loss and gradients of such rows are shared by blocks too.
+pub(crate) fn are_few(count: usize, rows: &Rows, device: Device) -> bool {
+    count <= room(rows, device) * WARPS / 2
+}
+
+/// The blocks that are resident on a device.
+fn room(rows: &Rows, device: Device) -> usize {
+    let Device { multiprocessors, shared_bytes, registers_for } = device;
+    let resident = (shared_bytes / (WARPS * ring_bytes(rows) + RESERVED)).clamp(1, registers_for);
+    multiprocessors * resident
+}
+
+/// The bytes of a warp's ring.
+fn ring_bytes(rows: &Rows) -> usize {
+    STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize
+}
+
 /// What the end of a row takes a block that shares rows, in hundredths of the time of a tile, of
 /// which each resident warp reads one. In f64 the statistics of threads and warps take longer to
 /// merge.
@@ -35,10 +53,7 @@ fn least_tile_time(tiles: usize) -> usize {
 /// as the warp that has most of them; shares are equal, but all warps of a block wait for each
 /// other at the end of a row.
 pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
-    let Device { multiprocessors, shared_bytes, registers_for } = device;
-    let ring = STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize;
-    let resident = (shared_bytes / (WARPS * ring + RESERVED)).clamp(1, registers_for);
-    let room = multiprocessors * resident;
+    let room = room(rows, device);
     // The most bytes of a row, counted from the cache line that it begins in.
     let bytes = CACHE_LINE as usize - rows.alignment + rows.cols * rows.element_bytes;
     let vectors = bytes.div_ceil(VECTOR_BYTES as usize);
@@ -59,7 +74,7 @@ pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, Stre
     let launch = Launch {
         blocks: blocks as u32,
         threads: STREAM_BLOCK,
-        shared_bytes: (WARPS * ring) as u32,
+        shared_bytes: (WARPS * ring_bytes(rows)) as u32,
         cooperative: false,
     };
     let stream = StreamArgs {
@@ -139,6 +154,8 @@ mod tests {
     fn rows_are_split_where_whole_ones_would_leave_warps_waiting() {
         let is_split = |count, cols| layout(count, &f32_rows(cols), DEVICE).1.split;
         let warps = 132 * 3 * 8;
+        assert!(are_few(warps / 2, &f32_rows(1000), DEVICE));
+        assert!(!are_few(warps / 2 + 1, &f32_rows(1000), DEVICE));
         assert_eq!((is_split(warps, 50_000), is_split(warps + 1, 50_000)), (0, 1));
         assert_eq!((is_split(warps / 2, 50_000), is_split(warps / 2, 1000)), (1, 0));
         assert_eq!((is_split(100, 10_000), is_split(1 << 20, 50_000)), (1, 0));

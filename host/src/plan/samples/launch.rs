@@ -50,7 +50,8 @@ pub(super) fn few(shape: &Shape) -> SamplesLaunch {
 /// [`Regime::Stream`].
 pub(super) fn stream(shape: &Shape, layout: &Rows, device: Device) -> SamplesLaunch {
     let (launch, stream) = stream::layout(shape.rows, layout, device);
-    SamplesLaunch { stream, ..SamplesLaunch::new(Regime::Stream, launch) }
+    let has_few_rows = stream::are_few(shape.rows, layout, device);
+    SamplesLaunch { stream, has_few_rows, ..SamplesLaunch::new(Regime::Stream, launch) }
 }
 
 /// [`Regime::Registers`].

@@ -28,6 +28,8 @@ pub(crate) struct SamplesLaunch {
     pub(crate) tile: TileArgs,
     /// How streamed rows are shared; see [`stream`](super::stream).
     pub(crate) stream: StreamArgs,
+    /// Whether streamed rows are so few that blocks should share them in any pass.
+    pub(crate) has_few_rows: bool,
 }
 
 impl SamplesLaunch {
@@ -41,6 +43,7 @@ impl SamplesLaunch {
             tail: Tail::NONE,
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
+            has_few_rows: false,
         }
     }
 }

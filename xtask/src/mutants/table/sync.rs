@@ -268,7 +268,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             if finishes && label.has_class(args.cols) {",
         from: "sync_threads();",
         to: "",
-        test: "cross_entropy::rows_that_begin_everywhere_in_a_line",
+        test: "log_prob::every_regime_in_f32",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -289,7 +289,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "0 => wait_for_copies::<0>(),",
         from: "wait_for_copies::<0>()",
         to: "wait_for_copies::<1>()",
-        test: "cross_entropy::no_rows",
+        test: "cross_entropy::rows_that_begin_everywhere_in_a_line",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -320,7 +320,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "sync_threads();",
         from: "sync_threads();",
         to: "",
-        test: "cross_entropy::a_class_of_u32_is_never_negative",
+        test: "grids::rows_of_many_tiles",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -289,7 +289,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "0 => wait_for_copies::<0>(),",
         from: "wait_for_copies::<0>()",
         to: "wait_for_copies::<1>()",
-        test: "cross_entropy::rows_that_begin_everywhere_in_a_line",
+        test: "cross_entropy::rows_that_a_block_keeps_in_shared_memory",
         seen: Seen::OnEmulator,
     },
     Mutant {

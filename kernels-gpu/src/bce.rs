@@ -36,7 +36,7 @@ impl<E: Element> Bce<E> {
 
     /// log(1 + e^−|x|).
     #[inline(always)]
-    fn tail<const PLAIN: bool>(x: E::Real) -> E::Real {
+    fn ln_1p_exp<const PLAIN: bool>(x: E::Real) -> E::Real {
         let e = Self::exp_of_magnitude::<PLAIN>(x);
         if PLAIN && Self::HAS_PLAIN { quick_ln_1p(e) } else { ln_1p(e) }
     }
@@ -74,7 +74,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     fn term<const PLAIN: bool>(self, x: E::Real, y: E::Real) -> [E::Real; 2] {
         let (p, log_weight) = (self.pos_weight.value, self.log_weight(y));
         let linear = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
-        let term = log_weight.fma(Self::tail::<PLAIN>(x), linear);
+        let term = log_weight.fma(Self::ln_1p_exp::<PLAIN>(x), linear);
         if PLAIN && Self::HAS_PLAIN {
             return [self.weight.value, term];
         }
@@ -102,7 +102,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     fn grad_target<const PLAIN: bool>(self, x: E::Real, _: E::Real, scale: E::Real) -> E::Real {
         let p = self.pos_weight.value;
         let linear = if x > E::Real::ZERO { -x } else { -(p * x) };
-        let tail = (p - E::Real::ONE) * Self::tail::<PLAIN>(x);
+        let tail = (p - E::Real::ONE) * Self::ln_1p_exp::<PLAIN>(x);
         (linear + tail) * (self.weight.value * scale)
     }
 }

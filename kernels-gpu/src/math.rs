@@ -79,8 +79,8 @@ pub(crate) fn ln_1p<R: Real>(x: R) -> R {
     if x.is_nan() { x } else { value }
 }
 
-/// eˣ for x from −80 to 0, in f32 in a quarter of the instructions of [`exp`] and to 4e-7: the
-/// product with log₂ e is rounded, and the result corrected for it.
+/// eˣ for x from −80 to 0, in f32 in fewer instructions than [`exp`] and to 4e-7: the product with
+/// log₂ e is rounded, and the result corrected for it.
 #[inline(always)]
 pub(crate) fn quick_exp_below<R: Real>(x: R) -> R {
     let exp = x.exp_below();

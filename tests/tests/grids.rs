@@ -28,6 +28,17 @@ fn a_sum_over_groups_of_blocks() {
     }
 }
 
+/// The elements of a dense tensor end within a tile of its blocks, and within a vector.
+#[test]
+fn a_sum_that_ends_within_a_tile() {
+    let (len, stream) = (2_500_007, gpu().stream().unwrap());
+    let x: Vec<f64> = (0..len).map(|index| f64::from(index % 7)).collect();
+    let on_gpu = Tensor::from_slice(gpu(), [x.len()], &x).unwrap();
+    let zeros = Tensor::zeros(gpu(), [x.len()]).unwrap();
+    let expected: f64 = x.iter().map(|x| x * x).sum();
+    assert_eq!(Mse::sum().forward(&on_gpu, &zeros, &stream).unwrap().item().unwrap(), expected);
+}
+
 /// Rows of many lengths are summed by lanes of a warp, a warp, a block or several blocks, with gaps
 /// between rows and without, at every alignment.
 #[test]

@@ -53,8 +53,8 @@ fn wave_threads(element_bytes: usize, heavy: bool) -> usize {
 
 /// The fewest vectors of a thread of a forward-backward pass, except in f32, whose passes gain
 /// nothing by it, and except for small inputs, which have [`FEWEST_THREADS`]. H200, 2026-11-27,
-/// ceiling ÷ ours without this limit and with it: bf16, 11459×3360, KL divergence 0.83 and 0.88, mean
-/// squared error 0.94 and 0.95; f64, 1000×40000, KL divergence 0.92 and 0.95.
+/// ceiling ÷ ours without this limit and with it: bf16, 11459×3360, KL divergence 0.83 and 0.88,
+/// mean squared error 0.94 and 0.95; f64, 1000×40000, KL divergence 0.92 and 0.95.
 const THREAD_VECTORS: usize = 8;
 
 /// See [`THREAD_VECTORS`].

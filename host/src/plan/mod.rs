@@ -1,6 +1,6 @@
 //! How work is cut into blocks, as pure functions of sizes and of what a device has room for. So
-//! the same input is summed in the same order on every device of one model and, unless rows are
-//! packed, streamed or split over several blocks, on every device.
+//! the same input is summed in the same order on all devices with as many multiprocessors and as much
+//! shared memory; dense tensors of elementwise losses, on every device.
 
 mod elementwise;
 pub(crate) mod packed;

@@ -17,10 +17,10 @@ use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES};
 /// forward-backward 0.40 and 0.77; 2048 columns 0.70 and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The same for the forward pass in f64, for classes: a warp that streams a longer row spends as long on the
-/// tile at its end as on a whole one. H200, 2026-11-27, ceiling ÷ ours streamed and packed: 513
-/// columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1000 columns 0.64 and 0.69, 1024 columns 0.74
-/// and 0.72.
+/// The same for the forward pass in f64, for classes: a warp that streams a longer row spends as
+/// long on the tile at its end as on a whole one. H200, 2026-11-27, ceiling ÷ ours streamed and
+/// packed: 513 columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1000 columns 0.64 and 0.69, 1024
+/// columns 0.74 and 0.72.
 const MOST_ROW_BYTES_F64: usize = 8000;
 
 /// The most bytes of a packed row in a pass.

@@ -14,8 +14,9 @@ const WARPS: usize = STREAM_BLOCK as usize / 32;
 /// Vectors that a warp has of a tile.
 const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
 
-/// Whether `count` rows are so few that a warp each would be less than half of those that are
-/// resident. Loss and gradients of such rows are shared by blocks too.
+/// Whether `count` rows are so few that a warp for each would be at most half of the resident
+/// warps. Several blocks share such rows where gradients are computed. The forward pass decides by
+/// the time that it takes ([`layout`]).
 pub(crate) fn are_few(count: usize, rows: &Rows, device: Device) -> bool {
     count <= room(rows, device) * WARPS / 2
 }
@@ -34,7 +35,9 @@ fn ring_bytes(rows: &Rows) -> usize {
 
 /// What the end of a row takes a block that shares rows, in hundredths of the time of a tile, of
 /// which each resident warp reads one. In f64 the statistics of threads and warps take longer to
-/// merge.
+/// merge: H200, 2026-11-27, 1300×45056, whose blocks end six rows each, took 19 µs more than the
+/// ceiling's 102, and a tile takes 0.9 µs. The number for other types was chosen by which of the
+/// shapes below should be split.
 fn row_end(element_bytes: usize) -> usize {
     if element_bytes == 8 { 300 } else { 150 }
 }
@@ -42,8 +45,8 @@ fn row_end(element_bytes: usize) -> usize {
 /// The least time that a warp takes for a tile, in the same unit: with fewer warps than are
 /// resident, memory is idle while they compute. Tiles of two tensors hide that better. H200,
 /// 2026-11-27, ceiling ÷ ours where warps have whole rows and where blocks share them: f64,
-/// 1511×23752 0.77 and 0.70, 2124×45056 0.62 and 0.87; f32 with smoothing, 2200×16384 0.48 and 0.66;
-/// f32 from probabilities, 1000×32000 0.87 and 0.82.
+/// 1511×23752 0.77 and 0.70, 2124×45056 0.62 and 0.87; f32 with smoothing, 2200×16384 0.48 and
+/// 0.66; f32 from probabilities, 1000×32000 0.87 and 0.82.
 fn least_tile_time(tiles: usize) -> usize {
     if tiles > 1 { 50 } else { 90 }
 }

@@ -311,6 +311,7 @@ fn a_wave_of_blocks_sums_inputs_that_are_neither_small_nor_large() {
     assert_eq!(blocks((32 << 20) + 1, DENSE), 132 * 64);
     let heavy = Dense { heavy: true, ..DENSE };
     assert_eq!(elementwise(Pass::Forward, 2 << 20, 8, heavy).blocks, 132 * 3);
+    // With more vectors, a block for each tile.
     let of_f64 = |vectors: usize| elementwise(Pass::Forward, 2 * vectors, 8, DENSE).blocks;
     assert_eq!([8 << 20, (8 << 20) + 1].map(of_f64), [132 * 2, 8193]);
     // The pass that computes loss and gradients has at least eight vectors a thread.

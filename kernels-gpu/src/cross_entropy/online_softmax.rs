@@ -15,9 +15,9 @@ use cuda_std::warp::{WARP_SIZE, any, ballot, max_of_warp};
 /// certain, the loss is the sum of the other exponentials, and added to 1 that would lose its
 /// digits.
 ///
-/// In f64 ([`LAGS`](RowStats::LAGS)) the logit that is subtracted may lag behind the largest until the
-/// statistics are [settled](RowStats::settled). A lagging maximum rarely changes, so that exponentials
-/// need not wait for the maximum of their tile, and are seldom rescaled.
+/// In f64 ([`LAGS`](RowStats::LAGS)) the logit that is subtracted may lag behind the largest until
+/// the statistics are [settled](RowStats::settled). A lagging maximum rarely changes, so that
+/// exponentials need not wait for the maximum of their tile, and are seldom rescaled.
 #[derive(Clone, Copy)]
 pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
     /// The largest logit, m; −∞ if there is none yet.

@@ -122,8 +122,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         columns: [u32; N],
         counts: [u32; N],
     ) -> bool {
+        const { assert!(WHOLE || N == 1) };
         let mut lagging = stats.lagging;
-        // Infinite padding is not for the sums that lag, so elements are added one by one.
+        // The −∞ that pads a vector would make the top a NaN, so elements are added one by one.
         let element = |lane: usize| E::extract(x[0], lane as u32).widen();
         if WHOLE {
             lagging.add::<E, N>(x);

@@ -111,9 +111,9 @@ fn long_backward(shape: &Shape) -> SamplesLaunch {
     }
 }
 
-/// Vectors of a row per thread of a block that has some in registers and stages the others in
-/// shared memory. On an H200, 1024 threads have room for that many, as one block or as two blocks
-/// of 512.
+/// Vectors of a row per thread of a block that is alone on its multiprocessor, has some of the row
+/// in registers and stages the others in shared memory. On an H200, 1024 threads have room for that
+/// many.
 const STAGED_PER_THREAD: usize = 12;
 
 /// Bytes of the kernel's arrays in shared memory, beside what it stages of a row.

@@ -28,7 +28,8 @@ pub(crate) struct SamplesLaunch {
     pub(crate) tile: TileArgs,
     /// How streamed rows are shared; see [`stream`](super::stream).
     pub(crate) stream: StreamArgs,
-    /// Whether streamed rows are so few that blocks should share them in any pass.
+    /// Whether streamed rows are so few that several blocks share each where gradients are computed;
+    /// see [`are_few`](super::stream::are_few).
     pub(crate) has_few_rows: bool,
 }
 

@@ -130,7 +130,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "(vector, step) = (tile + u64::from(lane), group);",
         from: "tile + u64::from(lane)",
         to: "tile + u64::from(lane) + 1",
-        test: "grids::a_sum_over_groups_of_blocks",
+        test: "grids::a_sum_that_ends_within_a_tile",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -261,7 +261,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "index.wrapping_sub(self.first) < self.end - self.first",
         from: "index.wrapping_sub(self.first) < self.end - self.first",
         to: "index.wrapping_sub(self.first) <= self.end - self.first",
-        test: "cross_entropy::a_row_that_is_nearly_certain",
+        test: "cross_entropy::rows_that_begin_everywhere_in_a_line",
         seen: Seen::OnEmulator,
     },
     Mutant {

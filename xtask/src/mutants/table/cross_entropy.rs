@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "let exp = log_prob::scaled::<R, MODE>(x - self.center(), scale).exp_below();",
         from: "x - self.center()",
         to: "x",
-        test: "cross_entropy::rows_that_begin_everywhere_in_a_line",
+        test: "float64_rows::rows_that_are_nearly_certain",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -350,7 +350,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "words: if is_rest { self.units % self.chunk_words() } else { whole.words },",
         from: "self.units % self.chunk_words()",
         to: "(self.units % self.chunk_words()).saturating_sub(1)",
-        test: "golden::cross_entropy",
+        test: "lane_rows::weights_of_all_classes_of_longer_rows",
         seen: Seen::OnEmulator,
     },
     Mutant {

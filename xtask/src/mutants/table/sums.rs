@@ -140,7 +140,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "unsafe { [sums_of_first_pair().get(0), sums_of_first_pair().get(1), a, b] }",
         from: "[sums_of_first_pair().get(0), sums_of_first_pair().get(1), a, b]",
         to: "[a, b, sums_of_first_pair().get(0), sums_of_first_pair().get(1)]",
-        test: "cross_entropy::a_row_that_begins_with_minus_infinity",
+        test: "cross_entropy::many_rows_in_a_block_each",
         seen: Seen::OnEmulator,
     },
     Mutant {

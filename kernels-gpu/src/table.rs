@@ -94,7 +94,9 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Generates one family: an entry for each of its dtypes.
+/// Generates one family: an entry for each of its dtypes. With `--cfg one_dtype --cfg f32` the PTX has
+/// the entries of f32 alone: the dtypes are compiled one beside the other, since LLVM compiles a
+/// crate in one thread.
 macro_rules! family {
     // The family's own list of dtypes comes first, if it has one.
     (@ [$dtypes:tt $($others:tt)?] $loss:ident, $($rest:tt)+) => {
@@ -105,7 +107,7 @@ macro_rules! family {
         $resident:expr, $barriers:literal, |$arg:ident| $call:expr
     ) => {
         $(
-            #[cfg(target_arch = "nvptx64")]
+            #[cfg(all(target_arch = "nvptx64", any(not(one_dtype), $dtype)))]
             const _: () = {
                 $crate::table::types!($dtype);
                 #[unsafe(export_name = concat!(

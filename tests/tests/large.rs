@@ -76,11 +76,13 @@ fn rows_more_than_two_to_the_thirty_one_elements_apart() {
 fn logits_more_than_two_to_the_thirty_one_elements_apart() {
     let stride = (1_usize << 31) + 3;
     for cols in [1_000, 40_003] {
-        let sparse = Sparse::new(2 * (stride + cols));
-        for row in [0, 1] {
-            let mut logits = vec![f16::ZERO; cols];
-            logits[cols / 2 + row] = f16::from_f32(4.0 + row as f32);
-            sparse.write(row * stride, &logits);
+        // Kernels read vectors of 16 bytes, so also what is beside a row that begins inside one.
+        let margin = 8;
+        let sparse = Sparse::new(2 * (stride + cols + margin));
+        for (row, before) in [(0, 0), (1, margin)] {
+            let mut logits = vec![f16::ZERO; before + cols + margin];
+            logits[before + cols / 2 + row] = f16::from_f32(4.0 + row as f32);
+            sparse.write(row * stride - before, &logits);
         }
         // SAFETY: within the allocation, which lives to the end.
         let x =

@@ -10,7 +10,7 @@ use crate::{flags, ptxas};
 use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::Entry;
 use kernels_gpu::overlap::{OVERLAPS_FROM, overlapping};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use xshell::Shell;
@@ -227,16 +227,26 @@ impl<'a> Task<'a> {
 
     /// The text of every module.
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<BTreeMap<String, String>> {
-        let program = Program::parse(&compiler.compile(self.sh, arch)?)?;
-        let entries: Vec<&Entry> = self.modules.values().flatten().copied().collect();
-        let mut problems = ptx::check::extern_functions(&program);
-        problems.extend(ptx::check::entries(&program, &entries));
-        fail_on(&problems).context("the kernels do not compile to what their table says")?;
-
+        let entries = || self.modules.values().flatten().copied();
+        let dtypes: BTreeSet<_> = entries().map(|entry| entry.dtype.name()).collect();
+        let dtypes = Vec::from_iter(dtypes);
         let mut files = BTreeMap::new();
-        for (module, entries) in &self.modules {
-            files.insert((*module).to_owned(), program.module(entries)?);
+        let mut problems = Vec::new();
+        for (dtype, text) in dtypes.iter().zip(compiler.compile(self.sh, arch, &dtypes)?) {
+            let program = Program::parse(&text)?;
+            let is_of_dtype = |entry: &&Entry| entry.dtype.name() == *dtype;
+            problems.extend(ptx::check::extern_functions(&program));
+            problems.extend(ptx::check::entries(
+                &program,
+                &Vec::from_iter(entries().filter(is_of_dtype)),
+            ));
+            for (module, entries) in &self.modules {
+                if entries.iter().all(is_of_dtype) {
+                    files.insert((*module).to_owned(), program.module(entries)?);
+                }
+            }
         }
+        fail_on(&problems).context("the kernels do not compile to what their table says")?;
         Ok(files)
     }
 

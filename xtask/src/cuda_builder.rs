@@ -11,6 +11,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use xshell::{Cmd, Shell, cmd};
 
 /// The architectures to compile for; each has its directory in host/ptx.
@@ -83,39 +84,68 @@ impl Compiler {
         format!("{}, {version}", self.rustc.display())
     }
 
-    /// Compiles the kernels for `arch` and returns the PTX of the whole crate. Runs in the
+    /// Compiles the kernels for `arch` and returns a program of PTX for each of these dtypes. The
+    /// dtypes are compiled at a time, since LLVM compiles a crate in one thread. Runs in the
     /// workspace's directory.
-    pub(crate) fn compile(&self, sh: &Shell, arch: &str) -> Result<String> {
-        let target_dir = format!("target/ptx/{arch}");
-        // A relative path: the arguments count in the crate's identity, which must not depend on
-        // where the checkout lies.
-        let output = format!("{target_dir}/kernels.s");
-        if !sh.path_exists(&output) {
-            // Cargo does not know of this file and would not write it again.
-            sh.remove_path(&target_dir)?;
-            sh.create_dir(&target_dir)?;
+    pub(crate) fn compile(&self, sh: &Shell, arch: &str, dtypes: &[&str]) -> Result<Vec<String>> {
+        let mut compilers = Vec::new();
+        for dtype in dtypes {
+            let target_dir = format!("target/ptx/{arch}/{dtype}");
+            // A relative path: the arguments count in the crate's identity, which must not depend
+            // on where the checkout lies.
+            let output = format!("{target_dir}/kernels.s");
+            if !sh.path_exists(&output) {
+                // Cargo does not know of this file and would not write it again.
+                sh.remove_path(&target_dir)?;
+                sh.create_dir(&target_dir)?;
+            }
+            let mut command = self.command(sh, arch, dtype, &target_dir, &output);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            compilers.push((dtype, output, command.spawn().context("cannot run cargo")?));
         }
+        // All are waited for before one that failed is reported.
+        let ended = compilers
+            .into_iter()
+            .map(|(dtype, output, compiler)| Ok((dtype, output, compiler.wait_with_output()?)))
+            .collect::<Result<Vec<_>>>()?;
+        let mut programs = Vec::new();
+        for (dtype, output, result) in ended {
+            let said = String::from_utf8_lossy(&result.stderr);
+            ensure!(result.status.success(), "the kernels of {dtype} do not compile:\n{said}");
+            programs.push(sh.read_file(&output)?);
+        }
+        Ok(programs)
+    }
 
+    /// What compiles the kernels of one dtype to the file `output`.
+    fn command(
+        &self,
+        sh: &Shell,
+        arch: &str,
+        dtype: &str,
+        target_dir: &str,
+        output: &str,
+    ) -> Command {
         let cargo = &self.cargo;
         let mut build = clean(cmd!(
             sh,
             "{cargo} rustc --locked --manifest-path kernels-gpu/Cargo.toml --release --lib --crate-type cdylib
-             -Zbuild-std=core --target {TARGET} --target-dir {target_dir} -- --emit=asm={output}"
+             -Zbuild-std=core --target {TARGET} --target-dir {target_dir} --
+             --cfg one_dtype --cfg {dtype} --emit=asm={output}"
         ))
         .env("RUSTC", &self.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
         // Empty, they also switch off those of a configuration file.
         .env("RUSTC_WRAPPER", "")
         .env("RUSTC_WORKSPACE_WRAPPER", "")
-        .env("CARGO_BUILD_BUILD_DIR", &target_dir)
+        .env("CARGO_BUILD_BUILD_DIR", target_dir)
         .env("CARGO_ENCODED_RUSTFLAGS", self.encoded_rustflags(sh, arch))
         // The PTX is the compiler's output; there is nothing to link.
         .env("CARGO_TARGET_NVPTX64_NVIDIA_CUDA_LINKER", "true");
         for (key, value) in PROFILE {
             build = build.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
         }
-        build.run()?;
-        Ok(sh.read_file(&output)?)
+        build.into()
     }
 
     /// The flags, and names in place of this machine's paths, should a panic message name a file.

@@ -18,7 +18,7 @@ pub(crate) struct Bce<E: Element> {
 
 impl<E: Element> Bce<E> {
     /// q = 1 + (p − 1) y; exactly 1 without pos_weight, whatever y is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn log_weight(self, y: E::Real) -> E::Real {
         let p = self.pos_weight.value;
         if p == E::Real::ONE { p } else { (p - E::Real::ONE).fma(y, E::Real::ONE) }
@@ -28,14 +28,14 @@ impl<E: Element> Bce<E> {
     const HAS_PLAIN: bool = size_of::<E::Real>() == 4;
 
     /// e^−|x|.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exp_of_magnitude<const PLAIN: bool>(x: E::Real) -> E::Real {
         let x = -x.magnitude();
         if PLAIN && Self::HAS_PLAIN { quick_exp_below(x) } else { exp(x) }
     }
 
     /// log(1 + e^−|x|).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ln_1p_exp<const PLAIN: bool>(x: E::Real) -> E::Real {
         let e = Self::exp_of_magnitude::<PLAIN>(x);
         if PLAIN && Self::HAS_PLAIN { quick_ln_1p(e) } else { ln_1p(e) }
@@ -43,26 +43,26 @@ impl<E: Element> Bce<E> {
 }
 
 impl<E: Element> Pairwise<E::Real> for Bce<E> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &PairwiseArgs) -> Self {
         let weight = |which: usize| Weight { at: args.weights[which], value: E::Real::ONE };
         Bce { weight: weight(weights::WEIGHT), pos_weight: weight(weights::POS_WEIGHT) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_row(self, row: u64) -> Self {
         // SAFETY: the caller's condition.
         unsafe { Bce { weight: self.weight.of_row(row), pos_weight: self.pos_weight.of_row(row) } }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_col(self, col: u64) -> Self {
         // SAFETY: the caller's condition.
         unsafe { Bce { weight: self.weight.of_col(col), pos_weight: self.pos_weight.of_col(col) } }
     }
 
     /// Logits below 80 in magnitude, whose exponentials are normal numbers, are plain.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ranks(self, x: E::Real, _: E::Real) -> [u32; 2] {
         const SIGN: u32 = 1 << 31;
         // The bits of magnitudes are in their order; those of 80 are to become the limit.
@@ -70,7 +70,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
         [if Self::HAS_PLAIN { (x.to_top() & !SIGN).saturating_sub(behind) } else { 0 }, 0]
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, x: E::Real, y: E::Real) -> [E::Real; 2] {
         let (p, log_weight) = (self.pos_weight.value, self.log_weight(y));
         let linear = if x > E::Real::ZERO { E::Real::ONE - y } else { -(p * y) } * x;
@@ -86,7 +86,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
 
     /// The derivative by x is w (q σ(x) − p y). For x > 0 it is computed as w ((1 − y) − q σ(−x)),
     /// so that only e^−|x| is needed.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_input<const PLAIN: bool>(self, x: E::Real, y: E::Real, scale: E::Real) -> E::Real {
         let (p, e) = (self.pos_weight.value, Self::exp_of_magnitude::<PLAIN>(x));
         let sum = E::Real::ONE + e;
@@ -98,7 +98,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     }
 
     /// The derivative by y is w (log(1 − σ(x)) − p log σ(x)), which is −w x without pos_weight.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_target<const PLAIN: bool>(self, x: E::Real, _: E::Real, scale: E::Real) -> E::Real {
         let p = self.pos_weight.value;
         let linear = if x > E::Real::ZERO { -x } else { -(p * x) };
@@ -123,7 +123,7 @@ impl<E: Element> Weight<E> {
     /// # Safety
     /// `at` is null, or points to a factor of type `E` for each row, which nothing writes
     /// meanwhile.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_row(mut self, row: u64) -> Self {
         if self.at.start != 0 {
             self.at.start += row * self.at.row_stride * size_of::<E>() as u64;
@@ -137,7 +137,7 @@ impl<E: Element> Weight<E> {
     ///
     /// # Safety
     /// As [`of_row`](Self::of_row); if columns have a stride, there is a factor for each column.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_col(mut self, col: u64) -> Self {
         if self.at.col_stride != 0 {
             let at = (self.at.start as *const E).wrapping_add(col as usize);

@@ -40,7 +40,7 @@ pub(crate) use kernels;
 ///    vectors.
 /// 2. `sink` points to 4 aligned bytes of global memory that may be overwritten.
 /// 3. What is written overlaps nothing else that `args` names.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn pass<const READS: usize, const WRITES: usize, const UNROLL: usize>(
     args: &CeilingArgs,
 ) {

@@ -31,13 +31,13 @@ pub(crate) struct Span {
 
 impl Span {
     /// Whether the vector has an element at position `lane`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has(self, lane: usize) -> bool {
         (lane as u32) < self.count
     }
 
     /// The position in the vector of the row's element `index`, if the vector has it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn lane_of(self, index: u32) -> Option<u32> {
         let lane = index.wrapping_sub(self.first);
         if lane < self.count { Some(lane) } else { None }
@@ -46,7 +46,7 @@ impl Span {
 
 impl<E: Element> Cut<E> {
     /// Cuts the row of `cols` elements at address `start` at 16-byte boundaries.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(start: u64, cols: u32) -> Self {
         let to_boundary = start.wrapping_neg() as u32 % 16 / size_of::<E>() as u32;
         let head = to_boundary.min(cols);
@@ -56,71 +56,71 @@ impl<E: Element> Cut<E> {
 
     /// As [`new`](Self::new), but with vectors numbered from the start of a cache line. Tiles of
     /// warps then begin at cache lines: a line that two warps share costs one more cache access.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at_lines(start: u64, cols: u32) -> Self {
         let (cut, first) = (Self::new(start, cols), start.div_ceil(16) as u32 % LINE_VECTORS);
         Cut { first, end: first + cut.end, ..cut }
     }
 
     /// A row of `cols` elements that begins and ends at 16-byte boundaries.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn all_vectors(cols: u32) -> Self {
         Cut { head: 0, tail: 0, first: 0, end: cols / E::LANES, element: PhantomData }
     }
 
     /// The index of the first vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn first(self) -> u32 {
         self.first
     }
 
     /// The number of the row's peeled elements, those of its head and its tail: fewer than two
     /// vectors have.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn peeled_count(self) -> u32 {
         self.head + self.tail
     }
 
     /// The index in the row of peeled element number `number`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn peeled_index(self, number: u32) -> u32 {
         if number < self.head { number } else { number + (self.end - self.first) * E::LANES }
     }
 
     /// The index of the vector that has this element; for a peeled element, an index that the row
     /// does not [have](Self::has).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn vector_of(self, element: u32) -> u32 {
         element.wrapping_sub(self.origin()) / E::LANES
     }
 
     /// The position within its vector of an element that is not peeled.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn index_in_vector(self, element: u32) -> u32 {
         element.wrapping_sub(self.head) % E::LANES
     }
 
     /// Whether the row has a vector with this index.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has(self, index: u32) -> bool {
         index.wrapping_sub(self.first) < self.end - self.first
     }
 
     /// Whether the row has all vectors from `from` to before `to`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_all(self, from: u32, to: u32) -> bool {
         from >= self.first && to <= self.end
     }
 
     /// The element at which vector 0 begins. In a row that is cut at cache lines, the row may
     /// begin behind vector 0, which then begins at a wrapped negative index.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn origin(self) -> u32 {
         self.head.wrapping_sub(self.first * E::LANES)
     }
 
     /// The elements of the vector with this index, as if the row continued on both sides.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn vector(self, index: u32) -> Span {
         Span { first: self.origin().wrapping_add(index * E::LANES), count: E::LANES }
     }
@@ -138,43 +138,43 @@ pub(crate) struct Row<E> {
 impl<E: Element> Row<E> {
     /// Row `row` of `tensor`, with the cut of the row at address `cut_at`, which may have another
     /// alignment. If the tensor is null, so is the row, and only `is_null` may be called.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(tensor: Matrix, row: u64, cut_at: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
         Row { start, is_aligned: (start ^ cut_at).is_multiple_of(16), element: PhantomData }
     }
 
     /// The row at address `start`, which is the one that the cut was made for.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at_cut(start: u64) -> Self {
         Row { start, is_aligned: true, element: PhantomData }
     }
 
     /// Row `row` of `tensor`, known to have the same alignment as the row that the cut was made
     /// for. If the tensor is null, so is the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn same_alignment(tensor: Matrix, row: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
         Row { start, is_aligned: true, element: PhantomData }
     }
 
     /// The address of a row of a tensor.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn address(tensor: Matrix, row: u64) -> u64 {
         tensor.start + row * tensor.row_stride * size_of::<E>() as u64
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_null(self) -> bool {
         self.start == 0
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn start(self) -> u64 {
         self.start
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn at(self, index: u32) -> *mut E {
         // The index is signed, which rows of fewer than 2³¹ elements allow: a vector that begins
         // before the row has a negative one.
@@ -186,7 +186,7 @@ impl<E: Element> Row<E> {
     ///
     /// # Safety
     /// The element is one of the row's, in global memory, and aligned for its type.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn load(self, index: u32) -> E {
         // SAFETY: the caller's condition.
         unsafe { load(self.at(index)) }
@@ -196,14 +196,14 @@ impl<E: Element> Row<E> {
     ///
     /// # Safety
     /// As [`load`](Self::load), and nobody else accesses it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn store(self, index: u32, value: E) {
         // SAFETY: the caller's conditions.
         unsafe { store(self.at(index), value) };
     }
 
     /// The address of a vector. It is a 16-byte boundary if the row is aligned as its cut is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn vector(self, vector: Span) -> *const Vec16 {
         self.at(vector.first).cast_const().cast()
     }
@@ -212,7 +212,7 @@ impl<E: Element> Row<E> {
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the loaded vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn load_vector(self, vector: Span, offset: u32) -> Vec16 {
         // SAFETY: the caller's condition; in an aligned row, a vector of the cut is on a 16-byte
         // boundary.
@@ -230,7 +230,7 @@ impl<E: Element> Row<E> {
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the span.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_span(self, span: Span) -> Vec16 {
         let mut values = [E::LOWEST; MAX_LANES];
         unrolled!(for lane in 0..E::LANES as usize; {
@@ -248,7 +248,7 @@ impl<E: Element> Row<E> {
     /// # Safety
     /// As [`load`](Self::load), for each element of the stored vectors, and nobody else accesses
     /// them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn store_vectors<const N: usize>(
         self,
         first: Span,

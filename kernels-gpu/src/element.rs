@@ -26,7 +26,7 @@ pub enum Base<R> {
 
 impl<R: Real> Base<R> {
     /// e^((x − base) · scale); with a shift, times a factor that [`Real::unshift`] corrects.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn exp(self, x: R) -> R {
         match self {
             Base::Center(center, scale) => ((x - center) * scale).exp_below(),
@@ -64,14 +64,14 @@ pub trait Element: Word {
     fn greatest_of(maxima: Self::Maxima) -> Self::Real;
     /// The largest element of N vectors, NaNs ignored. If all elements are NaN, the result is NaN
     /// or −∞.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn greatest<const N: usize>(from: [Vec16; N]) -> Self::Real {
         Self::greatest_of(Self::raise(Self::first_maxima(from[0]), from))
     }
     /// The larger of `top` and the tops of N vectors' elements: the upper 32 bits of a number, read
     /// as an f32, which are in the order of the numbers. It is a NaN if any element is and, in f64,
     /// if any is infinite or beyond ±2¹⁰¹⁷.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn raise_top<const N: usize>(mut top: u32, from: [Vec16; N]) -> u32 {
         unrolled!(for k in 0..N; {
             unrolled!(for lane in 0..Self::LANES as usize; {
@@ -84,7 +84,7 @@ pub trait Element: Word {
     /// [`exps`](Self::exps) of finite elements that are at most 700 above the base, for sums with a
     /// number that is not tiny: in f64, an exponential that would be less than 3e-308 is 3e-308.
     /// Those of other elements are some numbers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps_near<const N: usize>(
         from: [Vec16; N],
         base: Base<Self::Real>,
@@ -93,7 +93,7 @@ pub trait Element: Word {
         Self::exps(from, base, with);
     }
     /// Calls `with` for each of N vectors, with its index and the exponentials of its elements.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps<const N: usize>(
         from: [Vec16; N],
         base: Base<Self::Real>,
@@ -142,22 +142,22 @@ impl Element for f32 {
     type Maxima = f32;
     const NO_MAXIMA: f32 = f32::NEG_INFINITY;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(self) -> f32 {
         self
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(value: f32) -> Self {
         value
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn extract(from: Vec16, lane: u32) -> Self {
         f32::from_bits(from.0[lane as usize])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn raise<const N: usize>(mut maximum: f32, from: [Vec16; N]) -> f32 {
         unrolled!(for k in 0..N; {
             unrolled!(for lane in 0..Self::LANES as usize; {
@@ -167,23 +167,23 @@ impl Element for f32 {
         maximum
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_maxima(from: Vec16) -> f32 {
         Self::extract(from, 0)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn greatest_of(maximum: f32) -> f32 {
         maximum
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
         let word = |lane: usize| elements[lane].to_bits();
         Vec16([word(0), word(1), word(2), word(3)])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow_all(values: [f32; MAX_LANES]) -> Vec16 {
         Self::pack(values)
     }
@@ -196,23 +196,23 @@ impl Element for f64 {
     type Maxima = f64;
     const NO_MAXIMA: f64 = f64::NEG_INFINITY;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn widen(self) -> f64 {
         self
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow(value: f64) -> Self {
         value
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn extract(from: Vec16, lane: u32) -> Self {
         let word = |half: u32| u64::from(from.0[(2 * lane + half) as usize]);
         f64::from_bits(word(1) << 32 | word(0))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn raise<const N: usize>(mut maximum: f64, from: [Vec16; N]) -> f64 {
         unrolled!(for k in 0..N; {
             unrolled!(for lane in 0..Self::LANES as usize; {
@@ -223,17 +223,17 @@ impl Element for f64 {
     }
 
     /// None, since `larger` would keep a first number that is NaN.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_maxima(_: Vec16) -> f64 {
         Self::NO_MAXIMA
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn greatest_of(maximum: f64) -> f64 {
         maximum
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps<const N: usize>(
         from: [Vec16; N],
         base: Base<f64>,
@@ -242,7 +242,7 @@ impl Element for f64 {
         float64::for_pairs(from, base, float64::exps_below::<4>, with);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps_near<const N: usize>(
         from: [Vec16; N],
         base: Base<f64>,
@@ -251,13 +251,13 @@ impl Element for f64 {
         float64::for_pairs(from, base, float64::exps_or_least::<4>, with);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
         let (a, b) = (elements[0].to_bits(), elements[1].to_bits());
         Vec16([a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow_all(values: [f64; MAX_LANES]) -> Vec16 {
         Self::pack(values)
     }
@@ -285,24 +285,24 @@ macro_rules! halves {
             type Maxima = u32;
             const NO_MAXIMA: u32 = $lowest << 16 | $lowest;
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn widen(self) -> f32 {
                 $widen(self.0)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow(value: f32) -> Self {
                 $name($narrow(value))
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn extract(from: Vec16, lane: u32) -> Self {
                 $name((from.0[(lane / 2) as usize] >> (lane % 2 * 16)) as u16)
             }
 
             /// Compares packed pairs. Widened elements would occupy two registers in place of one
             /// until their exponentials are computed.
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn raise<const N: usize>(mut pair: u32, from: [Vec16; N]) -> u32 {
                 unrolled!(for k in 0..N; {
                     let [a, b, c, d] = from[k].0;
@@ -311,25 +311,25 @@ macro_rules! halves {
                 pair
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn first_maxima(from: Vec16) -> u32 {
                 from.0[0]
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn greatest_of(pair: u32) -> f32 {
                 let pair = Vec16([pair; 4]);
                 Self::extract(pair, 0).widen().max(Self::extract(pair, 1).widen())
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn pack(elements: [Self; MAX_LANES]) -> Vec16 {
                 let word =
                     |at: usize| u32::from(elements[at].0) | u32::from(elements[at + 1].0) << 16;
                 Vec16([word(0), word(2), word(4), word(6)])
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn narrow_all(values: [f32; MAX_LANES]) -> Vec16 {
                 let word = |at: usize| $narrow_two([values[at], values[at + 1]]);
                 Vec16([word(0), word(2), word(4), word(6)])

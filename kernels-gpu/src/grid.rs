@@ -21,7 +21,7 @@ cuda_std::shared_array! {
 /// 1. All threads of the grid call this, once a launch.
 /// 2. The block has not called [`block_sums`] since its last barrier.
 /// 3. The grid has at most `entries` blocks, and `4 * entries` is at most `abi::MAX_PARTIALS`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn sum_in_last_block(
     workspace: Workspace,
     values: [f64; 4],
@@ -49,7 +49,7 @@ pub(crate) unsafe fn sum_in_last_block(
 ///    than `Workspace::ARRIVED`.
 /// 3. The block has not called [`block_sums`] since its last barrier, except for what thread 0
 ///    does.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn sum_words_in_last_block<const N: usize>(
     workspace: Workspace,
     entries: u32,

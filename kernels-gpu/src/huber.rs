@@ -10,12 +10,12 @@ pub(crate) struct Huber<R> {
 }
 
 impl<R: Real> Pairwise<R> for Huber<R> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &PairwiseArgs) -> Self {
         Huber { delta: R::from_f64(args.parameter) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
         // Two separate cases rather than a shared formula: for infinite d and δ, d − δ/2 is NaN.
@@ -23,7 +23,7 @@ impl<R: Real> Pairwise<R> for Huber<R> {
     }
 
     /// The derivative is d clamped to −δ..=δ; NaN stays NaN.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         let d = x - t;
         let clamped = if d > self.delta {
@@ -36,7 +36,7 @@ impl<R: Real> Pairwise<R> for Huber<R> {
         clamped * scale
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         <Self as Pairwise<R>>::grad_input::<PLAIN>(self, x, t, -scale)
     }

@@ -15,7 +15,7 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
     /// log t − x; with `PLAIN`, in [`Pairwise::UNIT`]s. For two probabilities it is one logarithm,
     /// of their ratio: where they are nearly equal, a difference of two logarithms would be mostly
     /// rounding error.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn difference<R: Real, const PLAIN: bool>(input: R, target: R) -> R {
         match (LOG_INPUT, LOG_TARGET) {
             (true, true) => target - input,
@@ -29,7 +29,7 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
     }
 
     /// The probability t of the target.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn t<R: Real>(target: R) -> R {
         if LOG_TARGET { exp(target) } else { target }
     }
@@ -38,7 +38,7 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
 impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     for KlDiv<LOG_INPUT, LOG_TARGET>
 {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(_: &PairwiseArgs) -> Self {
         KlDiv
     }
@@ -47,7 +47,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     /// Only a probability has a rank that matters, because a logarithm is taken of it. For plain
     /// probabilities the logarithm takes fewer instructions, and 0 and ∞ need not be considered.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ranks(self, input: R, target: R) -> [u32; 2] {
         let input_rank = if LOG_INPUT { 0 } else { input.rank() };
         let target_rank = if LOG_TARGET { 0 } else { target.rank() };
@@ -56,7 +56,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     /// For t = 0 the term is 0 if x is finite and NaN otherwise, as 0 · x is. For t = ∞ it is
     /// ∞ − t x, as in PyTorch.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);
         let t = Self::t(target);
@@ -78,7 +78,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     }
 
     /// The derivative is −t by x, and −t/p by p.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_input<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let t = Self::t(target);
         let weight = match (LOG_INPUT, LOG_TARGET) {
@@ -94,7 +94,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
 
     /// The derivative is log t + 1 − x by t, NaN for t = 0 and t = ∞; it is t (log t + 1 − x) by
     /// log t.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_target<const PLAIN: bool>(self, input: R, target: R, scale: R) -> R {
         let difference = Self::difference::<R, PLAIN>(input, target);
         let slope = if PLAIN {

@@ -11,14 +11,14 @@ use cuda_std::math::divide_plain_f64;
 /// ln(t / p) / [`Real::LN_UNIT`] for plain numbers ([`Real::PLAIN_RANKS`]). The relative error is
 /// 8e-7 in f32; in f64 the error is 2.2 units in the last place. That holds near t = p too, where
 /// the result is exactly 0.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quick_ln_ratio<R: Real>(t: R, p: R) -> R {
     let (scale, d, a) = parts(t, p);
     R::quick_ln(scale, d, a)
 }
 
 /// x − ln t for plain t.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn less_ln_of_plain<R: Real>(x: R, t: R) -> R {
     let (scale, d, a) = parts(t, R::ONE);
     x.less_ln(scale, d, a)
@@ -26,7 +26,7 @@ pub(crate) fn less_ln_of_plain<R: Real>(x: R, t: R) -> R {
 
 /// 2ᵏ, t − q and t + q, where q = 2ᵏ p is between 2t/3 and 3t/2. Then
 /// ln(t/p) = k ln 2 + 2 artanh((t − q)/(t + q)), and t − q is exact.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn parts<R: Real>(t: R, p: R) -> (R, R, R) {
     let scale = t.scale_from(p);
     (scale, (-p).fma(scale, t), p.fma(scale, t))
@@ -34,7 +34,7 @@ fn parts<R: Real>(t: R, p: R) -> (R, R, R) {
 
 /// ln(t / p) for any numbers, to a few units in the last place, near t = p too. If t or p is 0,
 /// infinite, negative or NaN, the result is that of ln t − ln p.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn ln_ratio<R: Real>(t: R, p: R) -> R {
     let ((t_part, t_exponent), (p_part, p_exponent)) = (split(t), split(p));
     let (scale, d, a) = parts(t_part, p_part);
@@ -44,7 +44,7 @@ pub(crate) fn ln_ratio<R: Real>(t: R, p: R) -> R {
 
 /// The significand, from 1 up to 2, and the exponent of a positive finite number, subnormal ones
 /// included. For any other number, some significand in that range and some exponent.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn split<R: Real>(x: R) -> (R, i32) {
     let subnormal = x < R::MIN_NORMAL;
     let scaled = if subnormal { x * R::power_of_two(R::DIGITS) } else { x };
@@ -52,7 +52,7 @@ fn split<R: Real>(x: R) -> (R, i32) {
 }
 
 /// 0 for positive finite x, and ln x for every other x: infinite or NaN.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn ln_of_special<R: Real>(x: R) -> R {
     let special = if x == R::ZERO { -R::INFINITY } else { R::NAN };
     let special = if x > R::ZERO { R::ZERO } else { special };
@@ -60,13 +60,13 @@ fn ln_of_special<R: Real>(x: R) -> R {
 }
 
 /// ln x; NaN for x < 0, and −∞ for x = 0.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn ln<R: Real>(x: R) -> R {
     ln_ratio(x, R::ONE)
 }
 
 /// ln(1 + x) for x ≥ 0, to a few units in the last place, for small x too.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn ln_1p<R: Real>(x: R) -> R {
     // Below 1/2, ln(1 + x) = 2 artanh(x/(2 + x)) avoids the rounding of 1 + x. Above, x/(2 + x) is
     // too large for the polynomial, and 1 + x is reduced by a power of two.
@@ -81,7 +81,7 @@ pub(crate) fn ln_1p<R: Real>(x: R) -> R {
 
 /// eˣ for x from −80 to 0, in f32 in fewer instructions than [`exp`] and to 4e-7: the product with
 /// log₂ e is rounded, and the result corrected for it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quick_exp_below<R: Real>(x: R) -> R {
     let exp = x.exp_below();
     if size_of::<R>() > 4 {
@@ -97,7 +97,7 @@ const LOG2_E_HIGH: f64 = core::f32::consts::LOG2_E as f64;
 
 /// ln(1 + x) for x from 0 to 1, in f32 in fewer instructions than [`ln_1p`] and to 4e-7. It is
 /// 2 artanh(s) with s = x/(2 + x), a minimax fit to 5e-9 for s up to 1/3.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quick_ln_1p<R: Real>(x: R) -> R {
     if size_of::<R>() > 4 {
         return ln_1p(x);
@@ -111,20 +111,20 @@ pub(crate) fn quick_ln_1p<R: Real>(x: R) -> R {
 }
 
 /// eˣ − 1 for x ≤ 0, to a few units in the last place, for small |x| too.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exp_m1_below<R: Real>(x: R) -> R {
     let near = x + x * x * R::exp_tail(x);
     if x > R::from_f64(-0.34) { near } else { exp(x) - R::ONE }
 }
 
 /// eˣ.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exp<R: Real>(x: R) -> R {
     x.exp()
 }
 
 /// `a / b`, precise enough to be rounded to R. b and 1/b are normal numbers.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
     if size_of::<R>() < 8 { divide_plain_f64(a, b) } else { a / b }
 }

@@ -8,12 +8,12 @@ use crate::pairwise::Pairwise;
 pub(crate) struct Mse;
 
 impl<R: Real> Pairwise<R> for Mse {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(_: &PairwiseArgs) -> Self {
         Mse
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = x - t;
         [d, d]
@@ -21,12 +21,12 @@ impl<R: Real> Pairwise<R> for Mse {
 
     /// The derivative is 2 (x − t). The scale is doubled, not the difference, which may be so large
     /// that it would overflow.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         (x - t) * (scale + scale)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         (t - x) * (scale + scale)
     }

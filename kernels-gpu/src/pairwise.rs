@@ -78,7 +78,7 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// # Safety
     /// 1. [`forward`]'s condition 1 holds.
     /// 2. The row is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_row(self, _: u64) -> Self {
         self
     }
@@ -87,7 +87,7 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// # Safety
     /// 1. [`forward`]'s condition 1 holds.
     /// 2. The column is below `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_col(self, _: u64) -> Self {
         self
     }
@@ -97,7 +97,7 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// The [`Real::rank`] of x and of t, or 0 for one whose value does not matter. A pair is plain
     /// if both ranks are below [`Real::PLAIN_RANKS`]; the methods below handle plain pairs in fewer
     /// instructions, with `PLAIN`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ranks(self, _: R, _: R) -> [u32; 2] {
         [0; 2]
     }
@@ -120,7 +120,7 @@ pub(crate) trait Pairwise<R: Real>: Copy {
 ///    the launch.
 /// 3. A tensor that is written overlaps no other tensor of `args`, except that a gradient may have
 ///    the same address and strides as the tensor that it is the gradient of.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward<
     E: Element,
     L: Pairwise<E::Real>,
@@ -137,7 +137,7 @@ pub(crate) unsafe fn forward<
 ///
 /// # Safety
 /// As [`forward`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn backward<
     E: Element,
     L: Pairwise<E::Real>,
@@ -154,7 +154,7 @@ pub(crate) unsafe fn backward<
 ///
 /// # Safety
 /// As [`forward`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward<
     E: Element,
     L: Pairwise<E::Real>,
@@ -173,7 +173,7 @@ pub(crate) unsafe fn forward_backward<
 ///
 /// # Safety
 /// As [`forward`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn run<
     E: Element,
     L: Pairwise<E::Real>,
@@ -258,7 +258,7 @@ unsafe fn run<
 /// # Safety
 /// 1. As [`forward`].
 /// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) says.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn tiled<
     E: Element,
     L: Pairwise<E::Real>,
@@ -288,7 +288,7 @@ const PARTS_AT_ONCE: usize = 4;
 /// # Safety
 /// As [`forward`], with a loss by row; all threads of the grid call it, and each block has
 /// published the sums of its parts, as the word of the part's index.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn finish_split_rows<E: Element, L: Pairwise<E::Real>>(
     pass: &Pass<'_, E, L, false>,
     workspace: Workspace,

@@ -11,12 +11,12 @@ pub(crate) struct SmoothL1<R> {
 }
 
 impl<R: Real> Pairwise<R> for SmoothL1<R> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &PairwiseArgs) -> Self {
         SmoothL1 { beta: R::from_f64(args.parameter) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, x: R, t: R) -> [R; 2] {
         let d = (x - t).magnitude();
         let term =
@@ -26,7 +26,7 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
 
     /// The derivative is d/β clamped to −1..=1. For β = 0 it is the sign of d, and 0 for d = 0. NaN
     /// stays NaN.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_input<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         let d = x - t;
         let slope = if d.magnitude() < self.beta {
@@ -41,7 +41,7 @@ impl<R: Real> Pairwise<R> for SmoothL1<R> {
         slope * scale
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn grad_target<const PLAIN: bool>(self, x: R, t: R, scale: R) -> R {
         <Self as Pairwise<R>>::grad_input::<PLAIN>(self, x, t, -scale)
     }

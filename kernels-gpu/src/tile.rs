@@ -32,7 +32,7 @@ const FLIGHT: usize = 4;
 pub(crate) struct Shared(SharedArray<Vec16>);
 
 impl Shared {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new() -> Self {
         Shared(shared_tiles().in_register())
     }
@@ -41,7 +41,7 @@ impl Shared {
     ///
     /// # Safety
     /// `at` is within the block's dynamic shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn after(self, at: u32) -> Self {
         // SAFETY: the caller's condition; the array of vectors stands for its bytes.
         Shared(unsafe { self.0.from_byte(at) })
@@ -51,7 +51,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SharedArray::get`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn element<E: Element>(self, at: u32) -> E {
         // SAFETY: the caller's conditions.
         unsafe { self.0.words_from_byte::<E>(at).get(0) }
@@ -61,7 +61,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SharedArray::set`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn set_element<E: Element>(self, at: u32, value: E) {
         // SAFETY: the caller's conditions.
         unsafe { self.0.words_from_byte::<E>(at).set(0, value) };
@@ -74,7 +74,7 @@ impl Shared {
     /// # Safety
     /// 1. The bytes are written: their copy is complete.
     /// 2. `BYTES` is 16, 8, 4 or 2, and divides `at`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn load_bytes<const BYTES: usize>(self, at: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -95,7 +95,7 @@ impl Shared {
     /// # Safety
     /// As [`load_bytes`](Self::load_bytes)'s condition 2, and no other thread accesses the bytes
     /// before the warp synchronises.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn store_bytes<const BYTES: usize>(self, at: u32, vector: Vec16) {
         let Vec16([first, second, ..]) = vector;
         // SAFETY: the caller's conditions.
@@ -117,7 +117,7 @@ impl Shared {
     /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the bytes between the
     ///    16-byte boundary before `at` and `at`.
     /// 3. As [`Tile::load_async`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_async<const FLIGHT: usize>(
         self,
         at: u32,
@@ -174,7 +174,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`copy_async`](Self::copy_async).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn copy_span_async(self, at: u32, start: u64, bytes: u32) {
         // SAFETY: the caller's conditions.
         unsafe { self.copy_async::<FLIGHT>(at, start, bytes, Lanes::all()) };
@@ -187,7 +187,7 @@ impl Shared {
     /// 1. The bytes at `start` are elements that may be written, and no other thread accesses them.
     /// 2. `at` and `start` are equal modulo 16.
     /// 3. The bytes at `at` were written, and the warp has synchronised since.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_run<E: Element, const FLIGHT: usize>(
         self,
         at: u32,
@@ -233,7 +233,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SharedArray::get`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn word<T: Word>(self, at: u32, index: u32) -> T {
         // SAFETY: the caller's conditions.
         unsafe { self.0.words_from_byte::<T>(at).get(index) }
@@ -243,7 +243,7 @@ impl Shared {
     ///
     /// # Safety
     /// As [`SharedArray::set`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn set_word<T: Word>(self, at: u32, index: u32, value: T) {
         // SAFETY: the caller's conditions.
         unsafe { self.0.words_from_byte::<T>(at).set(index, value) };
@@ -259,7 +259,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn all() -> Self {
         Lanes { count: WARP_SIZE, lane: lane_id() }
     }
@@ -289,7 +289,7 @@ impl<E: Element> Tile<E> {
     /// The rows of `tensor` from `first` on, `cols` elements each. In shared memory they are `step`
     /// bytes apart, and begin at byte `base`, a multiple of 128, plus the first row's offset in its
     /// cache line.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(
         shared: Shared,
         tensor: Matrix,
@@ -307,7 +307,7 @@ impl<E: Element> Tile<E> {
     }
 
     /// Where row `row` of the tile begins in shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn row(&self, row: u32) -> u32 {
         self.at + row * self.step
     }
@@ -321,7 +321,7 @@ impl<E: Element> Tile<E> {
     ///    between them.
     /// 2. The block has shared memory for the tile, which no other warp accesses.
     /// 3. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn load_async(&self, args: &TileArgs, rows: u32) {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -343,7 +343,7 @@ impl<E: Element> Tile<E> {
     /// 2. They have the same alignment modulo 16 bytes as those of the tile.
     /// 3. The tile was written, and the warp has synchronised since.
     /// 4. All lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn store(&self, args: &TileArgs, rows: u32, to: Matrix, first: u64) {
         let stride = opaque(to.row_stride) * u64::from(Self::SIZE);
         let start = opaque(to.start + first * stride);
@@ -363,14 +363,14 @@ impl<E: Element> Tile<E> {
     }
 
     /// Bytes from the beginning of the first row to the end of the last of `rows` rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn span_bytes(&self, rows: u32) -> u32 {
         (rows - 1) * self.step + self.row_bytes
     }
 }
 
 /// Calls `each(row, lanes)` for each of `rows` rows. `1 << args.copy_shift` lanes share a row.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn for_each_row(args: &TileArgs, rows: u32, mut each: impl FnMut(u32, Lanes)) {
     // Opaque: LLVM would compute all that depends on it before the loop over tiles, and keep it in
     // registers.

@@ -20,7 +20,7 @@ use cuda_std::warp::sync_warp;
 /// 3. Rows are as [`alignment::WARP_ROW`] says.
 /// 4. `saved` and, where `divisor` is 0, `totals` are from a forward pass with the same input,
 ///    target and options.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn backward_short<E: Element, const MODE: u32, const VECTORS: usize>(
     args: &CrossEntropyArgs,
 ) {
@@ -79,7 +79,7 @@ impl<R: Real> GradientInputs<R> {
     ///
     /// # Safety
     /// Only one thread of the block calls this.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(self) {
         let Factors { center, factor, by_share, by_target, log_sum, .. } = self.factors;
         let class = u64::from(self.class) << 1 | u64::from(self.counts);
@@ -95,7 +95,7 @@ impl<R: Real> GradientInputs<R> {
     ///
     /// # Safety
     /// A barrier stands between the staging and this.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn get() -> Self {
         // SAFETY: the caller's condition.
         let number = |k| R::from_bits64(unsafe { made_of().get(k) });
@@ -124,7 +124,7 @@ impl<R: Real> GradientInputs<R> {
 ///    used.
 /// 2. Otherwise `splits` parts have room for all vectors of a row, and for as many more as the
 ///    row's first cache line lacks.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn backward_registers<
     E: Element,
     const MODE: u32,

@@ -11,7 +11,7 @@ use cuda_std::thread::thread_idx_x;
 /// Whether the sums over rows are used. The arguments are opaque, so that the compiler loads them
 /// here: hoisted to the beginning of a kernel, their loads would be waited for before the loads of
 /// rows are issued.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
 }
@@ -22,7 +22,7 @@ pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
 /// # Safety
 /// 1. The kernels' condition 2.
 /// 2. One thread of each worker calls this, once a launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
     rank: BlockRank<EARLY>,
     terms: [f64; TERMS],
@@ -49,7 +49,7 @@ pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
 /// # Safety
 /// 1. The kernels' conditions.
 /// 2. All threads of all adders call this, once a launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn finish_grid<
     const GRADS: bool,
     const ASKS: usize,
@@ -84,7 +84,7 @@ pub(crate) unsafe fn finish_grid<
 ///
 /// # Safety
 /// As `Pass::finish`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn finish<E: Element, const MODE: u32>(
     pass: &Pass<'_, E, MODE>,
     plain: bool,

@@ -26,7 +26,7 @@ type BlockRank = reduce::BlockRank<1>;
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The grid is one of `abi::grid_of_workers`; each part of a split row is a worker of its own.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::finishing_late(args);
     // SAFETY: the kernels' condition 2.
@@ -107,7 +107,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
 ///
 /// # Safety
 /// As [`forward_long`]; one block computes each part.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn split_row<E: Element, const MODE: u32>(
     args: &CrossEntropyArgs,
     part: u32,

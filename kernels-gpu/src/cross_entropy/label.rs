@@ -24,7 +24,7 @@ impl<R: Real> Label<R> {
         Label { class: u32::MAX, weight: R::ZERO, counts: false, fault: false };
 
     /// Whether the label has a class, of `cols` classes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_class(&self, cols: u32) -> bool {
         self.class < cols
     }
@@ -36,7 +36,7 @@ impl<R: Real> Label<R> {
 /// # Safety
 /// 1. The kernels' condition 1.
 /// 2. `weights` is the address of the class weights, or null.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn label<E: Element>(
     args: &CrossEntropyArgs,
     weights: u64,
@@ -63,7 +63,7 @@ pub(crate) unsafe fn label<E: Element>(
 ///
 /// # Safety
 /// The kernels' condition 1; the targets are classes. Unless it is `BOUNDED`, there are all N rows.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_classes<const N: usize, const BOUNDED: bool>(
     args: &CrossEntropyArgs,
     row: u64,
@@ -100,7 +100,7 @@ pub(crate) unsafe fn load_classes<const N: usize, const BOUNDED: bool>(
 ///
 /// # Safety
 /// The kernels' condition 1; the targets are classes, and `row` is below `rows`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_class(args: &CrossEntropyArgs, row: u64) -> i64 {
     // SAFETY: the caller's conditions.
     unsafe {
@@ -117,7 +117,7 @@ pub(crate) unsafe fn load_class(args: &CrossEntropyArgs, row: u64) -> i64 {
 /// # Safety
 /// `weights` is null, or the address of class weights in global memory, and `class` is an index of
 /// one of them.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Real {
     if weights == 0 {
         return E::Real::ONE;
@@ -131,7 +131,7 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
 ///
 /// # Safety
 /// The kernels' condition 2.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn normaliser(args: &CrossEntropyArgs) -> Normaliser {
     // SAFETY: the caller's condition.
     let workspace = unsafe { Workspace::new(args.workspace) };
@@ -144,7 +144,7 @@ pub(crate) unsafe fn normaliser(args: &CrossEntropyArgs) -> Normaliser {
 
 /// The first target that this block looks at when it adds up the normaliser, with `flight` targets
 /// in flight in each thread.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn first_target(flight: usize) -> u64 {
     u64::from(block_idx_x() * (block_dim_x() * flight as u32))
 }
@@ -154,7 +154,7 @@ fn first_target(flight: usize) -> u64 {
 ///
 /// # Safety
 /// The kernels' condition 1.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn prefetch_targets(args: &CrossEntropyArgs) {
     if block_idx_x() >= args.normaliser_blocks {
         return;
@@ -178,7 +178,7 @@ pub(crate) unsafe fn prefetch_targets(args: &CrossEntropyArgs) {
 /// 1. The kernels' conditions 1 and 2.
 /// 2. All threads of the first `normaliser_blocks` blocks of the grid call this, once, before they
 ///    sum anything else over the block.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &CrossEntropyArgs) {
     // SAFETY: the kernels' condition 2.
     let normaliser = unsafe { normaliser(args) };
@@ -225,7 +225,7 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
 ///
 /// # Safety
 /// `at` is the address of two `f64` in global memory, which only this thread writes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_normaliser(at: u64, [weights, count]: [f64; 2]) {
     let at = at as *mut f64;
     // SAFETY: the caller's condition.

@@ -29,7 +29,7 @@ pub(crate) const CERTAIN: f64 = 0.125;
 
 /// Whether a number with the [top](Real::to_top) of a row's largest logit is near enough to it for
 /// sums relative to it. False if a logit is not finite.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn is_near_top<R: Real>(max: R) -> bool {
     max.magnitude() < R::from_f64(FAR)
 }
@@ -43,66 +43,66 @@ pub(crate) struct Lagging<R> {
 
 impl<R: Real> Lagging<R> {
     /// No logit yet. The center is the number with this [top](Real::to_top); 0 if it is none.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(near: u32) -> Self {
         const SIGN: u32 = 1 << 31;
         let is_number = near & !SIGN < f32::INFINITY.to_bits();
         Lagging { center: R::from_top(if is_number { near } else { 0 }), top: R::NO_TOP }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn center(&self) -> R {
         self.center
     }
 
     /// The largest logit, or less than 1/16 from it if the sum is [valid](Self::is_valid).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn max(&self) -> R {
         R::from_top(self.top)
     }
 
     /// Whether there is no logit, or none but such as have the top that stands for none.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_empty(&self) -> bool {
         self.top == R::NO_TOP
     }
 
     /// Adds logits.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn add<E: Element<Real = R>, const N: usize>(&mut self, x: [Vec16; N]) {
         self.top = E::raise_top(self.top, x);
     }
 
     /// Adds a logit.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn add_one(&mut self, x: R) {
         self.top = max_or_nan_f32_bits(self.top, x.to_top());
     }
 
     /// The same with the largest logit of several parts, which have one center. `over` finds the
     /// largest of their tops.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn over(self, over: impl FnOnce(u32) -> u32) -> Self {
         Lagging { top: over(self.top), ..self }
     }
 
     /// Whether the largest logit is near the center. If not, or if a logit was not finite, a sum
     /// relative to the center is wrong.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_near(&self) -> bool {
         let (apart, lag) = (self.max() - self.center, R::from_f64(LAG));
         apart <= lag && apart >= -lag
     }
 
     /// Whether a sum relative to [`max`](Self::max) can be had from that relative to the center.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_valid(&self) -> bool {
         self.is_near() && is_near_top(self.max())
     }
 
     /// Makes the largest logit the center. Returns the center before less the one now: sums are
     /// rescaled by the exponential of that.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn recenter(&mut self) -> R {
         let apart = self.center - self.max();
         self.center = self.max();

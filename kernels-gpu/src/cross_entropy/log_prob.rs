@@ -30,13 +30,13 @@ const LOWEST: f64 = -1000.0;
 
 /// A difference of logits times 1/T; itself in all modes but [`LOG_PROB`](mode::LOG_PROB), where a
 /// product with 1 would change what LLVM makes of the code around it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn scaled<R: Real, const MODE: u32>(difference: R, scale: R) -> R {
     if MODE == mode::LOG_PROB { difference * scale } else { difference }
 }
 
 /// z − m of logit `x`, where `center` is the largest logit of a row or of a part of it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn apart<R: Real>(x: R, center: R, scale: R) -> R {
     let [_, larger] = R::from_f64(LOWEST).min_max((x - center) * scale);
     larger
@@ -47,7 +47,7 @@ pub(super) fn apart<R: Real>(x: R, center: R, scale: R) -> R {
 ///
 /// Each vector has a call of its own: a closure that is called for all of them would be too large
 /// for LLVM to inline.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exps_and_dot<E: Element, const N: usize>(
     x: [Vec16; N],
     base: Base<E::Real>,
@@ -65,7 +65,7 @@ pub(super) fn exps_and_dot<E: Element, const N: usize>(
 }
 
 /// Σ exp(z − m) (z − m) over the elements of a vector, with the exponentials `exps`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn dot_of_vector<E: Element>(
     exps: [E::Real; MAX_LANES],
     x: Vec16,
@@ -83,7 +83,7 @@ fn dot_of_vector<E: Element>(
 
 /// The dot relative to `center`, of a part of a row whose largest logit is `max`: −∞ if it has
 /// none. `factor` is what its exponentials are multiplied by, and `sum` their sum behind that.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn rescaled_dot<R: Real>(
     dot: R,
     [factor, sum]: [R; 2],
@@ -99,13 +99,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(in crate::cross_entropy) const LOG_PROB: bool = MODE == mode::LOG_PROB;
 
     /// 1/T; the constant 1 in all other modes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn scale_of_logits(&self) -> E::Real {
         if Self::LOG_PROB { E::Real::from_f64(self.args.log_prob.scale) } else { E::Real::ONE }
     }
 
     /// μ = Σ p (z − m), from the statistics of a row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn expected(stats: &Stats<E::Real>) -> E::Real {
         stats.dot * E::Real::ONE.over_plain(stats.ties + stats.rest)
     }
@@ -116,7 +116,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`Pass::finish_row`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn finish_log_prob<const WRITES: u32>(
         &self,
         row: u64,
@@ -154,7 +154,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Where a target that is no class is reported to the caller of the entropies.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn entropy_fault(&self) -> Option<*mut TargetFault> {
         let fault = if Self::LOG_PROB { self.args.log_prob.entropy_fault } else { 0 };
         (fault != 0).then_some(fault as *mut TargetFault)
@@ -165,7 +165,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn upstream(&self, row: u64, which: Total) -> E::Real {
         let args = self.args;
         let (start, stride) = match which {
@@ -181,7 +181,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Computes the factors that depend on the upstream gradients a and b, where `expected` is μ.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn upstream_factors(
         &self,
         label: &Label<E::Real>,
@@ -199,7 +199,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// The row's `factor` and `by_share` of [`Factors`], for exponentials in this `unit`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn factors_of_exp(&self, factors: &Factors<E::Real>, unit: E::Real) -> [E::Real; 2] {
         let factor = factors.factor * unit;
         [factor, if Self::LOG_PROB { factors.by_share * unit } else { E::Real::ZERO }]
@@ -207,7 +207,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// The gradient of a logit as a multiple of its exponential, from
     /// [`factors_of_exp`](Self::factors_of_exp).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn per_exp(
         &self,
         x: E::Real,
@@ -221,7 +221,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// The gradients of a vector of logits, as if none were the logit of the row's class.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn gradients_of_vector(
         &self,
         x: Vec16,
@@ -240,7 +240,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// The gradient of the class's logit.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn log_prob_at_class(&self, factors: &Factors<E::Real>, logit: E::Real) -> E::Real {
         let apart = apart(logit, factors.center, self.scale_of_logits());
         let exp = apart.exp_below();

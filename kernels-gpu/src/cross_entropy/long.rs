@@ -40,7 +40,7 @@ type BlockRank = reduce::BlockRank<1>;
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
 ///    `abi::grid_of_workers`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VECTORS: usize>(
     args: &CrossEntropyArgs,
 ) {

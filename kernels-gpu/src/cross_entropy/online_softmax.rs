@@ -40,20 +40,20 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
 
     /// The logit that is subtracted from all others: the largest, or 0 while that is −∞, since
     /// −∞ − −∞ is NaN.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn center(max: R) -> R {
         if max == R::NEG_INFINITY { R::ZERO } else { max }
     }
 
     /// Converts to the statistics that the other kernels use.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn stats(self) -> Stats<R> {
         Stats::of_parts(self.parts()).of_row()
     }
 
     /// Σ exp(x − `center`), for a center that is larger than the largest logit, and the factor by
     /// which that rescales the exponentials.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn rescaled_sum(self, center: R, scale: R) -> (R, R) {
         let sum = R::ONE + self.others;
         let factor = log_prob::scaled::<R, MODE>(self.max - center, scale).exp_below();
@@ -61,7 +61,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
     }
 
     /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is larger than the largest logit.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn relative_to(self, max: R, scale: R) -> (R, R) {
         let center = Self::center(max);
         let (sum, factor) = self.rescaled_sum(center, scale);
@@ -75,7 +75,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
 
     /// Adds Σ exp(x − center) over the next logits, if the largest is near the center; returns
     /// whether it is. `lagging` has these logits.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn add_near(&mut self, lagging: Lagging<R>, sum: R) -> bool {
         if !lagging.is_near() {
             return false;
@@ -86,7 +86,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
     }
 
     /// Makes the largest logit the center, `lagging` having the next logits.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn recenter(&mut self, mut lagging: Lagging<R>) {
         let apart = lagging.recenter();
         // Without a logit, the sum is 0, and the center may have been anywhere. An exponential is
@@ -104,12 +104,12 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     const PARTS: usize = Stats::<R>::parts_used(MODE);
     const LAGS: bool = lags::<R>(MODE);
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn none() -> Self {
         Self::from_parts([R::NEG_INFINITY, -R::ONE, R::ZERO, R::ZERO])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn begin(near: u32) -> Self {
         if !Self::LAGS {
             return Self::none();
@@ -117,12 +117,12 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
         Self { others: R::ZERO, lagging: Lagging::new(near), ..Self::none() }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn top(self) -> u32 {
         self.max.to_top()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled(self) -> Self {
         if !Self::LAGS {
             return self;
@@ -139,7 +139,7 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
         Self::from_parts([lagging.max(), others, dot, self.weight])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn with(self, other: Self, scale: R) -> Self {
         let (high, low) = if other.max > self.max { (other, self) } else { (self, other) };
         let ties = low.max == high.max;
@@ -149,7 +149,7 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
         Self::from_parts([high.max, others, dot, high.weight + low.weight])
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn over_lanes(self, lanes: u32, scale: R) -> Self {
         // Every `lanes` lanes have the same numbers. For f32 one instruction finds the maximum of
         // all; for f64 it takes fewer steps of fewer lanes.
@@ -173,7 +173,7 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
 
     /// Lanes are settled after they are merged. That takes one exponential instead of two, unless
     /// their centers differ, and no maximum of f64.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled_over_warp(mut self, scale: R) -> Self {
         if !Self::LAGS {
             return self.over_lanes(WARP_SIZE, scale);
@@ -194,12 +194,12 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
         self.settled()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(self) -> [R; 4] {
         [self.max, self.others, self.dot, self.weight]
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn from_parts([max, others, dot, weight]: [R; 4]) -> Self {
         Self { max, others, dot, weight, lagging: Lagging::new(0) }
     }

@@ -35,7 +35,7 @@ type BlockRank = reduce::BlockRank<4>;
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The grid is one of `abi::grid_of_workers`.
 /// 3. Rows are as [`alignment::BLOCK_ROW`] says, and no longer than `VECTORS` vectors a thread.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_registers<
     E: Element,
     const MODE: u32,
@@ -139,7 +139,7 @@ pub(crate) unsafe fn forward_registers<
 /// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
 ///    `abi::grid_of_workers`.
 /// 3. Rows are as [`alignment::BLOCK_ROW`] says, and no longer than `VECTORS` vectors a thread.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_registers<
     E: Element,
     const MODE: u32,

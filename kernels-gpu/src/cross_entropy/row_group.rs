@@ -18,7 +18,7 @@ pub(crate) struct Rows {
 impl Rows {
     /// The rows of the block with this rank, or none if it is an adder. The input has fewer than
     /// 2³² rows, so that 32-bit arithmetic suffices.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_block<const EARLY: u32>(
         args: &CrossEntropyArgs,
         rank: BlockRank<EARLY>,
@@ -31,7 +31,7 @@ impl Rows {
     }
 
     /// Row number `index` of the rows of the block with this rank, if there is one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn row<const EARLY: u32>(
         args: &CrossEntropyArgs,
         rank: BlockRank<EARLY>,
@@ -58,7 +58,7 @@ pub(crate) struct RowGroup {
 
 impl RowGroup {
     /// This thread's row group, of `group_threads` threads: a power of two up to a warp.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_threads(args: &CrossEntropyArgs) -> Self {
         let (threads, shift) = (args.group_threads.get(), args.group_shift);
         let (in_block, of_block) = (thread_idx_x() >> shift, block_dim_x() >> shift);
@@ -66,25 +66,25 @@ impl RowGroup {
     }
 
     /// One row group of all threads of the block.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_block() -> Self {
         RowGroup { threads: block_dim_x(), lane: thread_idx_x(), in_block: 0, of_block: 1 }
     }
 
     /// The row group's index in the grid.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn in_grid(self) -> u64 {
         u64::from(block_idx_x()) * u64::from(self.of_block) + u64::from(self.in_block)
     }
 
     /// Warps of a row group of one warp or more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn warps(self) -> u32 {
         self.threads / WARP_SIZE
     }
 
     /// This warp's index in its row group, of one warp or more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn warp(self) -> u32 {
         self.lane / WARP_SIZE
     }
@@ -92,7 +92,7 @@ impl RowGroup {
     /// A copy that the compiler cannot see through. What is computed from it is computed again for
     /// each row; otherwise the compiler would hoist it out of the loop over rows, into registers
     /// that a kernel does not have.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn rematerialize(self) -> Self {
         RowGroup { lane: opaque(self.lane.into()) as u32, ..self }
     }

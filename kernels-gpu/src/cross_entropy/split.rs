@@ -38,7 +38,7 @@ cuda_std::shared_array! {
 ///    vectors.
 /// 4. The workspace has room for two sums of each ticket, and behind them for what the blocks
 ///    exchange: at most `abi::max_tickets` groups of `rows_of_block` rows.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: the kernels' conditions.

@@ -26,7 +26,7 @@ pub(crate) struct StagedTiles;
 
 impl StagedTiles {
     /// The index at which vector `k` of `thread` is staged.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn index(thread: u32, k: u32) -> u32 {
         // A stride for the largest block, so that it is a constant.
         k * ROWS_BLOCK + thread
@@ -38,7 +38,7 @@ impl StagedTiles {
     /// 1. The block has at most `ROWS_BLOCK` threads.
     /// 2. Its dynamic shared memory has room for N vectors for each of `ROWS_BLOCK` threads.
     /// 3. No other thread accesses this thread's vectors before the next barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stage<const N: usize>(x: [Vec16; N]) {
         unrolled!(for k in 0..N; {
             // SAFETY: the caller's conditions.
@@ -50,7 +50,7 @@ impl StagedTiles {
     ///
     /// # Safety
     /// That thread has staged its vectors, and a barrier separates that from this call.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn element<E: Word>(thread: u32, k: u32, index: u32) -> E {
         // SAFETY: the caller's conditions.
         unsafe { staged_logits().from(Self::index(thread, k)).words::<E>().get(index) }
@@ -65,7 +65,7 @@ impl StagedPeeled {
     ///
     /// # Safety
     /// `index` is less than 16, and no other thread uses it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stage(index: u32, [x, t]: [u64; 2]) {
         // SAFETY: the caller's condition.
         unsafe {
@@ -78,7 +78,7 @@ impl StagedPeeled {
     ///
     /// # Safety
     /// This thread has staged them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn get(index: u32) -> [u64; 2] {
         // SAFETY: the caller's condition.
         unsafe { [staged_peeled().get(2 * index), staged_peeled().get(2 * index + 1)] }
@@ -100,37 +100,37 @@ impl StagedLogits {
     /// The vectors from `first` on, as many as shared memory has room for. `first` is a multiple
     /// of the vectors of a cache line, so that in a row that is cut at cache lines, each line is
     /// copied to one line of shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(args: &CrossEntropyArgs, first: u32) -> Self {
         StagedLogits { first, vectors: args.staged_vectors }
     }
 
     /// Only this vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn single(vector: u32) -> Self {
         StagedLogits { first: vector, vectors: 1 }
     }
 
     /// Whether any vector is staged.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_any(self) -> bool {
         self.vectors != 0
     }
 
     /// Whether this vector is staged.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has(self, vector: u32) -> bool {
         vector.wrapping_sub(self.first) < self.vectors
     }
 
     /// The index behind the last staged vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn end(self) -> u32 {
         self.first + self.vectors
     }
 
     /// The index in shared memory of a staged vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn index(self, vector: u32) -> u32 {
         vector - self.first
     }
@@ -143,7 +143,7 @@ impl StagedLogits {
     /// 2. Vectors `vector` and `vector + offset` are staged ones.
     /// 3. No other thread copies or reads vector `vector + offset`.
     /// 4. That vector is in global memory, on a 16-byte boundary.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stage(self, vector: u32, from: *const Vec16, offset: u32) {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -157,7 +157,7 @@ impl StagedLogits {
     /// # Safety
     /// 1. As [`stage`](Self::stage).
     /// 2. This thread has called that for this vector of this row, and has waited for the copy.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn get(self, vector: u32, offset: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
         unsafe { staged_logits().from(self.index(vector)).get(offset) }
@@ -167,7 +167,7 @@ impl StagedLogits {
     ///
     /// # Safety
     /// As [`get`](Self::get).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn element<E: Word>(self, vector: u32, index: u32) -> E {
         // SAFETY: the caller's conditions.
         unsafe { staged_logits().from(self.index(vector)).words::<E>().get(index) }

@@ -68,7 +68,7 @@ type BlockRank = reduce::BlockRank<1>;
 ///    `abi::grid_of_workers`.
 /// 3. A block has dynamic shared memory for as many vectors as a row may have, and for those of
 ///    its first cache line that are before the row.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: the kernels' conditions.
@@ -165,13 +165,13 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     /// Whether exponentials replace their logits until the gradients are computed.
     pub(super) const KEEPS_EXPS: bool = size_of::<E>() > 4;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(pass: &'a Pass<'a, E, MODE>, row: u64) -> Self {
         Self::part(pass, row, 0, u32::MAX)
     }
 
     /// The vectors `base..end` of a row, with the row's peeled elements if it begins with them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn part(pass: &'a Pass<'a, E, MODE>, row: u64, base: u32, end: u32) -> Self {
         let start = Row::<E>::address(pass.args.input, row);
         let cut = Cut::at_lines(start, pass.args.cols);
@@ -187,7 +187,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1, and [`forward_backward_staged`]'s condition 3.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn copy(&self) {
         each_batch!(self, index, N; {
             unrolled!(for k in 0..N; {
@@ -206,7 +206,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`copy`](Self::copy), and the vector would be this thread's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_one(&self, vector: u32) {
         if vector >= self.first && vector < self.end {
             // SAFETY: the caller's conditions.
@@ -222,7 +222,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`copy`](Self::copy).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_beside(&self, before: &Self) {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -243,7 +243,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// They are this thread's, and their copies are complete.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn get<const N: usize>(&self, index: u32) -> [Vec16; N] {
         let mut vectors = [Vec16::default(); N];
         unrolled!(for k in 0..N; {
@@ -259,7 +259,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`get`](Self::get), and the kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn exponentiate<const N: usize>(&self, index: u32, stats: &mut Stats<E::Real>) {
         let mut sums = [E::Real::ZERO; 2];
         let center = stats.center();
@@ -292,7 +292,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn peeled(&self) -> Option<(u32, E::Real)> {
         let number = thread_idx_x();
         (self.base == 0 && number < self.cut.peeled_count()).then(|| {
@@ -308,7 +308,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// [`copy`](Self::copy)'s conditions, and it was called.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn statistics(&self) -> Stats<E::Real> {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -351,7 +351,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`statistics`](Self::statistics); the logits are staged.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn exact_statistics(&self, peeled: Option<(u32, E::Real)>) -> Stats<E::Real> {
         let one = E::Real::ONE;
         let mut stats = Stats::<E::Real>::NONE;
@@ -395,7 +395,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     /// # Safety
     /// The kernels' conditions 1 and 3. Unless the row is ignored, its part is
     /// [staged](Self::statistics).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn store_gradients(
         &self,
         row: u64,
@@ -469,14 +469,14 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is below `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn share_gradient(&self, factors: &Factors<E::Real>, class: u32) -> E::Real {
         // SAFETY: the caller's conditions.
         unsafe { self.pass.gradient_of_share(factors, class, E::Real::ZERO) }
     }
 
     /// Whether an element of the row is this thread's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has(&self, element: u32) -> bool {
         let vector = self.cut.vector_of(element);
         if self.cut.has(vector) {
@@ -492,7 +492,7 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
 
 /// The largest top of the block's threads, in all of them. Has one barrier; the caller has another
 /// before the next call.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn block_top(top: u32) -> u32 {
     let of_warp = |top: u32| warp_max(f32::from_bits(top)).to_bits();
     let top = of_warp(top);

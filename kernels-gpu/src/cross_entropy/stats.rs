@@ -36,14 +36,14 @@ impl<R: Real> Stats<R> {
         Stats { max: R::NEG_INFINITY, ties: R::ZERO, rest: R::ZERO, dot: R::ZERO, weight: R::ZERO };
 
     /// What is subtracted from logits before `exp`: the largest logit, but 0 while that is −∞.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn center(&self) -> R {
         if self.max == R::NEG_INFINITY { R::ZERO } else { self.max }
     }
 
     /// The same statistics rescaled to `max`, if that is larger than the largest logit so far.
     /// `scale` is `Pass::scale_of_logits`, here and below.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn relative_to<const MODE: u32>(mut self, max: R, scale: R) -> Self {
         if max > self.max {
             // If all logits so far are −∞, all sums are 0, and so is the factor.
@@ -61,7 +61,7 @@ impl<R: Real> Stats<R> {
     }
 
     /// Adds the exponential of a logit that is no larger than `max`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn absorb<const MODE: u32>(&mut self, x: R, scale: R) {
         let exp = log_prob::scaled::<R, MODE>(x - self.center(), scale).exp_below();
         if MODE == mode::LOG_PROB {
@@ -75,7 +75,7 @@ impl<R: Real> Stats<R> {
     }
 
     /// Merges the statistics of two parts of a row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn with<const MODE: u32>(self, other: Self, scale: R) -> Self {
         let sum = self.relative_to::<MODE>(other.max, scale);
         let other = other.relative_to::<MODE>(sum.max, scale);
@@ -90,13 +90,13 @@ impl<R: Real> Stats<R> {
 
     /// Sums the statistics over a row group of `group` lanes of a warp, in each of its lanes. All
     /// lanes have the same `max`, the largest of the row group.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_group<const MODE: u32>(self, group: u32) -> Self {
         self.dot_of_group::<MODE>(group).exps_of_group(group)
     }
 
     /// [`of_group`](Self::of_group) without the sums of the exponentials.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn dot_of_group<const MODE: u32>(mut self, group: u32) -> Self {
         if const { mode::is_dense(MODE) } {
             [self.dot, self.weight] = warp_sums([self.dot, self.weight], group);
@@ -108,7 +108,7 @@ impl<R: Real> Stats<R> {
     }
 
     /// [`of_group`](Self::of_group) for the exponentials alone, without the target's sums.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn exps_of_group(mut self, group: u32) -> Self {
         [self.ties, self.rest] = warp_sums([self.ties, self.rest], group);
         self
@@ -116,7 +116,7 @@ impl<R: Real> Stats<R> {
 
     /// A copy that the compiler cannot see through. It recomputes from the copy what it would
     /// otherwise keep from an earlier use, in more registers than there are.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn rematerialize(self) -> Self {
         let rematerialize = |value: R| R::from_bits64(opaque(value.to_bits64()));
         Stats { max: rematerialize(self.max), rest: rematerialize(self.rest), ..self }
@@ -124,7 +124,7 @@ impl<R: Real> Stats<R> {
 
     /// The statistics of a complete row. If all its logits are −∞, it has no distribution, and the
     /// sum of exponentials is NaN.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_row(self) -> Self {
         if self.max == R::NEG_INFINITY { Stats { rest: R::NAN, ..self } } else { self }
     }
@@ -142,20 +142,20 @@ impl<R: Real> Stats<R> {
     }
 
     /// The numbers as which statistics are stored in shared memory and in the workspace.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn parts(self) -> [R; PARTS] {
         [self.max, self.others(), self.dot, self.weight]
     }
 
     /// The statistics that have these [`parts`](Self::parts). They always have one tie, whose 1 is
     /// not part of `others`; statistics of no logit have −1 there, so that their sum is 0.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_parts([max, others, dot, weight]: [R; PARTS]) -> Self {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
     /// [`block_merge`](Self::block_merge) where the block has a complete row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn block_merge_row<const MODE: u32, const ALL: bool>(self, scale: R) -> Self {
         self.block_merge::<MODE, ALL>(scale).of_row()
     }
@@ -164,7 +164,7 @@ impl<R: Real> Stats<R> {
     /// with `ALL`, otherwise in the first only.
     ///
     /// Has one barrier; the caller has another before the next call.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn block_merge<const MODE: u32, const ALL: bool>(self, scale: R) -> Self {
         let used = Self::parts_used(MODE);
         let at = |part: usize, warp: u32| part as u32 * WARP_SIZE + warp;
@@ -204,7 +204,7 @@ impl<R: Real> Stats<R> {
 
     /// Merges the parts of a row that `group` lanes have, each lane the part of a warp. Every
     /// `group` lanes of the warp have the same parts.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn merge_lanes<const MODE: u32>(self, group: u32, scale: R) -> Self {
         let max = warp_max(self.max);
         // A part that has the largest logit counts as one tie, and its other exponentials go into
@@ -225,7 +225,7 @@ impl<R: Real> Stats<R> {
     /// # Safety
     /// 1. `index` is below `abi::MAX_PARTIALS / abi::STATS_PARTS`.
     /// 2. No other thread publishes slot `index`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn publish(self, workspace: Workspace, index: u32) {
         let parts = self.parts();
         unrolled!(for part in 0..PARTS; {
@@ -239,7 +239,7 @@ impl<R: Real> Stats<R> {
     ///
     /// # Safety
     /// As [`Workspace::take`]; a single warp takes them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn take_merged<const MODE: u32>(
         workspace: Workspace,
         first: u32,
@@ -258,7 +258,7 @@ impl<R: Real> Stats<R> {
     ///
     /// # Safety
     /// As [`Exchange::wait`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32) -> Self {
         let count = exchange.blocks();
         // SAFETY: the caller's condition.
@@ -268,7 +268,7 @@ impl<R: Real> Stats<R> {
 
     /// Merges `count` parts, each of which a lane loads as it was published, and returns the result
     /// in all lanes of the warp.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn merge_published<const MODE: u32>(
         count: u32,
         scale: R,
@@ -294,13 +294,13 @@ impl<R: Real> Stats<R> {
     }
 
     /// Σ exp(x − m) − 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn others(self) -> R {
         (self.ties - R::ONE) + self.rest
     }
 
     /// log Σ exp(x − m).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn log_sum(self) -> R {
         ln_1p(self.others())
     }
@@ -320,7 +320,7 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     const SHIFTS: bool = !mode::is_dense(MODE);
 
     /// Whether `center` is so far from 0 that it has to be subtracted from the logits beforehand.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_far(center: R, scale: R) -> bool {
         if MODE == mode::LOG_PROB {
             (center * scale).magnitude() >= R::FAR
@@ -329,7 +329,7 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn to(center: R, scale: R) -> Self {
         let center = if Self::is_far(center, scale) { R::ZERO } else { center };
         Relative { center, scale, shift: R::shift_from(center, R::factor_of(scale)) }
@@ -337,18 +337,18 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
 
     /// The center that `exp` still has to subtract: 0, if it was [far](Self::is_far) and has been
     /// subtracted beforehand.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn center(self) -> R {
         self.center
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn exp(self, x: R) -> R {
         self.base().exp(x)
     }
 
     /// The same base for exponentials of whole vectors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn base(self) -> Base<R> {
         if Self::SHIFTS {
             Base::Shift(self.shift, R::factor_of(self.scale))
@@ -358,12 +358,12 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     }
 
     /// [`exp`](Self::exp) of the center: what the largest logits have.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn tie(self) -> R {
         self.exp(self.center)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn unit(self) -> R {
         if Self::SHIFTS {
             R::unshift(self.center, R::factor_of(self.scale), self.shift)

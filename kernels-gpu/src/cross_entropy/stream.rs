@@ -20,7 +20,7 @@ use cuda_std::memory::Vec16;
 /// 1. The kernels' conditions ([`super`]).
 /// 2. `args.stream` is as [`StreamArgs`] says.
 /// 3. A block has dynamic shared memory for the rings of its warps.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
     // SAFETY: the caller's conditions.
     unsafe {
@@ -31,7 +31,7 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
 
 /// Σ exp((x − center) · scale) over N vectors and, with `EXACT`, the sum over those exponentials
 /// that are not 1. Writes the vectors' dot of [`log_prob`] to `dot`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     x: [Vec16; N],
     [center, scale]: [E::Real; 2],
@@ -67,7 +67,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_shares_of<const N: usize, const WHOLE: bool>(
         &self,
         sums: &mut ShareSums<E::Real>,
@@ -94,7 +94,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_shares_to<const N: usize, const WHOLE: bool>(
         &self,
         stats: &mut OnlineSoftmax<E::Real, MODE>,
@@ -114,7 +114,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn accumulate_lagging<const N: usize, const WHOLE: bool>(
         &self,
         stats: &mut OnlineSoftmax<E::Real, MODE>,
@@ -166,33 +166,33 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
     type Stats = OnlineSoftmax<E::Real, MODE>;
     const TENSORS: u32 = if MODE == mode::PROBABILITIES { 2 } else { 1 };
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn tensors(&self) -> [Matrix; 2] {
         [self.args.input, self.args.probabilities()]
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn shape(&self) -> (u64, u32) {
         (self.args.rows, self.args.cols)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn layout(&self) -> &StreamArgs {
         &self.args.stream
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn target(&self, row: u64) -> Self::Target {
         // SAFETY: the caller's conditions.
         unsafe { self.label(self.class(row)) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn picked(&self, target: &Self::Target) -> u32 {
         if target.has_class(self.args.cols) { target.class } else { NO_COLUMN }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn accumulate<const N: usize, const WHOLE: bool, const EXACT: bool>(
         &self,
         stats: &mut Self::Stats,
@@ -240,13 +240,13 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         true
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_exact(stats: &Self::Stats) -> bool {
         // NaN is not exact: it may stand for elements that take the exact computation.
         stats.others >= E::Real::from_f64(CERTAIN)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish_row(
         &self,
         row: u64,
@@ -260,17 +260,17 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
         unsafe { Pass::finish_row::<{ writes::ALL }>(self, row, target, stats, picked, workspace) }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scale(&self) -> E::Real {
         self.scale_of_logits()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn needs_sums(&self) -> bool {
         has_sums(self.args)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish(&self, sums: [f64; TERMS], workspace: Workspace) {
         // SAFETY: the caller's conditions.
         unsafe {

@@ -4,24 +4,24 @@
 use super::real::{Real, horner};
 use cuda_std::math;
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn from_i32(value: i32) -> f32 {
     value as f32
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn min_max(a: f32, b: f32) -> [f32; 2] {
     [math::min_or_nan_f32(a, b), a.max(b)]
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn quickly_divide(a: f32, b: f32) -> f32 {
     a * math::reciprocal_approx_f32(b)
 }
 
 /// k · `ln_2`, where `scale` is 2ᵏ and `ln_2` is ln 2 in the caller's unit. It is rounded once:
 /// `ln_2` has at most 17 bits, so its products with exponents and with the bias of 127 are exact.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn ln_of_scale(scale: f32, ln_2: f32) -> f32 {
     const EXPONENT: f32 = 8_388_608.0;
     (scale.to_bits().cast_signed() as f32).fma(ln_2 / EXPONENT, -127.0 * ln_2)
@@ -36,7 +36,7 @@ pub(super) const LN_UNIT: f32 = 0.416_799_04;
 
 /// 2 artanh s as s ((s² + α)² + β) units, to 3.7e-7. Rounding and the error of the reciprocal add
 /// at most as much again.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn quick_ln(scale: f32, d: f32, a: f32) -> f32 {
     const ALPHA: f32 = 0.799_482_7;
     const BETA: f32 = 4.159_303;
@@ -48,7 +48,7 @@ pub(super) fn quick_ln(scale: f32, d: f32, a: f32) -> f32 {
 /// 2 artanh s as s (((s² + α)² + β) (s² + α) + γ) of its own `UNIT`s, to 3e-9. The degree is higher
 /// than in [`quick_ln`] because the difference of x and a logarithm exposes systematic errors,
 /// which do not average out over many elements.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn less_ln(x: f32, scale: f32, d: f32, a: f32) -> f32 {
     const UNIT: f32 = 0.303_277_34;
     const ALPHA: f32 = 0.439_199_42;
@@ -60,20 +60,20 @@ pub(super) fn less_ln(x: f32, scale: f32, d: f32, a: f32) -> f32 {
     ln.fma(-UNIT, x)
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exp_tail(r: f32) -> f32 {
     horner!(r; 0.5, 0.166_666_67, 0.041_665_795, 0.008_333_452, 0.001_398_199_9, 1.987_569_1e-4)
 }
 
 /// The polynomial of fdlibm's logf.
 #[allow(clippy::excessive_precision)] // as published
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn artanh_tail(z: f32) -> f32 {
     z * horner!(z; 0.666_666_6, 0.400_009_72, 0.284_987_87, 0.242_790_79)
 }
 
 /// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exp(x: f32) -> f32 {
     const OVERFLOWS: f32 = 88.722_84;
     const VANISHES: f32 = -103.972_08;
@@ -90,31 +90,31 @@ pub(super) fn exp(x: f32) -> f32 {
     if x.is_nan() { x } else { value }
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exp_below(x: f32) -> f32 {
     math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
 }
 
 /// The factor of `ex2`'s argument, with the scale in it.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn factor_of(scale: f32) -> f32 {
     core::f32::consts::LOG2_E * scale
 }
 
 /// −center · log₂ e, so that an exponential is one multiply-add and one `ex2`. A center whose shift
 /// is infinite is beyond [`Real::FAR`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn shift_from(center: f32, factor: f32) -> f32 {
     -(center * factor)
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exp_shifted(x: f32, factor: f32, shift: f32) -> f32 {
     math::exp2_approx_f32(x.fma(factor, shift))
 }
 
 /// The rounding error of the shift is itself an f32, so the multiply-add computes it exactly.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn unshift(center: f32, factor: f32, shift: f32) -> f32 {
     math::exp2_approx_f32((-center).fma(factor, -shift))
 }

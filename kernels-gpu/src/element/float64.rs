@@ -10,24 +10,24 @@ use cuda_std::memory::Vec16;
 /// The sign bit in the upper 32 bits of an f64.
 const SIGN: u32 = 1 << 31;
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn from_halves(upper: u32, lower: u32) -> f64 {
     math::f64_from_halves(upper, lower)
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn from_upper(upper: u32) -> f64 {
     from_halves(upper, 0)
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn lower(x: f64) -> u32 {
     x.to_bits() as u32
 }
 
 /// Avoids the conversion instruction, which takes as long as four additions or more: the
 /// significand bits of a number from 2⁵² to 2⁵³ are an integer.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn from_i32(value: i32) -> f64 {
     const DIGITS: u64 = 4_503_599_627_370_496.0_f64.to_bits();
     const BIAS: f64 = 4_503_599_627_370_496.0 + 2_147_483_648.0;
@@ -35,7 +35,7 @@ pub(crate) fn from_i32(value: i32) -> f64 {
     f64::from_bits(DIGITS | u64::from(biased)) - BIAS
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn min_max(a: f64, b: f64) -> [f64; 2] {
     if b > a { [a, b] } else { [b, a] }
 }
@@ -43,7 +43,7 @@ pub(crate) fn min_max(a: f64, b: f64) -> [f64; 2] {
 /// The approximate reciprocal r of b has the relative error e = 1 − br, at most 2⁻¹⁹, so a/b =
 /// ar/(1 − e) ≈ ar (1 + e + e²); e³ is negligible. The rounding error of the product ar is part of
 /// the correction.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quickly_divide(a: f64, b: f64) -> f64 {
     let reciprocal = math::reciprocal_approx_f64(b);
     let off = (-b).fma(reciprocal, 1.0);
@@ -54,7 +54,7 @@ pub(crate) fn quickly_divide(a: f64, b: f64) -> f64 {
 
 /// Coefficients by Remez' exchange in 50 digits, then rounded. They give the logarithm a relative
 /// error of 1.5e-17.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn artanh_tail(z: f64) -> f64 {
     z * horner!(z;
         0.666_666_666_666_726_8, 0.399_999_999_961_763_55, 0.285_714_293_929_298_26,
@@ -63,19 +63,19 @@ pub(crate) fn artanh_tail(z: f64) -> f64 {
     )
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quick_ln(scale: f64, d: f64, a: f64) -> f64 {
     ln_of_parts(f64::from_i32(scale.exponent()), d, a)
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn less_ln(x: f64, scale: f64, d: f64, a: f64) -> f64 {
     x - quick_ln(scale, d, a)
 }
 
 /// Coefficients by Remez' exchange in 50 digits, then rounded. They give eʳ − 1 a relative error of
 /// 2.3e-17, and eʳ one of 9e-18.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exp_tail(r: f64) -> f64 {
     horner!(r;
         0.500_000_000_000_000_6, 0.166_666_666_666_666_85, 0.041_666_666_666_573_7,
@@ -116,7 +116,7 @@ cuda_std::constant_numbers! {
 ///
 /// Each step is done for all x before the next step. The steps of one x depend on each other, so
 /// the others hide their latency, and all share the registers of a coefficient.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
     let (mut n, mut r, mut part) = ([0; N], [0.0; N], [0.0; N]);
     // The sum with a number whose unit in the last place is 1 has n in its lowest bits, which saves
@@ -138,7 +138,7 @@ fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
 }
 
 /// (1 + δ) 2^(n/16), if that is a normal number.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn power(n: u32) -> f64 {
     let bits = power_of_root(n);
     from_halves(((bits >> 32) as u32).wrapping_add(n << 16), bits as u32)
@@ -146,7 +146,7 @@ fn power(n: u32) -> f64 {
 
 /// eˣ, without branches: callers use an exponential in more than one place, and LLVM would
 /// duplicate the code that follows a branch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exp(x: f64) -> f64 {
     // Beyond 1000 all exponentials are infinite or 0.
     let near = (upper!(f64, x) & !SIGN).min(upper!(f64, 1000.0)) | upper!(f64, x) & SIGN;
@@ -168,7 +168,7 @@ const VANISHING: u32 = upper!(f64, -708.0);
 /// An integer comparison finds the x whose exponential is 0, because the f64 units are the
 /// bottleneck. It selects the result instead of branching, because rows are padded with −∞. The
 /// upper halves of NaNs that operations make are not in the compared range.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     const LAST: u32 = upper!(f64, f64::NEG_INFINITY);
     let mut exps = exps_of_normal(x);
@@ -182,7 +182,7 @@ pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
 }
 
 /// eˣ of each x that is above −708 and of which eˣ does not overflow; of others, some number.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn exps_of_normal<const N: usize>(x: [f64; N]) -> [f64; N] {
     let (n, part) = exp_parts(x);
     let mut exps = [0.0; N];
@@ -196,7 +196,7 @@ fn exps_of_normal<const N: usize>(x: [f64; N]) -> [f64; N] {
 /// eˣ of each x, of which none is NaN, +∞ or beyond the range of the exponential. From −708 down it
 /// is that of −708, 3e-308, which no sum with a number near 1 notices: that takes one instruction
 /// where 0 takes four.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
     unrolled!(for i in 0..N; {
         // As an unsigned integer, the upper half is smaller the nearer a negative number is to 0.
@@ -209,7 +209,7 @@ pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
 ///
 /// Four exponentials (two vectors) at a time. A single one is a chain of dependent operations, so
 /// several hide each other's latency; more than four need more registers than there are.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn for_pairs<const N: usize>(
     from: [Vec16; N],
     base: Base<f64>,
@@ -237,38 +237,38 @@ pub(crate) fn for_pairs<const N: usize>(
     });
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exp_below(x: f64) -> f64 {
     let [exp] = exps_below([x]);
     exp
 }
 
 /// The scale itself, which is applied to the difference.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn factor_of(scale: f64) -> f64 {
     scale
 }
 
 /// In f64 the shift is the center itself, negated and not rounded.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn shift_from(center: f64, _: f64) -> f64 {
     -center
 }
 
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exp_shifted(x: f64, factor: f64, shift: f64) -> f64 {
     exp_below((x + shift) * factor)
 }
 
 /// 1, because the shift is not rounded.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn unshift(_: f64, _: f64, _: f64) -> f64 {
     1.0
 }
 
 /// The larger of the two; `b` if `a` is NaN. `f64::max` would compile to the maximum and four more
 /// instructions for NaNs.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn larger(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }
 }

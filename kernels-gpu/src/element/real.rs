@@ -129,7 +129,7 @@ pub trait Real:
     const FAR: Self;
 
     /// The magnitude.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn magnitude(self) -> Self {
         if self < Self::ZERO { -self } else { self }
     }
@@ -173,82 +173,82 @@ macro_rules! reals {
             const LN_2_HIGH: Self = $high;
             const LN_2_LOW: Self = $low;
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_f64(value: f64) -> Self {
                 value as $name
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_f64(self) -> f64 {
                 f64::from(self)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_bits64(self) -> u64 {
                 u64::from(self.to_bits())
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_bits64(bits: u64) -> Self {
                 $name::from_bits(bits as $bits)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_i32(value: i32) -> Self {
                 $from_i32(value)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn fma(self, a: Self, b: Self) -> Self {
                 $fma(self, a, b)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn to_top(self) -> u32 {
                 upper!($name, self)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn from_top(top: u32) -> Self {
                 $from_upper(top)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn max(self, other: Self) -> Self {
                 $name::max(self, other)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn min_max(self, other: Self) -> [Self; 2] {
                 $min_max(self, other)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn exp(self) -> Self {
                 $exp_of(self)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn exp_below(self) -> Self {
                 $exp_below(self)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn factor_of(scale: Self) -> Self {
                 $factor_of(scale)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn shift_from(center: Self, factor: Self) -> Self {
                 $shift_from(center, factor)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn exp_shifted(self, factor: Self, shift: Self) -> Self {
                 $exp_shifted(self, factor, shift)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn unshift(center: Self, factor: Self, shift: Self) -> Self {
                 $unshift(center, factor, shift)
             }
@@ -257,22 +257,22 @@ macro_rules! reals {
 
             const PLAIN_RANKS: u32 = upper!($name, 4.0) - upper!($name, 4.0 * $name::MIN_POSITIVE);
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn rank(self) -> u32 {
                 upper!($name, self).wrapping_sub(upper!($name, 4.0 * $name::MIN_POSITIVE))
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn over_plain(self, divisor: Self) -> Self {
                 $divide(self, divisor)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn quickly_over(self, divisor: Self) -> Self {
                 $quickly_divide(self, divisor)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn scale_from(self, other: Self) -> Self {
                 const DIGITS: $bits = (1 << ($name::MANTISSA_DIGITS - 1)) - 1;
                 const ROUNDS: $bits = (1.0 as $name).to_bits() + DIGITS / 2 + 1;
@@ -282,46 +282,46 @@ macro_rules! reals {
 
             const LN_UNIT: Self = $ln_unit;
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn quick_ln(scale: Self, d: Self, a: Self) -> Self {
                 $quick_ln(scale, d, a)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn less_ln(self, scale: Self, d: Self, a: Self) -> Self {
                 $less_ln(self, scale, d, a)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn is_nan(self) -> bool {
                 $name::is_nan(self)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn mantissa(self) -> Self {
                 const EXPONENT: $bits = $name::INFINITY.to_bits();
                 const SIGN: $bits = (-0.0 as $name).to_bits();
                 $name::from_bits(self.to_bits() & !(EXPONENT | SIGN) | (1.0 as $name).to_bits())
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn exponent(self) -> i32 {
                 let exponent = (self.to_bits() >> ($name::MANTISSA_DIGITS - 1)) as i32;
                 exponent - ($name::MAX_EXP - 1)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn power_of_two(n: i32) -> Self {
                 let exponent = (n + ($name::MAX_EXP - 1)) as $bits;
                 $name::from_bits(exponent << ($name::MANTISSA_DIGITS - 1))
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn artanh_tail(z: Self) -> Self {
                 $artanh(z)
             }
 
-            #[inline(always)]
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn exp_tail(r: Self) -> Self {
                 $exp(r)
             }
@@ -346,7 +346,7 @@ reals! {
 }
 
 /// k ln 2 + 2 artanh(d/a), for |d/a| up to 0.2. The error is a few units in the last place.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn ln_of_parts<R: Real>(k: R, d: R, a: R) -> R {
     let s = d.over_plain(a);
     let tail = s * R::artanh_tail(s * s);

@@ -23,7 +23,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds, and the loss is reduced.
     /// 2. `index` is below `rows` if the loss is reduced by row, and 0 if it is a scalar.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn finish(&self, index: u64, sum: f64) {
         let at = (self.args.loss.start as *mut E::Real).wrapping_add(index as usize);
         // SAFETY: the caller's condition.
@@ -36,7 +36,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn scale(&self, row: u64) -> E::Real {
         let Matrix { start, row_stride } = self.args.upstream;
         if start == 0 {
@@ -60,7 +60,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L, DENSE> {
         let args = self.args;
         let size = size_of::<E>() as u64;
@@ -120,7 +120,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn part<const TERMS: bool, const GRADS: bool, const UNROLL: usize>(
         &self,
         row: u64,

@@ -37,7 +37,7 @@ pub(super) struct Row<E: Element, L, const DENSE: bool> {
 /// # Safety
 /// 1. The aligned vectors that contain the 16 bytes are in global memory that may be read.
 /// 2. `at` is aligned for `E`; it is aligned to 16 bytes unless `may_be_misaligned`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_16_bytes<E: Element>(at: *const Vec16, may_be_misaligned: bool) -> Vec16 {
     let shift = at as u32 % 16;
     if !may_be_misaligned || shift == 0 {
@@ -70,19 +70,19 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn all<E: Element>() -> Self {
         Lanes { first: 0, end: E::LANES, are_all: true }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn has(self, lane: usize) -> bool {
         self.are_all || (lane as u32 >= self.first && (lane as u32) < self.end)
     }
 }
 
 /// Element `lane` of a vector, widened.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn of_lane<E: Element>(vector: Vec16, lane: usize) -> E::Real {
     E::extract(vector, lane as u32).widen()
 }
@@ -94,13 +94,13 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. `col` is below `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn loss_of(&self, col: u64) -> L {
         // SAFETY: the caller's conditions.
         if DENSE { self.loss } else { unsafe { self.loss.of_col(col) } }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn vector_of(&self, tensor: u64, vector: u64) -> *mut Vec16 {
         (tensor + self.head * size_of::<E>() as u64 + vector * 16) as *mut Vec16
     }
@@ -110,7 +110,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. `vector` is below `vectors`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load(&self, tensor: u64, vector: u64) -> Vec16 {
         // SAFETY: the caller's conditions; the row's first and last vector are not among `vectors`
         // if any may be misaligned, so the aligned vectors around this one are within the row.
@@ -118,7 +118,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     }
 
     /// Whether all pairs of a vector are plain; see [`Pairwise::ranks`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn are_plain(&self, x: Vec16, t: Vec16) -> bool {
         let mut ranks = [0; 2];
         unrolled!(for lane in 0..E::LANES as usize; {
@@ -134,7 +134,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `vector` is below `vectors`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn pairs<const TERMS: bool, const GRADS: bool>(
         &self,
         vector: u64,
@@ -156,7 +156,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs); with `PLAIN`, all pairs are plain.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn pairs_as<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
         vector: u64,
@@ -214,7 +214,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn store_grads<const PLAIN: bool, const BY_TARGET: bool>(
         &self,
         vector: u64,
@@ -247,7 +247,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs), for these lanes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_lanes(&self, tensor: u64, vector: u64, values: Vec16, lanes: Lanes) {
         let at = self.vector_of(tensor, vector);
         if lanes.are_all {
@@ -269,7 +269,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `index` is below `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn pair<const GRADS: bool>(
         &self,
         index: u64,
@@ -295,7 +295,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     ///
     /// # Safety
     /// As [`pair`](Self::pair).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn single<const TERMS: bool, const GRADS: bool>(
         &self,
         index: u64,

@@ -15,7 +15,7 @@ cuda_std::shared_array! {
 ///
 /// For a block this passes one barrier. The caller puts another barrier before the next call, which
 /// overwrites the same shared memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn group_sums<R: Real, const N: usize>(values: [R; N], threads: u32) -> [R; N] {
     if threads > WARP_SIZE { block_sums::<R, true, N>(values) } else { warp_sums(values, threads) }
 }
@@ -23,7 +23,7 @@ pub(crate) fn group_sums<R: Real, const N: usize>(values: [R; N], threads: u32) 
 /// The sum of each of `values` over the block; the warps' sums are added up in float64. With `ALL`,
 /// which allows one value only, every thread gets the sum; otherwise only thread 0 does. Barriers
 /// are as for [`group_sums`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
     const { assert!(!ALL || N == 1) };
     // Lanes are in N parts, each of which sums one value.

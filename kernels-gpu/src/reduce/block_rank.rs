@@ -28,7 +28,7 @@ pub(crate) struct BlockRank<const EARLY: u32> {
 impl<const EARLY: u32> BlockRank<EARLY> {
     const WORKERS_PER_PERIOD: u32 = ADDER_PERIOD - 1;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_block(offset: u32) -> Self {
         BlockRank { block: block_idx_x().wrapping_sub(offset), offset }
     }
@@ -36,32 +36,32 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     /// The block's index among the workers. Meaningless for an [adder](Self::is_adder); it may be
     /// [`workers`](Self::workers) in a grid of less than a period, whose last block is an adder
     /// too.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn worker(self) -> u32 {
         self.block - self.block / ADDER_PERIOD
     }
 
     /// Whether the block is the last of a period.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_adder(self) -> bool {
         (self.block + 1).is_multiple_of(ADDER_PERIOD)
     }
 
     /// Workers and adders of the grid.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn blocks(self) -> u32 {
         grid_dim_x() - self.offset
     }
 
     /// Workers of the grid.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn workers(self) -> u32 {
         self.blocks() - (self.blocks() / ADDER_PERIOD).max(1)
     }
 
     /// The last adder: the only block that waits for blocks of a higher index. These make progress
     /// as long as the device has room for two blocks at once.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn last_adder(self) -> u32 {
         let blocks = self.blocks();
         if blocks <= ADDER_PERIOD {
@@ -71,7 +71,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     }
 
     /// Whether the block is the adder that finishes the grid.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_last_adder(self) -> bool {
         self.block == self.last_adder()
     }
@@ -82,7 +82,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     /// 1. `worker` is below `workers`, the number of workers of the grid.
     /// 2. The workspace has room for the words of all pairs of all workers.
     /// 3. One thread publishes each pair of each worker, once a launch.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn publish<R: Real>(
         worker: u32,
         pair: u32,
@@ -108,7 +108,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     /// 1. All threads of all adders call this.
     /// 2. Every worker [publishes](Self::publish) its pairs.
     /// 3. The workspace has room for the workers' words and for the sums of each period.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn sums<R: Real, const ASKS: usize>(
         self,
         pairs: u32,
@@ -202,7 +202,7 @@ impl<R: Real> Pairs<R> {
     const WORDS: usize = size_of::<R>() / 4;
 
     /// The words of a pair, none of which is zero: a term of 0 becomes -0.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn to_words([a, b]: [R; 2]) -> [u64; 2] {
         let not_zero = |x: R| if x == R::ZERO { -R::ZERO } else { x };
         if Self::WORDS == 1 {
@@ -215,7 +215,7 @@ impl<R: Real> Pairs<R> {
 
 impl<R: Real, const N: usize> Terms<N> for Pairs<R> {
     const WORDS: usize = N / 2 * Self::WORDS;
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn from_words(words: [u64; MAX_LANES]) -> [f64; N] {
         let mut terms = [0.0; N];
         unrolled!(for term in 0..N; {

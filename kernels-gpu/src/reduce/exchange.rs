@@ -32,26 +32,26 @@ impl Exchange {
 
     /// The words of group number `group` of groups of `blocks` blocks, behind the first `behind`
     /// words of the workspace.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(workspace: Workspace, behind: u32, group: u32, blocks: u32) -> Self {
         let first = behind + group * Self::words(blocks);
         Exchange { workspace, first, blocks }
     }
 
     /// Blocks of the group.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn blocks(self) -> u32 {
         self.blocks
     }
 
     /// Words of so many blocks.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn words(blocks: u32) -> u32 {
         Self::ROUNDS * Self::WORDS * blocks
     }
 
     /// The first word of a block in a round.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(self, round: u32, block: u32) -> u32 {
         self.first + (round % Self::ROUNDS * self.blocks + block) * Self::WORDS
     }
@@ -63,7 +63,7 @@ impl Exchange {
     /// 2. One thread publishes for each block, once a round. If the round is not one of the first
     ///    three, the block has [cleared](Self::clear) the words of the third round before it,
     ///    ordered before this by a barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn publish(self, round: u32, block: u32, numbers: [f64; 4]) {
         let first = self.word(round, block);
         unrolled!(for word in 0..4; {
@@ -78,7 +78,7 @@ impl Exchange {
     /// # Safety
     /// 1. As [`publish`](Self::publish)'s first condition.
     /// 2. All lanes of a warp call this, and all blocks of the grid are resident.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn wait(self, round: u32, block: u32, none: bool) -> [u64; 4] {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -91,7 +91,7 @@ impl Exchange {
     ///
     /// # Safety
     /// As [`publish`](Self::publish).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn publish_next(self, round: u32, next: u32) {
         // SAFETY: the caller's conditions; not all bits are zero.
         unsafe {
@@ -104,7 +104,7 @@ impl Exchange {
     ///
     /// # Safety
     /// As [`wait`](Self::wait).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn wait_next(self, round: u32) -> u32 {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -120,7 +120,7 @@ impl Exchange {
     /// 1. As [`publish`](Self::publish)'s first condition.
     /// 2. One thread of the block calls this, when another of its threads has
     ///    [waited](Self::wait) for all blocks in `round`, and a barrier has passed since.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn clear_before(self, round: u32, block: u32) {
         let first = self.word(round + (Self::ROUNDS - 1), block);
         unrolled!(for word in 0..Self::WORDS as usize; {
@@ -136,7 +136,7 @@ impl Exchange {
     /// # Safety
     /// 1. As [`publish`](Self::publish)'s first condition.
     /// 2. All threads of one block call this, when no other block accesses the words any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn clear_all(self, groups: u32) {
         let mut word = thread_idx_x();
         while word < groups * Self::words(self.blocks) {

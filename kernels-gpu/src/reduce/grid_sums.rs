@@ -9,7 +9,7 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, threa
 use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 /// Whether this block has the highest index of the grid, and so may wait for all others.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn is_last_block() -> bool {
     block_idx_x() + 1 == grid_dim_x()
 }
@@ -22,7 +22,7 @@ pub(crate) fn is_last_block() -> bool {
 /// 2. No block has called [`group_sums`](super::group_sums) since its last barrier.
 /// 3. The grid has at most `abi::max_blocks(N)` blocks, and has published nothing else in the
 ///    workspace.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn grid_sums<const N: usize>(
     values: [f64; N],
     workspace: Workspace,
@@ -47,7 +47,7 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
 ///
 /// # Safety
 /// As [`grid_sums`]; a thread of each block's first warp has published the block's sums.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn sum_over_blocks<const N: usize>(workspace: Workspace, finish: impl FnOnce([f64; N])) {
     let (block, blocks) = (block_idx_x(), grid_dim_x());
     let (group, lag) = (GROUP, LAG);

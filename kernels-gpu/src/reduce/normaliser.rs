@@ -29,7 +29,7 @@ impl Normaliser {
     const TOTALS: u32 = Self::BLOCK_SUMS + 2 * MAX_NORMALISER_BLOCKS;
 
     /// Totals that are sums, one word each.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn sums(workspace: Workspace) -> Self {
         Normaliser { workspace, expected: 0 }
     }
@@ -38,13 +38,13 @@ impl Normaliser {
     /// below 2³². They share one word: how many rows were looked at in its upper half, how many of
     /// these count in its lower half. Blocks add to it atomically, because integers have the same
     /// sum in any order.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn counts(workspace: Workspace, rows: u64) -> Self {
         Normaliser { workspace, expected: rows }
     }
 
     /// Whether the totals are [`counts`](Self::counts).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn are_counts(self) -> bool {
         self.expected != 0
     }
@@ -56,7 +56,7 @@ impl Normaliser {
     /// 1. The totals are counts. Over the grid each row is looked at once.
     /// 2. Every thread of the block calls this.
     /// 3. The block has not called [`group_sums`](super::group_sums) since its last barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn add_counts(self, looked_at: u32, count: u32) {
         sync_warp();
         let of_warp = [looked_at, count].map(sum_of_warp);
@@ -80,7 +80,7 @@ impl Normaliser {
 
     /// Loads the word of total `index`, 0 or 1, which may not be complete yet. A caller issues this
     /// load early, and looks at the word in [`wait_with`](Self::wait_with) after other work.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn load(self, index: u32) -> u64 {
         let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
         // SAFETY: within the workspace; others write it by a store or an atomic addition for which
@@ -89,7 +89,7 @@ impl Normaliser {
     }
 
     /// The total from its word, if it is complete.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn decode(self, word: u64) -> Option<f64> {
         if self.are_counts() {
             return (word >> 32 == self.expected).then_some(f64::from(word as u32));
@@ -104,7 +104,7 @@ impl Normaliser {
     /// 1. The totals are sums. `blocks` is at most `abi::MAX_NORMALISER_BLOCKS`.
     /// 2. Every thread of these blocks calls this, once a launch.
     /// 3. The block has not called [`group_sums`](super::group_sums) since its last barrier.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn sum_over_blocks(self, values: [f64; 2], blocks: u32) {
         let of_block = block_sums::<f64, false, 2>(values);
         let block = block_idx_x();
@@ -140,13 +140,13 @@ impl Normaliser {
     }
 
     /// Waits for total `index`, 0 or 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn wait(self, index: u32) -> f64 {
         self.wait_with(index, self.load(index))
     }
 
     /// Waits for total `index`, whose word was loaded before with [`load`](Self::load).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn wait_with(self, index: u32, mut word: u64) -> f64 {
         loop {
             if let Some(total) = self.decode(word) {
@@ -158,7 +158,7 @@ impl Normaliser {
     }
 
     /// Loads the words of both totals, as [`load`](Self::load) does.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn load_both(self) -> [u64; 2] {
         [self.load(0), self.load(1)]
     }
@@ -169,7 +169,7 @@ impl Normaliser {
     /// # Safety
     /// 1. The blocks that add up the totals have lower indices.
     /// 2. No thread waits for the totals any more, and one thread takes them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn take(self, words: [u64; 2]) -> [f64; 2] {
         let totals = [self.wait_with(0, words[0]), self.wait_with(1, words[1])];
         // SAFETY: within the workspace; nothing else accesses them any more.

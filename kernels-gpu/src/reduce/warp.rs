@@ -9,7 +9,7 @@ pub(super) const MAX_SUMS: usize = 4;
 /// `value` combined over each row group of `threads` lanes, in every lane of the group. `threads`
 /// is a power of two up to 32, and all lanes of the warp call this. Unrolled by hand: a loop would
 /// end up as a loop inside every row.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn in_warp<T: WarpShuffleValue>(
     mut value: T,
     threads: u32,
@@ -30,7 +30,7 @@ pub(super) fn in_warp<T: WarpShuffleValue>(
 
 /// The sum of each of `values` over a row group of `threads` lanes, in every lane of the group.
 /// The lanes reconverge first: shuffles of lanes that have diverged are slow.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], threads: u32) -> [R; N] {
     sync_warp();
     unrolled!(for index in 0..N; {
@@ -42,7 +42,7 @@ pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], threads: u3
 /// Reduce-scatter over the warp: the lanes form N parts of 32 / N neighbours, and every lane of
 /// part `k` gets the warp's sum of `values[k]`. In each step a lane gives half of its values away
 /// in exchange for half of another lane's, which takes fewer shuffles than all sums in all lanes.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn scatter_sums<R: Real, const N: usize>(mut values: [R; N]) -> R {
     const { assert!(N.is_power_of_two() && N <= MAX_SUMS) };
     sync_warp();
@@ -64,13 +64,13 @@ pub(super) fn scatter_sums<R: Real, const N: usize>(mut values: [R; N]) -> R {
 }
 
 /// The sum of each of `values` over the warp, in lane 0 only.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn sums_in_lane<R: Real, const N: usize>(values: [R; N]) -> [R; N] {
     gather_sums(scatter_sums(values))
 }
 
 /// The sums that [`scatter_sums`] has scattered over the N parts of the warp, in lane 0 only.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn gather_sums<R: Real, const N: usize>(scattered: R) -> [R; N] {
     let mut sums = [scattered; N];
     unrolled!(for index in 1..MAX_SUMS; {
@@ -82,7 +82,7 @@ pub(super) fn gather_sums<R: Real, const N: usize>(scattered: R) -> [R; N] {
 }
 
 /// The largest `value` of the warp, in every lane. No value is NaN.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn warp_max<R: Real>(value: R) -> R {
     sync_warp();
     if size_of::<R>() > 4 {
@@ -97,7 +97,7 @@ pub(crate) fn warp_max<R: Real>(value: R) -> R {
 
 /// The largest `value` of a row group of `threads` lanes, in every lane of the group. No value is
 /// NaN.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn group_max<R: Real>(value: R, threads: u32) -> R {
     sync_warp();
     in_warp(value, threads, R::max)

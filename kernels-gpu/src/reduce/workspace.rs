@@ -26,19 +26,19 @@ impl Workspace {
     ///    no other launch uses at the same time.
     /// 2. The memory is zero, except for `abi::workspace::TOTALS` and what is behind the partial
     ///    sums. The launch leaves it so.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn new(start: u64) -> Self {
         Workspace { start }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn partial(self, index: u32) -> *mut u64 {
         (self.start + workspace::PARTIALS + u64::from(index) * 8) as *mut u64
     }
 
     /// Reports a row with an invalid target. So that the report is found, it is made before the
     /// row's block publishes its sum, and the row makes that sum NaN.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn report_row(self, row: u64) {
         // SAFETY: within the workspace; only accessed atomically while blocks may report rows.
         unsafe { fetch_max((self.start + workspace::FAULT) as *mut u64, !row) };
@@ -49,7 +49,7 @@ impl Workspace {
     /// # Safety
     /// 1. All blocks have published their sums, and the sum that this block has taken is NaN.
     /// 2. One thread calls this, once.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn take_reported_row(self) -> Option<u64> {
         let at = (self.start + workspace::FAULT) as *mut u64;
         // SAFETY: within the workspace; nothing else accesses it any more.
@@ -66,7 +66,7 @@ impl Workspace {
     /// 1. `index` is below `abi::MAX_PARTIALS`, or one of the words of
     ///    [`Normaliser`](super::Normaliser).
     /// 2. No other thread publishes this word.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn publish(self, index: u32, sum: f64) {
         // SAFETY: the caller's conditions.
         unsafe { self.publish_bits(index, nonzero_bits(sum)) };
@@ -76,7 +76,7 @@ impl Workspace {
     ///
     /// # Safety
     /// As [`publish`](Self::publish).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn publish_bits(self, index: u32, bits: u64) {
         debug_assert!(index < WORDS && bits != 0);
         // SAFETY: within the workspace; the caller's conditions.
@@ -89,7 +89,7 @@ impl Workspace {
     /// # Safety
     /// 1. As [`wait`](Self::wait).
     /// 2. One thread takes each word.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn take<const N: usize>(
         self,
         none: bool,
@@ -113,7 +113,7 @@ impl Workspace {
     ///    or by its first warp. One block of a grid may wait for blocks of a higher index
     ///    ([`BlockRank`](super::BlockRank)), and any block if all are resident at the same time.
     /// 3. With `CLEARS`, one thread calls this for each word.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn wait<const N: usize, const CLEARS: bool>(
         self,
         none: bool,
@@ -159,7 +159,7 @@ impl Workspace {
     ///
     /// # Safety
     /// As [`take`](Self::take).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn share<T: Terms<N>, const N: usize, const ASKS: usize>(
         self,
         mut sums: [f64; N],
@@ -222,7 +222,7 @@ impl Workspace {
     ///
     /// # Safety
     /// Only this function and [`clear_tickets`](Self::clear_tickets) access the word.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn take_ticket(self) -> u32 {
         // SAFETY: within the workspace; the caller's condition.
         unsafe { fetch_add(self.partial(Self::TICKETS), 1) as u32 }
@@ -232,7 +232,7 @@ impl Workspace {
     ///
     /// # Safety
     /// One thread calls this, when no block takes a ticket any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn clear_tickets(self) {
         // SAFETY: within the workspace; the caller's condition.
         unsafe { store(self.partial(Self::TICKETS), 0) };
@@ -243,7 +243,7 @@ impl Workspace {
     /// # Safety
     /// 1. `index` is below `abi::MAX_PARTIALS`.
     /// 2. No other thread accesses the word before this block has arrived.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn set_word(self, index: u32, bits: u64) {
         debug_assert!(index < MAX_PARTIALS);
         // SAFETY: within the workspace; the caller's conditions.
@@ -254,7 +254,7 @@ impl Workspace {
     ///
     /// # Safety
     /// As `set_word`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn set_sum(self, index: u32, sum: f64) {
         // SAFETY: the caller's conditions.
         unsafe { self.set_word(index, sum.to_bits()) };
@@ -265,7 +265,7 @@ impl Workspace {
     /// # Safety
     /// 1. `index` is below `abi::MAX_PARTIALS`.
     /// 2. The block that set the word has arrived, and no other thread accesses the word any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn take_word(self, index: u32) -> u64 {
         debug_assert!(index < MAX_PARTIALS);
         // SAFETY: within the workspace; the caller's conditions.
@@ -282,7 +282,7 @@ impl Workspace {
     /// # Safety
     /// 1. `index` is below `abi::MAX_PARTIALS`.
     /// 2. Until the last arrival only this function accesses the word.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn arrive(self, index: u32, expected: u32) -> bool {
         debug_assert!(index < MAX_PARTIALS);
         // SAFETY: within the workspace; the caller's conditions.
@@ -297,7 +297,7 @@ impl Workspace {
 }
 
 /// The bits of a sum. Zero bits mean that nothing is published, so a sum of 0 is published as -0.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn nonzero_bits(sum: f64) -> u64 {
     if sum == 0.0 { (-0.0_f64).to_bits() } else { sum.to_bits() }
 }
@@ -314,7 +314,7 @@ pub(crate) struct F64Words;
 
 impl<const N: usize> Terms<N> for F64Words {
     const WORDS: usize = N;
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn from_words(words: [u64; MAX_LANES]) -> [f64; N] {
         let mut terms = [0.0; N];
         unrolled!(for term in 0..N; { terms[term] = f64::from_bits(words[term]); });

@@ -117,18 +117,18 @@ pub(crate) trait RowStats: Copy {
     /// The statistics of no element, for [`RowLoss::accumulate`] without `EXACT`, to be
     /// [settled](Self::settled) before they are used otherwise. `near` is the [top](Self::top) of
     /// statistics of elements that may be similar; 0 if there are none.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn begin(near: u32) -> Self {
         let _ = near;
         Self::none()
     }
     /// What [`begin`](Self::begin) needs of these statistics.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn top(self) -> u32 {
         0
     }
     /// Ends what [`begin`](Self::begin) began.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled(self) -> Self {
         self
     }
@@ -138,7 +138,7 @@ pub(crate) trait RowStats: Copy {
     /// returns the result in each. All lanes call it, and every `lanes` lanes have the same.
     fn over_lanes(self, lanes: u32, scale: Self::Real) -> Self;
     /// The same over the whole warp, of statistics that have not been [settled](Self::settled).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled_over_warp(self, scale: Self::Real) -> Self {
         self.settled().over_lanes(WARP_SIZE, scale)
     }
@@ -149,7 +149,7 @@ pub(crate) trait RowStats: Copy {
 }
 
 /// The address of a row of a tensor.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn row_address<E: Element>(tensor: Matrix, row: u64) -> u64 {
     tensor.start + row * (tensor.row_stride * size_of::<E>() as u64)
 }
@@ -158,14 +158,14 @@ fn row_address<E: Element>(tensor: Matrix, row: u64) -> u64 {
 ///
 /// # Safety
 /// It is in global memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_element<E: Element>(row: u64, column: u32) -> E {
     // SAFETY: the caller's condition.
     unsafe { load((row as *const E).wrapping_add(column as usize)) }
 }
 
 /// A vector whose first element is `element`; the others are −∞.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn vector_of<E: Element>(element: E) -> Vec16 {
     let mut elements = [E::LOWEST; MAX_LANES];
     elements[0] = element;

@@ -38,20 +38,20 @@ impl<L: RowLoss> Ring<L> {
     const TENSOR_BYTES: u32 = WARP_VECTORS * VECTOR_BYTES;
     const SLOT: u32 = L::TENSORS * Self::TENSOR_BYTES;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(depth: u32) -> Self {
         let bytes = depth * Self::SLOT;
         let base = warp_id() * bytes + lane_id() * VECTOR_BYTES;
         Ring { shared: shared_rings().in_register(), base, bytes, loss: PhantomData }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn next(&self, slot: u32) -> u32 {
         let next = slot + Self::SLOT;
         if next == self.bytes { 0 } else { next }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn at(&self, slot: u32, tensor: u32) -> SharedArray<Vec16> {
         let at = self.base + slot + tensor * Self::TENSOR_BYTES;
         // SAFETY: the launch has shared memory for all rings.
@@ -62,7 +62,7 @@ impl<L: RowLoss> Ring<L> {
     ///
     /// # Safety
     /// The copies to the slot are complete.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn get(&self, slot: u32, tensor: u32) -> [Vec16; BATCH] {
         let at = self.at(slot, tensor);
         let mut vectors = [Vec16::default(); BATCH];
@@ -77,7 +77,7 @@ impl<L: RowLoss> Ring<L> {
     ///
     /// # Safety
     /// The copy of the vector is complete.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn get_one(&self, slot: u32, tensor: u32, k: u32) -> Vec16 {
         // SAFETY: the caller's condition.
         unsafe { self.at(slot, tensor).get(k * WARP_SIZE) }
@@ -95,7 +95,7 @@ pub(crate) struct Loader<L: RowLoss> {
 }
 
 impl<L: RowLoss> Loader<L> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(loss: &L, segments: Segments) -> Self {
         let span = RowSpan::new(loss.tensors()[0], 0, loss.shape().1);
         let mut loader = Loader { segments, tile: segments.next().begin, span, apart: 0 };
@@ -103,7 +103,7 @@ impl<L: RowLoss> Loader<L> {
         loader
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn begin_row(&mut self, loss: &L) {
         if self.segments.has_next() {
             let row = self.segments.next().row;
@@ -122,7 +122,7 @@ impl<L: RowLoss> Loader<L> {
     /// # Safety
     /// 1. The rows of the loss's tensors are in global memory.
     /// 2. This thread does not read the slot's tile any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn load(&mut self, loss: &L, group: RowGroup, ring: &Ring<L>, slot: u32) {
         if self.segments.has_next() {
             // SAFETY: the caller's conditions.
@@ -139,7 +139,7 @@ impl<L: RowLoss> Loader<L> {
 
     /// # Safety
     /// As [`load`](Self::load), and there is a next tile.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy(&self, group: RowGroup, ring: &Ring<L>, slot: u32) {
         let first = group.first_vector(self.tile);
         let vector = first + lane_id();
@@ -187,7 +187,7 @@ impl<L: RowLoss> Loader<L> {
 /// # Safety
 /// 1. The bytes are elements in global memory.
 /// 2. No other thread accesses the vector `to`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn copy_unaligned<E: Element>(to: SharedArray<Vec16>, from: u64) {
     // SAFETY: the caller's conditions.
     unsafe {

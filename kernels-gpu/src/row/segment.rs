@@ -27,7 +27,7 @@ pub(crate) struct Segments {
 impl Segments {
     /// The segments of row group `group`. With `args.split`, each group has an equal share of all
     /// tiles, which are consecutive; otherwise group g has rows g, g + groups, and so on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_group(args: &StreamArgs, rows: u32, group: u32) -> Self {
         // Neither is ever 0. The compiler cannot know that, and would emit a panic for the
         // division.
@@ -60,17 +60,17 @@ impl Segments {
     }
 
     /// Whether there is another segment.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_next(&self) -> bool {
         self.next.row != u32::MAX && self.next.row <= self.last_row && self.last_row != u32::MAX
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn next(&self) -> Segment {
         self.next
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn advance(&mut self) {
         let row = self.next.row.saturating_add(self.row_step);
         let end = if row == self.last_row { self.last_end } else { self.end };
@@ -88,24 +88,24 @@ pub(crate) struct RowGroup {
 
 impl RowGroup {
     /// A warp if `warps` is 1, otherwise the block, which has `warps` warps.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(warps: u32) -> Self {
         RowGroup { warps: warps.max(1), warp: if warps == 1 { 0 } else { warp_id() } }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_warp(self) -> bool {
         self.warps == 1
     }
 
     /// Whether this is the group's first thread.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn leads(self) -> bool {
         self.warp == 0 && lane_id() == 0
     }
 
     /// The first vector of this warp's part of tile `tile`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn first_vector(self, tile: u32) -> u32 {
         (tile * self.warps + self.warp) * WARP_VECTORS
     }

@@ -33,7 +33,7 @@ pub(crate) struct RowSpan<E> {
 }
 
 impl<E: Element> RowSpan<E> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(tensor: Matrix, row: u32, cols: u32) -> Self {
         let size = size_of::<E>() as u64;
         let start = row_address::<E>(tensor, row.into());
@@ -50,33 +50,33 @@ impl<E: Element> RowSpan<E> {
     }
 
     /// The address of a vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn address(&self, vector: u32) -> u64 {
         self.line + u64::from(vector) * u64::from(VECTOR_BYTES)
     }
 
     /// The column of a vector's first element.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn column(&self, vector: u32) -> u32 {
         (vector * E::LANES).wrapping_sub(self.skipped)
     }
 
     /// Whether the row has all elements of a vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has(&self, vector: u32) -> bool {
         vector >= self.first && vector < self.end
     }
 
     /// Whether the row [has](Self::has) all vectors of a warp's part of a tile, which begins with
     /// vector `first`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_tile(&self, first: u32) -> bool {
         first >= self.first && first + WARP_VECTORS <= self.end
     }
 
     /// The column of element `index` of head and tail together, if they have as many. They have
     /// fewer elements than a warp has lanes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn head_and_tail(&self, index: u32) -> Option<u32> {
         // A row without a whole vector consists of head and tail.
         let head = self.column(self.first).min(self.cols);

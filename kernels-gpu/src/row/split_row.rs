@@ -24,7 +24,7 @@ const PART_WORDS: u32 = 4;
 impl SplitRow {
     /// Computes which groups have parts of `row`: the inverse of the shares in
     /// [`Segments::of_group`](super::segment::Segments::of_group).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new<L: RowLoss>(loss: &L, row: u32) -> Self {
         let (tiles, groups) = (u64::from(loss.layout().row_tiles), loss.layout().groups);
         let all = (loss.shape().0 * tiles).max(1);
@@ -36,14 +36,14 @@ impl SplitRow {
 
     /// The first word behind the terms of the grid. Each group has two entries of terms: one for
     /// the rows that it has whole, and one for the split row that begins in it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn base(&self) -> u32 {
         TERMS as u32 * 2 * self.groups
     }
 
     /// The first word of a group's part. A group has words for two parts: it may have the end of
     /// one row and the beginning of another.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part_word(&self, group: u32, is_beginning: bool) -> u32 {
         self.base() + (2 * group + u32::from(is_beginning)) * PART_WORDS
     }
@@ -55,7 +55,7 @@ impl SplitRow {
     /// # Safety
     /// [`stream`](super::stream::stream)'s conditions; one warp of each of the row's groups calls
     /// it, once.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn merge<L: RowLoss>(
         &self,
         loss: &L,
@@ -106,7 +106,7 @@ impl SplitRow {
     ///
     /// # Safety
     /// [`stream`](super::stream::stream)'s conditions; all lanes of a warp call it, once a row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn finish<L: RowLoss>(
         &self,
         loss: &L,

@@ -26,7 +26,7 @@ use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 ///    nothing else.
 /// 3. The launch fits [`RowLoss::layout`], with dynamic shared memory for the rings of a block's
 ///    warps.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
     let (layout, (rows, cols)) = (loss.layout(), loss.shape());
     let group = RowGroup::new(layout.warps);
@@ -105,7 +105,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// [`stream`]'s conditions 1 and 3.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn new(loss: &L, group: RowGroup, segments: Segments) -> Self {
         let ring = Ring::new(STREAM_DEPTH);
         let mut tiles = Tiles { group, ring, loader: Loader::new(loss, segments), slot: 0 };
@@ -120,7 +120,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// [`stream`]'s condition 1; this thread does not read the slot's tile any more.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_next(&mut self, loss: &L) {
         // SAFETY: the caller's condition.
         unsafe { self.loader.load(loss, self.group, &self.ring, self.slot) };
@@ -133,7 +133,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// [`stream`]'s condition 1; the segment's tiles are the next in the ring.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn accumulate(
         &mut self,
         loss: &L,
@@ -169,7 +169,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// As [`accumulate`](Self::accumulate); the copy of the tile is complete.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_whole_tile(
         &self,
         loss: &L,
@@ -195,7 +195,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// As [`add_whole_tile`](Self::add_whole_tile).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_by_vector(
         &self,
         loss: &L,
@@ -225,7 +225,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_head_and_tail<const EXACT: bool>(
         &self,
         loss: &L,
@@ -253,7 +253,7 @@ impl<L: RowLoss> Tiles<L> {
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn accumulate_again(
         &self,
         loss: &L,
@@ -296,7 +296,7 @@ impl<L: RowLoss> Tiles<L> {
 ///
 /// # Safety
 /// [`stream`]'s condition 1.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_picked<L: RowLoss>(loss: &L, row: u64, target: &L::Target, wants: bool) -> Real<L> {
     let column = loss.picked(target);
     if column == NO_COLUMN || !wants {
@@ -312,7 +312,7 @@ unsafe fn load_picked<L: RowLoss>(loss: &L, row: u64, target: &L::Target, wants:
 ///
 /// # Safety
 /// The elements are in global memory.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_elements<E: Element>(row: u64, column: u32) -> Vec16 {
     let mut elements = [E::LOWEST; MAX_LANES];
     unrolled!(for lane in 0..E::LANES as usize; {
@@ -335,7 +335,7 @@ const REDO: u32 = 2;
 /// selects the buffer: 0 and 1 in alternate rows, or [`REDO`]. With two buffers, one barrier a row
 /// is enough: a warp may write the statistics of the next row while another still reads these, and
 /// writes this buffer again only behind the next row's barrier.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn merge_group<L: RowLoss>(of_warp: L::Stats, loss: &L, group: RowGroup, turn: u32) -> L::Stats {
     /// Warps of a block.
     const WARPS: u32 = STREAM_BLOCK / WARP_SIZE;

@@ -13,7 +13,7 @@ use cuda_std::hint::opaque_vec16;
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// The logit of the row's class, if it is in this thread's tile.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn class_in_tile<const MODE: u32, const N: usize>(
         &self,
         label: &Label<E::Real>,
@@ -37,7 +37,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     }
 
     /// The logit of the class of a row in the registers of a warp, in the lane whose tile has it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn logit_of_class<const MODE: u32, const N: usize>(
         &self,
         class: i64,
@@ -65,7 +65,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// 1. A barrier separates staging from this call.
     /// 2. `class` is one of the row's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn staged_logit(&self, index: u32, class: u32, group: RowGroup) -> E::Real {
         const { assert!(Self::ROW_IN_WARP) };
         let vector = self.cut.vector_of(class);

@@ -23,7 +23,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// 1. The kernels' conditions 1 and 3.
     /// 2. This thread has staged its peeled element.
     /// 3. If the row counts, this thread has waited for its copies to the stage.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gradients_behind<const MODE: u32>(
         &self,
@@ -58,7 +58,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn gradients_of_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -119,7 +119,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn log_prob_gradients_of_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -150,7 +150,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn gradients_of_exps<const N: usize>(
         &self,
         exps: &Exps<E::Real, N>,

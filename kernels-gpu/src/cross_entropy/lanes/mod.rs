@@ -55,7 +55,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// Whether a row group is lanes of one warp, and its row is in their registers.
     const ROW_IN_WARP: bool = ALIGNMENT == alignment::WARP_ROW;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
         let args = pass.args;
         let start = Row::<E>::address(args.input, row);
@@ -74,19 +74,19 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     }
 
     /// The address at which the row of the input begins.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn start(&self) -> u64 {
         self.input.start()
     }
 
     /// Forces the compiler to compute the row's address here, and not later at its first use.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn rematerialize(self) -> Self {
         Lanes { input: Row::at_cut(opaque(self.start())), ..self }
     }
 
     /// Row `row` of another tensor, to be cut as the input's row at `start` is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn row_of(tensor: Matrix, row: u64, start: u64) -> Row<E> {
         match ALIGNMENT {
             alignment::ELEMENT | alignment::LINE => Row::new(tensor, row, start),
@@ -96,14 +96,14 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
 
     /// The rows to which the gradients of the input and of the target are written; null where a
     /// gradient is not wanted.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn to<const MODE: u32>(&self, pass: &Pass<'_, E, MODE>, row: u64) -> [Row<E>; 2] {
         let to = |tensor| Self::row_of(tensor, row, self.input.start());
         [to(pass.args.grad_input), to(pass.args.grad_target)]
     }
 
     /// The elements of vector `k` of a tile: none, if the vector is beyond the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
         let Span { first, count } = self.cut.vector(tile.vector_index(k));
         let within = Self::ONE_TILE && k < vectors_within(N) || self.cut.has(tile.vector_index(k));

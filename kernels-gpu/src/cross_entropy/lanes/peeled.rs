@@ -27,7 +27,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn peeled(&self, number: u32) -> Option<Peeled<E>> {
         if number >= self.cut.peeled_count() {
             return None;
@@ -46,14 +46,14 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn peeled_of_thread(&self, group: RowGroup) -> Option<Peeled<E>> {
         // SAFETY: the caller's condition.
         unsafe { self.peeled(group.lane) }
     }
 
     /// Stages the thread's peeled element in shared memory, from the reduction to the gradients.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn stage_peeled(peeled: Option<Peeled<E>>, group: RowGroup) {
         if let Some(Peeled { x, t, .. }) = peeled {
             // SAFETY: a row has fewer than 16 peeled elements.
@@ -62,7 +62,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     }
 
     /// Whether the thread has a peeled element.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_peeled(&self, group: RowGroup) -> bool {
         group.lane < self.cut.peeled_count()
     }
@@ -71,7 +71,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// This thread has a peeled element, and has staged the one of this row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn staged_peeled(&self, group: RowGroup) -> Peeled<E> {
         // SAFETY: the caller's condition.
         let [x, t] = unsafe { StagedPeeled::get(group.lane) };
@@ -84,7 +84,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn stats_of_peeled<const MODE: u32>(
         pass: &Pass<'_, E, MODE>,
         peeled: Option<Peeled<E>>,
@@ -106,7 +106,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn gradient_of_peeled<const MODE: u32>(
         pass: &Pass<'_, E, MODE>,
         label: &Label<E::Real>,
@@ -146,7 +146,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; the peeled element is the row's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn absorb_peeled(&self, stats: &mut Stats<E::Real>, Peeled { index, x, t }: Peeled<E>) {
         let x = x.widen();
         stats.absorb::<MODE>(x, self.scale_of_logits());

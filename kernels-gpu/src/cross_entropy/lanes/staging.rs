@@ -14,13 +14,13 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// The row with a stage in shared memory for the vectors from `first` on, as many as fit:
     /// [`stage`](Self::stage) fills it, [`gradients_behind`](Self::gradients_behind) is its last
     /// reader.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn staging(self, args: &CrossEntropyArgs, first: u32) -> Self {
         Lanes { staged: StagedLogits::new(args, first), ..self }
     }
 
     /// The index behind the row's last staged vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn staged_end(&self) -> u32 {
         self.staged.end().min(self.cut.end)
     }
@@ -31,7 +31,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// 1. The kernels' conditions.
     /// 2. The block no longer reads what was staged before.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stage(&self, from: u32, group: RowGroup) -> u32 {
         let end = self.staged_end();
         let mut batches = 0;
@@ -61,7 +61,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// 1. The kernels' conditions.
     /// 2. `class` is one of the row's, and the row begins with a vector.
     /// 3. One thread of the block calls this.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stage_class(&self, class: u32) {
         let vector = class / E::LANES;
         // SAFETY: the caller's conditions.
@@ -79,7 +79,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// This thread has staged it, and has waited for the copy.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn staged_class(class: u32) -> E::Real {
         let vector = class / E::LANES;
         // SAFETY: the caller's conditions.
@@ -89,7 +89,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
 
     /// Waits for this thread's copies, except for the latest `batches` batches, or 7 if that is
     /// less: the count is an immediate operand of the instruction.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn wait_for_all_but(batches: u32) {
         match batches {
             0 => wait_for_copies::<0>(),

@@ -21,7 +21,7 @@ use cuda_std::warp::{WARP_SIZE, any};
 pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
 
 /// The number of a tile's exponentials relative to `center` that are 1, and the sum of the others.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn ties_and_rest<E: Element, const MODE: u32, const N: usize>(
     tile: &Tile<N>,
     center: E::Real,
@@ -50,7 +50,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stats_of_tile<const MODE: u32, const N: usize, const KEEPS_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -126,7 +126,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stats_of_warp<const MODE: u32, const SPLIT: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -164,7 +164,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// # Safety
     /// 1. The kernels' condition 1.
     /// 2. This thread has [staged](Self::stage_peeled) its peeled element.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stats_of_registers<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -187,7 +187,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' conditions.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stats_behind<const MODE: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -217,7 +217,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn absorb_tile<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -277,7 +277,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_shares<const MODE: u32, const N: usize>(
         &self,
         pass: &Pass<'_, E, MODE>,

@@ -31,13 +31,13 @@ pub(crate) struct Tile<const N: usize> {
 
 impl<const N: usize> Tile<N> {
     /// A tile of zeros, to be loaded.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn unread(first: u32, stride: u32) -> Self {
         Tile { first, stride, x: [Vec16::default(); N], t: [Vec16::default(); N] }
     }
 
     /// Replaces all elements by −∞: those of an ignored row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn forget<E: Element>(&mut self) {
         unrolled!(for k in 0..N; {
             (self.x[k], self.t[k]) = (neg_infinity::<E>(), neg_infinity::<E>());
@@ -47,7 +47,7 @@ impl<const N: usize> Tile<N> {
     /// Hides from the compiler that the values are those loaded before, so that it widens 16-bit
     /// elements a second time. Otherwise it keeps the widened values alive between the two uses,
     /// in twice as many registers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn rematerialize(mut self) -> Self {
         unrolled!(for k in 0..N; {
             (self.x[k], self.t[k]) = (opaque_vec16(self.x[k]), opaque_vec16(self.t[k]));
@@ -57,7 +57,7 @@ impl<const N: usize> Tile<N> {
 
     /// The tile, with a position that the caller has recomputed: kept since the load, the position
     /// would take registers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at(self, first: u32, stride: u32) -> Self {
         Tile { first, stride, ..self }
     }
@@ -66,14 +66,14 @@ impl<const N: usize> Tile<N> {
     ///
     /// # Safety
     /// As [`StagedTiles::stage`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn stage(&self) {
         // SAFETY: the caller's conditions.
         unsafe { StagedTiles::stage(self.x) };
     }
 
     /// The index of vector `k` in the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn vector_index(&self, k: usize) -> u32 {
         self.first + k as u32 * self.stride
     }
@@ -81,7 +81,7 @@ impl<const N: usize> Tile<N> {
     /// The base of exponentials relative to `center`. If the center is [too far](Relative::is_far)
     /// from 0, first subtracts it from the tile's logits. The difference is rounded only for
     /// logits so far below the center that their exponential is 0 either way.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn relative_to<E: Element, const MODE: u32>(
         &mut self,
         center: E::Real,
@@ -106,7 +106,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn tile<const N: usize>(&self, first: u32, group: RowGroup) -> Tile<N> {
         let mut tile = Tile::unread(first, group.threads);
         if !Self::ONE_TILE {
@@ -134,7 +134,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn tile_of_warp(&self, split: u32, group: RowGroup) -> Tile<FLIGHT> {
         let first = (split * group.warps() + group.warp()) * WARP_FLIGHT;
         // SAFETY: the caller's condition.
@@ -145,7 +145,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn tile_of_part<const N: usize>(
         &self,
         part: u32,
@@ -171,7 +171,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// 1. As [`tile`](Self::tile).
     /// 2. This thread has staged those of its vectors in the tile that are to be staged, and has
     ///    waited for the copies.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn tile_of_lanes<const N: usize>(
         &self,
         first: u32,
@@ -208,7 +208,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ///
     /// # Safety
     /// As [`tile_of_lanes`](Self::tile_of_lanes).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn checked_tile<const N: usize>(
         &self,
         mut tile: Tile<N>,

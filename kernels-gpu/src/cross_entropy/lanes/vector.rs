@@ -7,7 +7,7 @@ use cuda_std::hint::opaque;
 use cuda_std::memory::Vec16;
 
 /// Element `index` of a vector's values.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn get<E: Element>(values: &[E::Real; MAX_LANES], index: u32) -> E::Real {
     let mut value = E::Real::ZERO;
     // `opaque`: otherwise the compiler rewrites the comparisons below in terms of the element of
@@ -21,7 +21,7 @@ pub(super) fn get<E: Element>(values: &[E::Real; MAX_LANES], index: u32) -> E::R
 }
 
 /// Sets element `index` of a vector's values, if there is an index.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn set<E: Element>(
     values: &mut [E::Real; MAX_LANES],
     index: Option<u32>,
@@ -37,7 +37,7 @@ pub(super) fn set<E: Element>(
 }
 
 /// Vector `k` of N, a power of two: a tree of selects by the bits of k, without a jump.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn select_vector<const N: usize>(mut x: [Vec16; N], k: u32) -> Vec16 {
     const { assert!(N.is_power_of_two() && N <= MAX_LANES) };
     // As in `get`.
@@ -56,7 +56,7 @@ pub(super) fn select_vector<const N: usize>(mut x: [Vec16; N], k: u32) -> Vec16 
 }
 
 /// The elements of a vector, widened to the type of the arithmetic.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn widen<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
     let mut logits = [E::Real::ZERO; MAX_LANES];
     unrolled!(for lane in 0..E::LANES as usize; {
@@ -66,7 +66,7 @@ pub(super) fn widen<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
 }
 
 /// The sum of a vector's values, in pairs: this shortens the chain of dependent additions.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn sum<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
     let mut sum = values[0] + values[1];
     unrolled!(for pair in 1..MAX_LANES / 2; {
@@ -78,7 +78,7 @@ pub(super) fn sum<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
 }
 
 /// A vector of which all elements are −∞.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn neg_infinity<E: Element>() -> Vec16 {
     E::pack([E::LOWEST; MAX_LANES])
 }

@@ -49,13 +49,13 @@ pub(super) struct Chunks {
 
 impl Chunks {
     /// log₂ of the lanes that share the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn lanes_shift(&self) -> u32 {
         WARP_SIZE.trailing_zeros() - self.split.rows_shift
     }
 
     /// How many of `count` things this lane has, if the lanes take turns in them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn share_of(&self, count: u32) -> u32 {
         let last_part = (1 << self.lanes_shift()) - 1;
         (count + last_part - self.split.part) >> self.lanes_shift()
@@ -63,19 +63,19 @@ impl Chunks {
 
     /// Bytes of the chunks that the lanes of a row have in one turn. A turn is counted in bytes:
     /// the loops over turns then have no shift in them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn turn_bytes(&self) -> u32 {
         16 << self.lanes_shift()
     }
 
     /// Vectors of this lane, if chunks are vectors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn vectors(&self) -> u32 {
         self.share_of(self.units)
     }
 
     /// This lane's vector in the turn from byte `turn` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn vector(&self, turn: u32) -> Chunk {
         // The number of the vector is (turn ÷ 16 + part) ^ order. A turn is a multiple of what
         // parts are below, so the sum is an XOR, too.
@@ -84,13 +84,13 @@ impl Chunks {
     }
 
     /// Words of a chunk.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunk_words(&self) -> u32 {
         16 / self.word
     }
 
     /// A whole chunk of adjacent words.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn whole(&self) -> Chunk {
         Chunk {
             at: 0,
@@ -105,27 +105,27 @@ impl Chunks {
     }
 
     /// Turns in which every lane has a whole chunk of words.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn turns(&self) -> u32 {
         self.units >> (self.lanes_shift() + self.chunk_words().trailing_zeros())
     }
 
     /// This lane's chunk of words in one of its [`whole_turns`](Self::whole_turns), which begins at
     /// byte `turn`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn words(&self, turn: u32) -> Chunk {
         let WordSteps { word, lane } = self.steps;
         Chunk { at: turn + self.split.part * lane, step: word, ..self.whole() }
     }
 
     /// Turns in which this lane has a whole chunk of words.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn whole_turns(&self) -> u32 {
         if self.has_edges { self.share_of(self.units / self.chunk_words()) } else { self.turns() }
     }
 
     /// The chunks that this lane has of words, the rest of the row included.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn count(&self) -> u32 {
         if !self.has_edges {
             return self.turns() + u32::from(self.left().words > 0);
@@ -137,7 +137,7 @@ impl Chunks {
 
     /// This lane's chunk of words in the turn from byte `turn` on, one of its
     /// [`count`](Self::count): a whole one, or its part of the rest of the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn chunk(&self, turn: u32) -> Chunk {
         if !self.has_edges {
             let is_whole = turn < self.turns() * self.turn_bytes();
@@ -155,7 +155,7 @@ impl Chunks {
     }
 
     /// Without edges, this lane's share of the words behind those of [`turns`](Self::turns).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn left(&self) -> Chunk {
         let shift = self.lanes_shift();
         let done = (self.turns() * self.chunk_words()) << shift;
@@ -167,7 +167,7 @@ impl Chunks {
 
 impl Chunk {
     /// The columns of a whole chunk.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn columns<E: Element>(&self) -> Classes {
         let size = size_of::<E>() as u32;
         let step = if self.is_aligned || size == 2 { 1 } else { self.step / size };
@@ -175,13 +175,13 @@ impl Chunk {
     }
 
     /// The column of the first element of the first word.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_column<E: Element>(&self) -> u32 {
         self.head + self.at / size_of::<E>() as u32
     }
 
     /// The column of element `lane` of the chunk's vector, if it has one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
         let size = size_of::<E>() as u32;
         if size == 2 && self.is_rest && lane >= E::LANES - 2 {

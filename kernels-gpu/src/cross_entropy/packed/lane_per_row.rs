@@ -29,7 +29,7 @@ const NONE: u32 = u32::MAX;
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool>(
     pass: &Pass<'_, E, MODE>,
     share: Share,
@@ -52,7 +52,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
 {
     const HAS_TWO_STAGES: bool = true;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(
         &mut self,
         stage: Stage<'_, MODE>,
@@ -119,14 +119,14 @@ struct Rows<'a, E: Element, const MODE: u32> {
 
 impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     /// The bytes of the widest access that all rows allow which are read or written.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn access<const COMPUTES: u32>(&self) -> u32 {
         let TileArgs { access, store_access, .. } = self.stage.args.tile;
         if COMPUTES == computes::LOSS { access } else { access.min(store_access) }
     }
 
     /// Whether [`plain`](Self::plain) computes these rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn are_plain<const COMPUTES: u32, const WIDE: bool>(&self) -> bool {
         let args = self.stage.args;
         let access = Access::of::<E>(self.access::<COMPUTES>(), args.cols);
@@ -139,7 +139,7 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     }
 
     /// Row `index` of `tile` in shared memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn row_of(&self, tile: Tile<E>, index: u32) -> SharedRow {
         let TileArgs { order_right, order_mask, order_left, .. } = self.stage.args.tile;
         let order = (index >> order_right & order_mask) << order_left;

@@ -74,7 +74,7 @@ pub(super) enum Access {
 
 impl Access {
     /// The bytes that [`Natural`](Self::Natural) stands for.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) const fn natural<E: Element>(cols: usize) -> usize {
         let bytes = cols * size_of::<E>();
         let power = bytes & bytes.wrapping_neg();
@@ -82,13 +82,13 @@ impl Access {
     }
 
     /// The widest access that rows which allow accesses of `bytes` allow.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of<E: Element>(bytes: u32, cols: u32) -> Self {
         let natural = Self::natural::<E>(cols as usize) as u32;
         if bytes == natural { Access::Natural } else { Access::Element }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) const fn bytes<E: Element>(self, cols: usize) -> usize {
         match self {
             Access::Natural => Self::natural::<E>(cols),
@@ -100,7 +100,7 @@ impl Access {
 impl SharedRow {
     /// A copy that the compiler cannot see through, so that it loads the row a second time rather
     /// than keep it in registers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn rematerialize(self) -> Self {
         SharedRow { at: opaque(self.at.into()) as u32, ..self }
     }
@@ -110,7 +110,7 @@ impl SharedRow {
     ///
     /// # Safety
     /// The row has the byte.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn shared_at(self, within: usize, row_bytes: usize) -> Shared {
         let SharedRow { shared, at, order } = self;
         let within = within as u32;

@@ -72,7 +72,7 @@ struct Share {
 ///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks.
 /// 3. `args.tile` fits the rows, and a block has dynamic shared memory for the tiles of its warps.
 /// 4. With [`row_lanes::ONE_WIDE`], targets are no probabilities.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u32>(
     args: &CrossEntropyArgs,
 ) {
@@ -146,7 +146,7 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
 ///
 /// # Safety
 /// As [`Pass::finish_row`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
     pass: &Pass<'_, E, MODE>,
     row: u64,
@@ -189,7 +189,7 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
 ///
 /// # Safety
 /// The kernels' conditions 1 and 2; `row` is one of `rows`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
     pass: &Pass<'_, E, MODE>,
     label: &Label<E::Real>,

@@ -57,13 +57,13 @@ pub(super) struct Split {
 }
 
 impl Split {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new(rows_shift: u32, lane: u32) -> Self {
         Split { rows_shift, slot: lane & ((1 << rows_shift) - 1), part: lane >> rows_shift }
     }
 
     /// `value` combined over the lanes that share a row, in each of them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn over_row<T: WarpShuffleValue>(
         self,
         mut value: T,
@@ -88,7 +88,7 @@ impl<E: Element> Part<E> {
     const HAS_PEELED: bool = Self::SIZE < Self::WORD;
 
     /// The lane's part of the row from byte `row` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new(
         shared: Shared,
         row: u32,
@@ -105,35 +105,35 @@ impl<E: Element> Part<E> {
         Part { shared, row, cols, split, order, is_aligned, steps, padding: E::LOWEST }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn padded_with(self, padding: E) -> Self {
         Part { padding, ..self }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_head(&self) -> bool {
         Self::HAS_PEELED && !self.row.is_multiple_of(Self::WORD)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_tail(&self) -> bool {
         Self::HAS_PEELED && !(self.row + self.cols * Self::SIZE).is_multiple_of(Self::WORD)
     }
 
     /// Elements of the head, 0 or 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(&self) -> u32 {
         u32::from(self.has_head())
     }
 
     /// Words of the row, without head and tail.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn words(&self) -> u32 {
         (self.cols - self.head()) / (Self::WORD / Self::SIZE)
     }
 
     /// How the row is cut into chunks.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunks(&self) -> Chunks {
         let units = if self.is_aligned { self.cols / E::LANES } else { self.words() };
         let (head, has_tail) = (self.head(), self.has_tail());
@@ -148,7 +148,7 @@ impl<E: Element> Part<E> {
     /// # Safety
     /// 1. The copy of the row to shared memory is complete.
     /// 2. Until the warp synchronises, no other thread writes the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn for_each(&self, pairs: Pairs, mut body: impl FnMut(Chunk, Vec16)) {
         let cut = self.chunks();
         let (mut turn, step) = (0, cut.turn_bytes());
@@ -198,13 +198,13 @@ impl<E: Element> Part<E> {
     }
 
     /// The number of the lane's chunks.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn count(&self, cut: &Chunks) -> u32 {
         if self.is_aligned { cut.vectors() } else { cut.count() }
     }
 
     /// The lane's chunk in the turn from byte `turn` on, one of its [`count`](Self::count).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunk(&self, cut: &Chunks, turn: u32) -> Chunk {
         if self.is_aligned { cut.vector(turn) } else { cut.chunk(turn) }
     }
@@ -214,7 +214,7 @@ impl<E: Element> Part<E> {
     ///
     /// # Safety
     /// As [`for_each`](Self::for_each).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn for_each_two(&self, mut body: impl FnMut([Option<Chunk>; 2], [Vec16; 2])) {
         let cut = self.chunks();
         let (mut turn, step) = (0, cut.turn_bytes());
@@ -235,14 +235,14 @@ impl<E: Element> Part<E> {
     }
 
     /// Where a chunk begins in shared memory, in bytes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn at(&self, chunk: Chunk) -> u32 {
         self.row + self.head() * Self::SIZE + chunk.at
     }
 
     /// # Safety
     /// As [`for_each`](Self::for_each).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(&self, chunk: Chunk) -> Vec16 {
         let at = self.at(chunk);
         // SAFETY: the caller's conditions.
@@ -275,7 +275,7 @@ impl<E: Element> Part<E> {
 
     /// # Safety
     /// As [`for_each`](Self::for_each); the chunk is the lane's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store(&self, chunk: Chunk, vector: Vec16) {
         let at = self.at(chunk);
         // SAFETY: the caller's conditions.
@@ -304,7 +304,7 @@ impl<E: Element> Part<E> {
 
     /// The same part of a row of another tensor, if that row has the same alignment, so that it can
     /// be accessed chunk by chunk.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn beside(&self, row: u32, chunk: Chunk) -> Option<Self> {
         let access = if chunk.is_aligned { 16 } else { Self::WORD };
         (row ^ self.row).is_multiple_of(access).then_some(Part { row, ..*self })
@@ -314,7 +314,7 @@ impl<E: Element> Part<E> {
     ///
     /// # Safety
     /// As [`for_each`](Self::for_each), for that row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load_beside(&self, row: u32, chunk: Chunk) -> Vec16 {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -335,7 +335,7 @@ impl<E: Element> Part<E> {
     ///
     /// # Safety
     /// No other thread accesses these elements until the warp synchronises.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn store_beside(&self, row: u32, chunk: Chunk, vector: Vec16) {
         // SAFETY: the caller's condition.
         unsafe {
@@ -353,7 +353,7 @@ impl<E: Element> Part<E> {
     }
 
     /// Calls `body` for the first `count` words of a chunk.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn for_each_word(&self, count: u32, mut body: impl FnMut(usize)) {
         unrolled!(for word in 0..Self::WORDS as usize; {
             if (word as u32) < count {
@@ -365,7 +365,7 @@ impl<E: Element> Part<E> {
     /// Where a word of a chunk is: a byte, and the number of the word from there on. The words of
     /// 16-bit elements are adjacent, so that the number is a constant, which is part of the
     /// instruction.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(&self, chunk: Chunk, word: usize) -> (u32, u32) {
         let (at, word) = (self.at(chunk), word as u32);
         if Self::HAS_PEELED { (at, word) } else { (at + word * chunk.step, 0) }
@@ -373,7 +373,7 @@ impl<E: Element> Part<E> {
 
     /// # Safety
     /// As [`for_each`](Self::for_each).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_word(&self, chunk: Chunk, word: usize, vector: &mut Vec16) {
         let (at, number) = self.place(chunk, word);
         // SAFETY: the caller's conditions.
@@ -390,7 +390,7 @@ impl<E: Element> Part<E> {
 
     /// # Safety
     /// As [`store`](Self::store).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_word(&self, chunk: Chunk, word: usize, vector: Vec16) {
         let (at, number) = self.place(chunk, word);
         // SAFETY: the caller's conditions.

@@ -74,7 +74,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     /// # Safety
     /// 1. The copy of the row to shared memory is complete.
     /// 2. It has `COLS` columns, and allows the `access`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(&mut self, source: SharedRow, access: Access) {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -89,7 +89,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
 
     /// # Safety
     /// As [`load`](Self::load), with accesses of so many `BYTES`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_by<const BYTES: usize>(&mut self, source: SharedRow) {
         let columns = BYTES / size_of::<E>();
         for_each_column!(column in COLS; {
@@ -109,7 +109,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     }
 
     /// The class of the number of `column`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn class_of(&self, column: usize) -> u32 {
         if Self::IS_ORDERED { column as u32 ^ (self.order * E::LANES) } else { column as u32 }
     }
@@ -118,7 +118,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     ///
     /// # Safety
     /// As [`store`](Self::store).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_by_access(&self, to: SharedRow, access: Access) {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -135,7 +135,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     /// # Safety
     /// As [`load`](Self::load), for row `to`; no other thread accesses it until the warp
     /// synchronises.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store(&self, to: SharedRow, access: Access) {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -150,7 +150,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
 
     /// # Safety
     /// As [`store`](Self::store), with accesses of so many `BYTES`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_by<const BYTES: usize>(&self, to: SharedRow) {
         let columns = BYTES / size_of::<E>();
         for_each_column!(column in COLS; {

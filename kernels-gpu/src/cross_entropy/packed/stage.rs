@@ -42,7 +42,7 @@ impl Classes {
     /// 1. The copies of the stage are complete.
     /// 2. Targets are classes.
     /// 3. `index` is below the stage's `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn get(&self, index: u32) -> i64 {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -56,7 +56,7 @@ impl Classes {
 }
 
 impl<'a, const MODE: u32> Stage<'a, MODE> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &'a CrossEntropyArgs, shared: Shared, number: u32, base: u32) -> Self {
         let tile = &args.tile;
         let rows = if number + 1 == tile.count { tile.last_rows } else { tile.rows };
@@ -65,24 +65,24 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
 
     /// Its first row. Opaque, so that it is computed where it is used, and takes no two registers
     /// while the stage is computed.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn first(&self) -> u64 {
         opaque(self.number.into()) * u64::from(self.args.tile.rows)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn tile<E: Element>(&self, tensor: Matrix, base: u32, step: u32) -> Tile<E> {
         Tile::new(self.shared, tensor, self.first(), self.args.cols, base, step)
     }
 
     /// The logits.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn logits<E: Element>(&self) -> Tile<E> {
         self.tile(self.args.input, self.base, self.args.tile.step[0])
     }
 
     /// The probabilities that are the targets.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn probabilities<E: Element>(&self) -> Tile<E> {
         let tile = &self.args.tile;
         self.tile(self.args.probabilities(), self.base + tile.bytes, tile.step[1])
@@ -91,7 +91,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     /// The tile for the gradients of tensor `number`, 0 for logits and 1 for probabilities. It is
     /// `over`, the tile of that tensor, where gradients are written in place. Otherwise it is a
     /// tile whose rows are aligned as those of the gradients `to` are in global memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn gradients<E: Element>(
         &self,
         over: Tile<E>,
@@ -108,27 +108,27 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     }
 
     /// Whether gradients are written over the logits or probabilities that they belong to.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn in_place(&self) -> bool {
         self.args.tile.gradients == 0
     }
 
     /// Where the stage's classes begin in shared memory: behind the logits, with the alignment
     /// modulo 16 bytes of the address `from` that they are copied from.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn classes(&self, from: u64) -> u32 {
         self.base + self.args.tile.bytes + from as u32 % VECTOR_BYTES
     }
 
     /// The address of the first row's class. Opaque: LLVM would turn all that is computed from it
     /// into induction variables.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn class_address(&self) -> u64 {
         opaque(self.args.target + self.first() * u64::from(self.args.class_bytes))
     }
 
     /// The classes of the rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn staged_classes(&self) -> Classes {
         let at = self.classes(self.class_address());
         Classes { shared: self.shared, at, bytes: self.args.class_bytes }
@@ -139,7 +139,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     ///
     /// # Safety
     /// As [`Classes::get`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn class(&self, index: u32) -> i64 {
         // SAFETY: the caller's conditions.
         unsafe { self.staged_classes().get(index) }
@@ -149,7 +149,7 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     ///
     /// # Safety
     /// As [`packed`](super::packed); the warp has synchronised since its lanes read the stage.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_async<E: Element>(&self) {
         let tile = &self.args.tile;
         // SAFETY: the caller's conditions.
@@ -191,7 +191,7 @@ pub(super) trait Compute<R, const MODE: u32> {
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn for_each_stage<
     E: Element,
     const MODE: u32,

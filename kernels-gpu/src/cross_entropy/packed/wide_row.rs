@@ -66,13 +66,13 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     const ACCESSES: u32 = (size_of::<Vec16>() / ACCESS) as u32;
 
     /// The class of the first element of vector `index`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn class_of(&self, index: u32) -> u32 {
         (index ^ self.source.order) * E::LANES
     }
 
     /// Whether a vector of so many `accesses` has an element at position `lane`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has(lane: usize, accesses: u32) -> bool {
         ((lane * size_of::<E>() / ACCESS) as u32) < accesses
     }
@@ -81,7 +81,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     ///
     /// # Safety
     /// The row has the vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn place(row: SharedRow, index: u32) -> Shared {
         let SharedRow { shared, at, order } = row;
         // SAFETY: the caller's condition.
@@ -93,7 +93,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     /// # Safety
     /// 1. The copy of the row to shared memory is complete.
     /// 2. `index` is below `whole`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn vector(&self, index: u32) -> Vec16 {
         // SAFETY: the caller's conditions.
         unsafe {
@@ -109,7 +109,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     ///
     /// # Safety
     /// As [`vector`](Self::vector), for all of them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn vectors(&self, index: u32) -> [Vec16; MOST_FLIGHT] {
         let mut vectors = [Vec16::default(); MOST_FLIGHT];
         unrolled!(for k in 0..MOST_FLIGHT; {
@@ -125,7 +125,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     ///
     /// # Safety
     /// As [`vector`](Self::vector)'s condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn part(&self, accesses: u32) -> Vec16 {
         let Vec16([lowest, ..]) = E::pack([E::LOWEST; MAX_LANES]);
         // SAFETY: the caller's condition.
@@ -145,7 +145,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     ///
     /// # Safety
     /// As [`vector`](Self::vector)'s condition 1, for these bytes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(place: Shared, access: u32) -> u64 {
         // SAFETY: the caller's condition.
         let Vec16([low, high, ..]) = unsafe { place.load_bytes::<ACCESS>(access * ACCESS as u32) };
@@ -154,7 +154,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
 
     /// The vector of accesses of at most 8 bytes. They are joined as numbers: LLVM keeps an array
     /// that is written in branches in local memory.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn joined(access: impl Fn(u32) -> u64) -> Vec16 {
         match ACCESS {
             8 => {
@@ -170,7 +170,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     }
 
     /// The bytes of an access as the first of a vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn taken(Vec16(words): Vec16, access: usize) -> Vec16 {
         match ACCESS {
             16 => Vec16(words),
@@ -181,7 +181,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     }
 
     /// All accesses of the row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn accesses(&self) -> u32 {
         self.whole * Self::ACCESSES + self.rest
     }
@@ -191,7 +191,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     ///
     /// # Safety
     /// As [`vector`](Self::vector)'s condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn sum_apart(&self, max: E::Real) -> Stats<E::Real> {
         // Each step keeps the larger of two exponentials and adds the smaller, so the first that is
         // 1 is left out.

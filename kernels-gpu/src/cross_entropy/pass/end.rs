@@ -18,7 +18,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// 1. The kernels' condition 1.
     /// 2. At most one thread of the grid `finishes`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn begin_finish(&self, finishes: bool) -> bool {
         if finishes && MODE != mode::PROBABILITIES && self.args.fault != 0 {
             // SAFETY: the caller's conditions.
@@ -39,7 +39,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// 1. The kernels' conditions.
     /// 2. This thread has called [`begin_finish`](Self::begin_finish).
     /// 3. Its block has read the sums that all blocks have published.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn finish(
         &self,
         plain: bool,
@@ -78,7 +78,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Where to report a target that is no class.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn fault(&self) -> *mut TargetFault {
         self.args.fault as *mut TargetFault
     }
@@ -87,7 +87,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// A [`TargetFault`] is at `fault`, and no other thread accesses it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_fault(&self, fault: *mut TargetFault, row: u64, target: i64) {
         // SAFETY: the caller's condition.
         unsafe {
@@ -99,7 +99,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// Issues the loads of the normaliser, in the block that sums up the grid: before the sums
     /// arrive, not behind them.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn load_normaliser(&self, ahead: Normaliser, adds_up: bool) -> [u64; 2] {
         if adds_up && self.args.divisor == 0.0 { ahead.load_both() } else { [0; 2] }
     }
@@ -110,7 +110,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`finish`](Self::finish).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn finish_with_normaliser(
         &self,
         plain: bool,

@@ -69,7 +69,7 @@ pub(crate) struct Saved<R> {
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The factors of a row, from its statistics, its [`scale`](Self::scale), and the scale of its
     /// z-loss, which is computed only if there is a z-loss.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn factors(
         &self,
         label: &Label<E::Real>,
@@ -102,7 +102,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// 1. As [`scale`](Self::scale).
     /// 2. The saved values are of the same rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn saved_of(&self, row: u64) -> Saved<E::Real> {
         // SAFETY: the caller's condition.
         let load_saved = |which| unsafe { load(self.saved(row, which)) };
@@ -115,7 +115,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// The factors of a row, from what the forward pass has saved of it. `scale` computes the
     /// scales of the row by either normaliser.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn factors_of_saved(
         &self,
         label: &Label<E::Real>,
@@ -145,7 +145,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Computes those factors that depend on the scales.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scale_factors(
         &self,
         label: &Label<E::Real>,
@@ -174,7 +174,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// The gradient of the class's logit.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at_class(
         &self,
         label: &Label<E::Real>,
@@ -192,7 +192,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// The gradient of the class's logit, from its probability `p` and whether it is the
     /// `likeliest` class.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at_class_of(
         &self,
         label: &Label<E::Real>,

@@ -39,7 +39,7 @@ cuda_std::shared_array! {
 pub(crate) struct BlockTerms;
 
 impl BlockTerms {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn set(terms: [f64; TERMS]) {
         unrolled!(for term in 0..TERMS; {
             // SAFETY: one thread accesses the sums at a time.
@@ -48,7 +48,7 @@ impl BlockTerms {
     }
 
     /// Returns these sums plus `terms`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn and(mut terms: [f64; TERMS]) -> [f64; TERMS] {
         unrolled!(for term in 0..TERMS; {
             // SAFETY: as in `set`.
@@ -73,14 +73,14 @@ pub(crate) struct Pass<'a, E: Element, const MODE: u32> {
 }
 
 impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(args: &'a CrossEntropyArgs) -> Self {
         Pass { args, finishes_late: false, element: PhantomData }
     }
 
     /// A pass that loads the arguments of its epilogue only there: a row then starts with the
     /// loads that it needs first.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn finishing_late(args: &'a CrossEntropyArgs) -> Self {
         Pass { args, finishes_late: true, element: PhantomData }
     }
@@ -95,41 +95,41 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// An argument of the epilogue. Opaque in a pass that finishes late, so that the compiler loads
     /// it where it is used.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn epilogue_arg(&self, value: u64) -> u64 {
         if self.finishes_late { opaque(value) } else { value }
     }
 
     /// Whether [the call is plain](CrossEntropyArgs::is_plain).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_plain(&self) -> bool {
         self.epilogue_arg(self.args.plain.into()) != 0
     }
 
     /// Whether λ is not 0. Compared as an integer without its sign bit, which takes no f64
     /// registers.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_z_loss(&self) -> bool {
         self.epilogue_arg(self.args.z_loss.to_bits()) << 1 != 0
     }
 
     /// Whether only the losses and the class weights are summed over the rows, not all [`TERMS`]:
     /// in a small call, the sums take most of the time.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_two_sums(&self) -> bool {
         !self.has_z_loss() && self.epilogue_arg(self.args.totals) == 0
     }
 
     /// λ. Opaque, so that it is loaded where it is used: loaded before the rows, it would occupy
     /// registers throughout.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn z_loss(&self) -> f64 {
         f64::from_bits(opaque(self.args.z_loss.to_bits()))
     }
 
     /// 1 − ε, the share of the target that label smoothing leaves. Class targets without smoothing
     /// have the constant 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn confidence(&self) -> E::Real {
         if Self::DENSE { E::Real::from_f64(self.args.keep) } else { E::Real::ONE }
     }
@@ -143,7 +143,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is below `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn share_of(&self, class: u32, t: E::Real) -> E::Real {
         // SAFETY: the caller's condition.
         let weight = unsafe { class_weight::<E>(self.args.weight, class) };
@@ -151,7 +151,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// [`share_of`](Self::share_of) a class with this weight.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn share_by_weight(&self, weight: E::Real, t: E::Real) -> E::Real {
         if MODE != mode::PROBABILITIES {
             return weight * self.unit();
@@ -163,7 +163,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The factor that smoothing multiplies class weights by: the power of two next below 1/C. The
     /// weighted sum of x − m over all classes is then in the range of x − m, and a multiplication
     /// by a power of two rounds nothing.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn unit(&self) -> E::Real {
         let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
         let bits =
@@ -173,7 +173,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// ε/C divided by the [`unit`](Self::unit): what turns a sum of shares into its part of the
     /// loss. 1 for probabilities, whose shares already contain ε/C.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn smoothing_per_unit(&self) -> E::Real {
         if MODE == mode::PROBABILITIES {
             return E::Real::ONE;
@@ -185,7 +185,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn class(&self, row: u64) -> i64 {
         if MODE == mode::PROBABILITIES {
             return self.args.ignore_index;
@@ -207,7 +207,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn label(&self, class: i64) -> Label<E::Real> {
         // SAFETY: the caller's condition.
         unsafe { self.label_with(self.args.weight, class) }
@@ -218,7 +218,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`label`](Self::label).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn plain_label(&self, class: i64) -> Label<E::Real> {
         // SAFETY: the caller's condition.
         unsafe { self.label_with(0, class) }
@@ -228,7 +228,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`label`](Self::label); `weights` is the address of the class weights, or null.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn label_with(&self, weights: u64, class: i64) -> Label<E::Real> {
         if MODE == mode::PROBABILITIES {
             return Label { weight: E::Real::ONE, counts: true, ..Label::NONE };

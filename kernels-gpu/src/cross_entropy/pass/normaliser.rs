@@ -21,7 +21,7 @@ pub(crate) trait Totals: Copy {
 }
 
 impl Totals for Normaliser {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn total(self, which: Total) -> f64 {
         self.wait(which as u32)
     }
@@ -38,7 +38,7 @@ pub(crate) struct LoadedNormaliser {
 
 impl LoadedNormaliser {
     /// Issues the load, if the call has no fixed divisor.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(args: &CrossEntropyArgs, ahead: Normaliser) -> Self {
         let got = if args.divisor == 0.0 { ahead.load(Total::Weights as u32) } else { 0 };
         LoadedNormaliser { ahead, got }
@@ -46,7 +46,7 @@ impl LoadedNormaliser {
 }
 
 impl Totals for LoadedNormaliser {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn total(self, which: Total) -> f64 {
         match which {
             Total::Weights => self.ahead.wait_with(which as u32, self.got),
@@ -62,7 +62,7 @@ struct SavedNormaliser {
 }
 
 impl Totals for SavedNormaliser {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn total(self, which: Total) -> f64 {
         // SAFETY: by the kernels' condition 1, a call that reads them has both of them there.
         unsafe { load((self.start as *const f64).wrapping_add(which as usize)) }
@@ -75,7 +75,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn scale(&self, row: u64, totals: impl Totals, which: Total) -> E::Real {
         if MODE == mode::LOG_PROB {
             // SAFETY: the caller's condition.
@@ -101,7 +101,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`scale`](Self::scale).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn scale_of_saved(&self, row: u64, which: Total) -> E::Real {
         let totals = SavedNormaliser { start: self.args.totals };
         // SAFETY: the caller's condition.

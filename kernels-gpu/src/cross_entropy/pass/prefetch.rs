@@ -16,7 +16,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; all threads of the row group call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn prefetch(&self, row: u64, group: RowGroup) {
         // SAFETY: the caller's conditions.
         unsafe { self.prefetch_ahead(row, group, |bytes| (0, bytes)) };
@@ -27,7 +27,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn prefetch_part(
         &self,
         row: u64,
@@ -47,7 +47,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// 1. As [`prefetch`](Self::prefetch).
     /// 2. The range ends at `args.ahead_bytes` at most.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prefetch_ahead(&self, row: u64, group: RowGroup, range: impl Fn(u32) -> (u32, u32)) {
         let (args, row) = (self.args, row + u64::from(self.args.ahead));
         if args.ahead != 0 && row < args.rows {
@@ -62,7 +62,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// 1. As [`prefetch`](Self::prefetch).
     /// 2. The row has at least `to` bytes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prefetch_bytes(&self, start: u64, from: u32, to: u32, group: RowGroup) {
         let mut at = from + group.lane * CACHE_LINE;
         while at < to {
@@ -80,7 +80,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch) for `row`, if it is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn begin(&self, block: u32, row: u64, group: RowGroup) {
         let is_row = row < self.args.rows;
         let start = is_row.then(|| Row::<E>::address(self.args.input, row));
@@ -92,7 +92,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`begin`](Self::begin).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn begin_at(&self, block: u32, start: Option<u64>, group: RowGroup) {
         if block < self.args.early_blocks
             && let Some(start) = start
@@ -108,7 +108,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn begin_with_normaliser(&self) {
         // SAFETY: the caller's conditions.
         unsafe { prefetch_targets(self.args) };

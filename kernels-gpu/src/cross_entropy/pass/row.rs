@@ -25,7 +25,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is below `rows`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn logit(&self, row: u64, class: i64) -> E::Real {
         // A negative class is out of range, too, as an unsigned number.
         if MODE == mode::PROBABILITIES || class.cast_unsigned() >= u64::from(self.args.cols) {
@@ -37,7 +37,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// The address of saved value `which` (one of [`saved`]) of a row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn saved(&self, row: u64, which: u64) -> *mut E::Real {
         let start = self.epilogue_arg(self.args.saved) as *mut E::Real;
         start.wrapping_add((which * self.args.rows + row) as usize)
@@ -49,7 +49,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// 1. The kernels' condition 1; `row` is below `rows`.
     /// 2. The first thread of the row's group calls this.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn finish_row<const WRITES: u32>(
         &self,
         row: u64,
@@ -71,7 +71,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`finish_row`](Self::finish_row).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish_loss<const WRITES: u32>(
         &self,
         row: u64,

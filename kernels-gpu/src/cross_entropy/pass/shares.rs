@@ -20,7 +20,7 @@ pub(in crate::cross_entropy) struct Classes {
 
 impl Classes {
     /// Adjacent classes from `first` on.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn from(first: u32) -> Self {
         Classes { first, step: 1 }
     }
@@ -59,20 +59,20 @@ macro_rules! with_weights {
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether all classes have the same share: label smoothing without class weights.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_equal_shares(&self) -> bool {
         MODE == mode::SMOOTHED && self.args.weight == 0
     }
 
     /// Where the weight of the first of these classes is.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn weight_at(&self, classes: Classes) -> u64 {
         self.args.weight + u64::from(classes.first) * size_of::<E>() as u64
     }
 
     /// Whether the weights of these classes are a vector on a 16-byte boundary. In f64, whose
     /// vectors have two elements, they are loaded one by one.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_vectors_of_weights(&self, classes: Classes) -> bool {
         let is_on_boundary = self.weight_at(classes).is_multiple_of(16);
         size_of::<E>() < 8 && classes.step == 1 && is_on_boundary
@@ -86,7 +86,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// The kernels' condition 1; the row has these classes. The first classes of the vectors differ
     /// by whole vectors, so that the weights of all are on 16-byte boundaries if those of one are.
     /// If there are no class weights, `classes` is not used.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn add_shares<const N: usize, const WEIGHTED: bool>(
         &self,
         sums: &mut ShareSums<E::Real>,
@@ -132,7 +132,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; the row has these classes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn add_shares_by_class(
         &self,
         sums: &mut ShareSums<E::Real>,
@@ -153,7 +153,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is below `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn add_share(
         &self,
         [dot, weight]: &mut ShareSums<E::Real>,
@@ -171,7 +171,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`add_share`](Self::add_share).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn absorb_share(
         &self,
         stats: &mut Stats<E::Real>,
@@ -191,7 +191,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`add_shares`](Self::add_shares).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn subtract_shares<const WEIGHTED: bool>(
         &self,
         gradients: &mut [E::Real; MAX_LANES],
@@ -224,7 +224,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; the row has these classes.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn subtract_shares_by_class(
         &self,
         gradients: &mut [E::Real; MAX_LANES],
@@ -245,7 +245,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// The kernels' condition 1; `class` is less than `cols`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn gradient_of_share(
         &self,
         factors: &Factors<E::Real>,
@@ -264,7 +264,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`add_shares`](Self::add_shares).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn set_gradients_of_targets<const WEIGHTED: bool>(
         &self,
         gradients: &mut [E::Real; MAX_LANES],
@@ -283,7 +283,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`gradient_of_share`](Self::gradient_of_share).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn gradient_of_target(
         &self,
         factors: &Factors<E::Real>,
@@ -297,7 +297,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 }
 
 /// The gradient of the probability of a class with this `weight`, whose logit is `x`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn by_target<R: Real>(factors: &Factors<R>, weight: R, x: R) -> R {
     weight * factors.by_target * (factors.log_sum - (x - factors.center))
 }

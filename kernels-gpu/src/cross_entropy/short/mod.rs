@@ -32,7 +32,7 @@ type BlockRank = reduce::BlockRank<2>;
 /// 3. Rows are as [`alignment::WARP_ROW`] says. There are fewer than 2³² rows.
 /// 4. The grid is one of `abi::grid_of_workers`; with `GRADS`, behind `normaliser_blocks` blocks
 ///    that sum the normaliser. `rows_of_block` is at most the number of a block's row groups.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, const GRADS: bool>(
     args: &CrossEntropyArgs,
 ) {
@@ -72,13 +72,13 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, co
 }
 
 /// Row `first + index`, in 32-bit arithmetic: there are fewer than 2³² rows.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn row_of(first: u64, index: u32) -> u64 {
     (first as u32 + index).into()
 }
 
 /// The row to load in place of `row`: the last row, if `row` is beyond it or is not to be `read`.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn row_to_read(args: &CrossEntropyArgs, row: u64, read: bool) -> u64 {
     let last = args.rows.wrapping_sub(1);
     let (row, last): (u64, u64) = ((row as u32).into(), (last as u32).into());
@@ -90,7 +90,7 @@ fn row_to_read(args: &CrossEntropyArgs, row: u64, read: bool) -> u64 {
 ///
 /// # Safety
 /// As [`short`]; a block calls this once.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const GRADS: bool>(
     pass: &Pass<'_, E, MODE>,
     lanes: Option<Lanes<E, { alignment::WARP_ROW }>>,
@@ -216,7 +216,7 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The first warp of the block calls this, once for each row.
 /// 3. A barrier stands between the staging and this.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAIN: bool>(
     pass: &Pass<'_, E, MODE>,
     first: u64,

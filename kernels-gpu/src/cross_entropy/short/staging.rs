@@ -19,7 +19,7 @@ impl RowsOfBlock {
     const CLASS: usize = 4;
     const LOGIT: usize = 5;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn index_of(part: usize, row: u32) -> u32 {
         part as u32 * MAX_ROWS as u32 + row
     }
@@ -30,7 +30,7 @@ impl RowsOfBlock {
     /// # Safety
     /// 1. One thread stages each row, once.
     /// 2. A barrier stands between this and every read.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, mode: u32) {
         let parts = stats.parts();
         unrolled!(for part in 0..4; {
@@ -45,7 +45,7 @@ impl RowsOfBlock {
     ///
     /// # Safety
     /// As [`stage`](Self::stage).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn stage_class(row: u32, class: i64) {
         // SAFETY: the caller's conditions.
         unsafe { rows_of_block().set(Self::index_of(Self::CLASS, row), class.cast_unsigned()) };
@@ -55,7 +55,7 @@ impl RowsOfBlock {
     ///
     /// # Safety
     /// As [`stage`](Self::stage).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn stage_logit<R: Real>(row: u32, logit: R) {
         // SAFETY: the caller's conditions.
         unsafe { rows_of_block().set(Self::index_of(Self::LOGIT, row), logit.to_bits64()) };
@@ -65,7 +65,7 @@ impl RowsOfBlock {
     ///
     /// # Safety
     /// They have been [staged](Self::stage), and a barrier stands between.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn staged<R: Real>(row: u32, mode: u32) -> Stats<R> {
         let mut parts = [R::ZERO; 4];
         unrolled!(for part in 0..4; {
@@ -81,7 +81,7 @@ impl RowsOfBlock {
     ///
     /// # Safety
     /// As [`staged`](Self::staged).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn staged_class(row: u32) -> i64 {
         // SAFETY: the caller's condition.
         unsafe { rows_of_block().get(Self::index_of(Self::CLASS, row)) }.cast_signed()
@@ -91,7 +91,7 @@ impl RowsOfBlock {
     ///
     /// # Safety
     /// As [`staged`](Self::staged).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn staged_logit<R: Real>(row: u32) -> R {
         // SAFETY: the caller's condition.
         R::from_bits64(unsafe { rows_of_block().get(Self::index_of(Self::LOGIT, row)) })

@@ -46,7 +46,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     /// 1. [`forward`](super::forward)'s conditions hold.
     /// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) requires.
     /// 3. All threads of the block call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn tiled<const TERMS: bool, const GRADS: bool>(&self, workspace: Workspace) {
         let args = self.args;
         let has_scales = GRADS && args.upstream.start != 0 && args.upstream.row_stride != 0;
@@ -74,7 +74,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`Pass::tiled`].
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn for_each_tile<const TERMS: bool, const GRADS: bool>(&self) -> f64 {
         let args = self.pass.args;
         let items = args.tiles.items;
@@ -112,7 +112,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`Pass::tiled`]; the tile is in stage `turn`.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn compute<const TERMS: bool, const GRADS: bool>(
         &self,
         run: &Run<E, L>,
@@ -150,7 +150,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`compute`](Self::compute).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn vectors<const TERMS: bool, const GRADS: bool>(
         &self,
         run: &Run<E, L>,
@@ -210,7 +210,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`compute`](Self::compute); the vector is one of the tile's.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[expect(clippy::too_many_arguments)]
     unsafe fn vector<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
@@ -250,7 +250,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`vector`](Self::vector).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn scales(
         &self,
         run: &Run<E, L>,
@@ -282,7 +282,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`compute`](Self::compute), with `has_scales`, for packed rows.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_scales(&self, run: &Run<E, L>, turn: u32) {
         let mut row = thread_idx_x();
         while row < run.rows {
@@ -306,7 +306,7 @@ struct Packed {
 }
 
 impl Packed {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new<E: Element, L: Pairwise<E::Real>>(
         args: &PairwiseArgs,
         run: &Run<E, L>,
@@ -328,7 +328,7 @@ impl Packed {
 ///
 /// # Safety
 /// As [`Block::vector`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn pairs<
     E: Element,
     L: Pairwise<E::Real>,
@@ -363,7 +363,7 @@ unsafe fn pairs<
 }
 
 /// The sum of the terms of a vector.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of<E: Element>(terms: [E::Real; MAX_LANES]) -> E::Real {
     let pair = |lane: usize| terms[lane] + terms[lane + 1];
     match E::LANES {

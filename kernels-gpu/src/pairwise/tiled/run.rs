@@ -24,7 +24,7 @@ pub(super) struct Run<E: Element, L> {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new<const GRADS: bool>(pass: &Pass<'_, E, L, false>, number: u32) -> Self {
         let args = pass.args;
         let packed = args.tiles.rows;
@@ -63,20 +63,20 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
     }
 
     /// The run's first row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn row(&self, args: &PairwiseArgs) -> u64 {
         u64::from(self.number) * u64::from(args.tiles.rows.max(1))
     }
 
     /// Elements between the cache line and the run's end.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn end(&self) -> u32 {
         self.lead + self.rows * self.cols
     }
 
     /// The vectors that are read as such, from and to; those before and behind them are read
     /// element by element.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn whole(&self) -> [u32; 2] {
         // A vector that is shifted is read from the two aligned vectors that contain it. For the
         // first and the last vector these may reach beyond the run.
@@ -86,26 +86,26 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
     }
 
     /// The tensors that are read.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn read(&self) -> [u64; 2] {
         [self.tensors.input, self.tensors.target]
     }
 
     /// Whether the run has an element of a vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn has(&self, vector: u32) -> bool {
         vector >= self.lead / E::LANES && vector * E::LANES < self.end()
     }
 
     /// Whether whole vectors are on 16-byte boundaries in all tensors.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn is_aligned(&self) -> bool {
         let [input, target] = self.read();
         (input | target).is_multiple_of(VECTOR_BYTES.into())
     }
 
     /// Whether a vector is read as such.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn is_whole(&self, vector: u32) -> bool {
         let [first, end] = self.whole();
         vector >= first && vector < end
@@ -113,14 +113,14 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
 
     /// Whether an aligned vector of a tensor is needed for the whole vectors, if they are shifted
     /// in that tensor or not.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn reads(&self, vector: u32, is_shifted: bool) -> bool {
         let [first, end] = self.whole();
         first < end && vector >= first && vector < end + u32::from(is_shifted)
     }
 
     /// The lanes of a vector that the run has.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn lanes(&self, vector: u32) -> Lanes {
         if self.is_whole(vector) {
             return Lanes::all::<E>();
@@ -139,7 +139,7 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
     /// # Safety
     /// [`forward`](crate::pairwise::forward)'s condition 1 holds, and the run has an element of the
     /// vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn gather(&self, vector: u32) -> [Vec16; 2] {
         let lanes = self.lanes(vector);
         let mut elements = [[E::narrow(E::Real::ONE); MAX_LANES]; 2];

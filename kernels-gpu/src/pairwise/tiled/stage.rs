@@ -38,14 +38,14 @@ pub(super) struct Stage {
 }
 
 impl<E: Element> Shared<E> {
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new(args: &PairwiseArgs) -> Self {
         let warp_vectors = args.tiles.vectors / WARPS;
         let start = shared_stages().in_register();
         Shared { start, warp_vectors, padding: args.tiles.padding, element: PhantomData }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn stage(&self, turn: u32) -> Stage {
         let part = self.warp_vectors + self.padding;
         let at = |tensor: u32| {
@@ -60,7 +60,7 @@ impl<E: Element> Shared<E> {
     ///
     /// # Safety
     /// Rows are packed.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn sums(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
         let tiles = &args.tiles;
         let at = tiles.sums + turn * tiles.vectors * tiles.vector_sums * Self::REAL;
@@ -74,7 +74,7 @@ impl<E: Element> Shared<E> {
     ///
     /// # Safety
     /// Rows are packed.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn scales(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
         let at = args.tiles.scales + turn * args.tiles.rows * Self::REAL;
         // SAFETY: the launch has shared memory for them.
@@ -84,7 +84,7 @@ impl<E: Element> Shared<E> {
     /// # Safety
     /// 1. Rows are packed, and `row` is one of the tile's.
     /// 2. The scale was [set](Self::set_scale), and a barrier has passed since.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn scale(&self, args: &PairwiseArgs, turn: u32, row: u32) -> E::Real {
         // SAFETY: the caller's conditions.
         unsafe { self.scales(args, turn).get(row) }
@@ -92,7 +92,7 @@ impl<E: Element> Shared<E> {
 
     /// # Safety
     /// Rows are packed, `row` is one of the tile's, and no other thread accesses its scale.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn set_scale(
         &self,
         args: &PairwiseArgs,
@@ -110,7 +110,7 @@ impl<E: Element> Shared<E> {
     ///
     /// # Safety
     /// Rows are packed, and no other thread accesses the sums of this vector.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn set_sums(
         &self,
         args: &PairwiseArgs,
@@ -153,7 +153,7 @@ impl<E: Element> Shared<E> {
     /// # Safety
     /// Rows are packed, and `row` is one of the tile's; the sums were [set](Self::set_sums), and a
     /// barrier has passed since.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn sum_of_row(
         &self,
         args: &PairwiseArgs,
@@ -201,7 +201,7 @@ impl Stage {
     /// # Safety
     /// 1. [`forward`](crate::pairwise::forward)'s condition 1 holds.
     /// 2. The lanes of the warp have synchronised since they read the stage.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load_async<E: Element, L: Pairwise<E::Real>>(
         &self,
         run: &Run<E, L>,
@@ -259,7 +259,7 @@ impl Stage {
     /// # Safety
     /// The copies of the stage are complete, the warp has synchronised since, and the vector is
     /// whole.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn get<E: Element, L: Pairwise<E::Real>>(
         &self,
         run: &Run<E, L>,
@@ -288,7 +288,7 @@ impl Stage {
 ///
 /// # Safety
 /// As [`Stage::get`].
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn shifted<E: Element>(slots: SharedArray<Vec16>, slot: u32, shift: u32) -> Vec16 {
     let mut words = [0; 4];
     // SAFETY: the caller's conditions.

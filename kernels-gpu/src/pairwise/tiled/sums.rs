@@ -22,7 +22,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// # Safety
     /// As [`compute`](Self::compute), for packed rows; a barrier has passed since the threads have
     /// written their sums.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn sum_rows(&self, run: &Run<E, L>, turn: u32) {
         let args = self.pass.args;
         let group = args.group_threads.get();
@@ -55,7 +55,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// # Safety
     /// As [`compute`](Self::compute), for rows that are not packed; all threads of the block call
     /// it, once an item.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn finish_item(&self, tile: Tile, sum: f64) {
         let args = self.pass.args;
         // Items alternate between two buffers. Their numbers are `grid_dim_x` apart.

@@ -17,7 +17,7 @@ pub(super) struct Tile {
 
 impl Tile {
     /// The first tile of an item.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn first(args: &PairwiseArgs, item: u32) -> Self {
         let (splits, tiles) = (args.splits, args.tiles.of_row);
         if splits.get() == 1 {
@@ -29,7 +29,7 @@ impl Tile {
     }
 
     /// The block's next tile.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn next(self, args: &PairwiseArgs) -> Self {
         if self.number + 1 < self.end {
             Tile { number: self.number + 1, ..self }
@@ -39,7 +39,7 @@ impl Tile {
     }
 
     /// The number of the run.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn run(self, args: &PairwiseArgs) -> u32 {
         if args.splits.get() == 1 { self.item } else { self.item / args.splits }
     }

@@ -13,7 +13,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch); the warp has synchronised since the row was read.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn gradients(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -102,7 +102,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`gradients`](Self::gradients).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn gradients_by_two(
         &self,
         row: u32,

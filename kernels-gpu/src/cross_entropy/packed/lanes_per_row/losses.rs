@@ -41,7 +41,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> LanesPerRow<'_, E, MODE, 
     ///
     /// # Safety
     /// As [`Tiles::batch`]; all lanes of the warp call it.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn losses(
         &mut self,
         tiles: &Tiles<'_, E, MODE>,
@@ -75,7 +75,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> LanesPerRow<'_, E, MODE, 
     ///
     /// # Safety
     /// As [`losses`](Self::losses).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish(&mut self, terms: &mut [f64; TERMS]) {
         let Own { exists, row, class, logit, stats } = self.batch.own;
         if exists {

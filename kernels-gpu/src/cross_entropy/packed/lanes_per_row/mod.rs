@@ -34,7 +34,7 @@ use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, any, lane_id, sync_warp};
 ///
 /// # Safety
 /// As [`packed`](super::packed); all lanes of the warp call it, once a launch.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
     pass: &Pass<'_, E, MODE>,
     share: Share,
@@ -63,7 +63,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
     /// In f64, there are no registers for the choice.
     const HAS_TWO_STAGES: bool = size_of::<E>() == 8;
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(
         &mut self,
         stage: Stage<'_, MODE>,
@@ -104,7 +104,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
     const PAIRS: Pairs = if Self::DENSE { Pairs::Vectors } else { Pairs::All };
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(stage: Stage<'a, MODE>) -> Self {
         let args = stage.args;
         let (logits, probabilities) = (stage.logits(), stage.probabilities());
@@ -118,7 +118,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     }
 
     /// The lane's part of the logits of a row.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn logits_of(&self, row: u32, split: Split) -> Part<E> {
         let args = self.stage.args;
         let tile = &args.tile;
@@ -132,7 +132,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     const WEIGHTED_VECTORS: bool = MODE == mode::SMOOTHED;
 
     /// The classes of a chunk whose shares are computed as those of a vector: one that is whole.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn classes_of_vector(pass: &Pass<'_, E, MODE>, chunk: Chunk) -> Option<Classes> {
         let is_vector = !chunk.is_rest && (Self::WEIGHTED_VECTORS || pass.args.weight == 0);
         is_vector.then(|| chunk.columns::<E>())
@@ -142,7 +142,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and has the chunk.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn targets_of(&self, x: &Part<E>, row: u32, chunk: Chunk) -> Vec16 {
         if MODE != mode::PROBABILITIES {
             return Vec16::default();
@@ -156,7 +156,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn class_and_logit(&self, row: u32) -> (i64, E::Real) {
         let Stage { args, shared, rows, .. } = self.stage;
         if MODE == mode::PROBABILITIES || row >= rows {
@@ -180,7 +180,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`rows`]; all lanes of the warp call it, and the copies of the stage are complete.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn batch<const COMPUTES: u32>(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -244,7 +244,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch); the warp has synchronised since they were written.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store(&self) {
         let Stage { args, rows, .. } = self.stage;
         let first = self.stage.first();
@@ -262,7 +262,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
 
 /// Shuffles the factors from `lane` to this lane: those that the gradients of all classes but the
 /// row's own need.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn factors_from_lane<R: Real, const MODE: u32>(factors: &Factors<R>, lane: u32) -> Factors<R> {
     let mut shuffled = Factors {
         counts: u32::from(factors.counts).shuffle(lane) != 0,

@@ -19,7 +19,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn statistics(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -46,7 +46,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn statistics_of_turn(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -76,7 +76,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn statistics_of(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -129,7 +129,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn max_of(x: &Part<E>, split: Split) -> Stats<E::Real> {
         let mut maxima = E::NO_MAXIMA;
         // SAFETY: the caller's conditions.
@@ -142,7 +142,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn sum_apart(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -189,7 +189,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn lagging_statistics_of(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -242,7 +242,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn exact_statistics_of(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -272,7 +272,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ///
     /// # Safety
     /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and has the chunk.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_shares(
         &self,
         pass: &Pass<'_, E, MODE>,
@@ -303,7 +303,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
 }
 
 /// The sum of a vector's values, added in pairs: a shorter chain of dependent additions.
-#[inline(always)]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
     let mut sum = values[0] + values[1];
     unrolled!(for pair in 1..MAX_LANES / 2; {

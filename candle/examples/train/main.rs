@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         (Text::of_words(), size, 600)
     } else {
         let size = Size { batch: 8, context: 32, width: 64, heads: 2, layers: 2 };
-        (Text::of_characters(), size, 200)
+        (Text::of_characters(), size, 100)
     };
     let place = if device.is_cuda() { "the GPU" } else { "the CPU" };
     println!(

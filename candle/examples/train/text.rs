@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 use std::collections::HashMap;
 
-/// The first plays of a collection of Shakespeare's works.
+/// The first plays of a collection of Shakespeare's works, which are in the public domain.
 const TEXT: &str = include_str!("shakespeare.txt");
 
 /// A text as tokens, numbered in the order in which they first come.

@@ -312,6 +312,12 @@ impl<E: Element> Tile<E> {
         self.at + row * self.step
     }
 
+    /// The address of row `row` of the tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn address(&self, row: u32) -> u64 {
+        self.start + u64::from(row) * self.stride
+    }
+
     /// Starts to copy the first `rows` rows, at least one. They are complete when each lane has
     /// ended the batch of copies ([`end_copies`](cuda_std::memory::end_copies)) and waited for it,
     /// and the warp has synchronised.

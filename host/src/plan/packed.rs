@@ -12,21 +12,53 @@ use self::space::{Placed, Space, Tiles};
 use super::{Launch, Pass, Regime};
 use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES};
 
-/// The most bytes of a packed row, except in the forward pass in f64. H200, 2026-11-26, bf16,
+/// The most bytes of a packed row, where no line below says otherwise. H200, 2026-11-26, bf16,
 /// ceiling ÷ ours with a block per row and packed: 1032 columns forward 0.30 and 0.69,
 /// forward-backward 0.40 and 0.77; 2048 columns 0.70 and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The same for the forward pass in f64, for classes: a warp that streams a longer row spends as
-/// long on the tile at its end as on a whole one. H200, 2026-11-27, ceiling ÷ ours streamed and
-/// packed: 513 columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1000 columns 0.64 and 0.69, 1024
-/// columns 0.74 and 0.72.
-const MOST_ROW_BYTES_F64: usize = 8000;
+/// The same for the forward pass, where the first warps of a block per row have four vectors a
+/// lane, and the third but a few. H200, 2026-11-27, ceiling ÷ ours with a block per row and packed:
+/// f32, 1040 columns 0.59 and 0.87, 1200 columns 0.83 and 0.86; bf16, 2184 columns 0.49 and 0.82,
+/// 2448 columns 0.83 and 0.82, 2600 columns 0.87 and 0.80; with smoothing and weights, f32, 1056
+/// columns 0.59 and 0.71.
+const MOST_ROW_BYTES_FORWARD: usize = 4864;
+
+/// The same for rows of f32 that are not on 16-byte boundaries. H200, 2026-11-27, ceiling ÷ ours
+/// with a block per row and packed: 1229 columns 0.64 and 0.75, 1282 columns 0.74 and 0.83; 64 MiB
+/// of 1318 columns 0.66 and 0.60.
+const MOST_ROW_BYTES_OFF_BOUNDARIES: usize = 5216;
+
+/// The same for loss and gradients, by the bytes of an element. H200, 2026-11-27, ceiling ÷ ours
+/// with a block per row and packed: f32, 1072 columns 0.76 and 0.84, 1248 columns 0.90 and 0.84;
+/// bf16, 2109 columns 0.74 and 0.79, 2581 columns 0.76 and 0.80, 2768 columns 0.84 and 0.80.
+const fn most_row_bytes_with_loss(element_bytes: usize) -> usize {
+    if element_bytes == 2 { 5200 } else { 4864 }
+}
+
+/// The same where probabilities are the targets. H200, 2026-11-27, ceiling ÷ ours with a block per
+/// row and packed: f32, 1185 columns 0.52 and 0.60, 1322 columns 0.44 and 0.62.
+const MOST_ROW_BYTES_OF_TWO: usize = 6000;
+
+/// The same for the forward pass in f64, for classes, of rows on 16-byte boundaries and of others.
+/// A warp that streams a row spends as long on a tile of 2 KiB at its end as on a whole one, and an
+/// 8 KiB row that is off a boundary has five. H200, 2026-11-27, ceiling ÷ ours streamed and packed:
+/// 512 columns 0.61 and 0.76, 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77; 1001 columns
+/// 0.71 and 0.74, 1023 columns 0.66 and 0.76, 1025 columns 0.65 and 0.73, 1100 columns 0.73 and
+/// 0.69.
+const MOST_ROW_BYTES_F64: [usize; 2] = [8000, 8400];
 
 /// The most bytes of a packed row in a pass.
 fn most_row_bytes(pass: Pass, rows: Rows) -> usize {
-    let is_forward_of_f64 = pass == Pass::Forward && rows.element_bytes == 8;
-    if is_forward_of_f64 && rows.tiles == 1 { MOST_ROW_BYTES_F64 } else { MOST_ROW_BYTES }
+    let (is_single, is_off) = (rows.tiles == 1, rows.access(rows.alignment) < VECTOR);
+    match (pass, rows.element_bytes) {
+        (Pass::Forward, 8) if is_single => MOST_ROW_BYTES_F64[usize::from(is_off)],
+        (Pass::Backward, _) | (_, 8) => MOST_ROW_BYTES,
+        (Pass::Forward, 4) if is_off => MOST_ROW_BYTES_OFF_BOUNDARIES,
+        (Pass::Forward, _) => MOST_ROW_BYTES_FORWARD,
+        (Pass::ForwardBackward, bytes) if is_single => most_row_bytes_with_loss(bytes),
+        (Pass::ForwardBackward, _) => MOST_ROW_BYTES_OF_TWO,
+    }
 }
 
 /// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor for class targets of
@@ -60,17 +92,22 @@ impl Packed {
         let most = multiprocessors * room * self.waves(pass);
         let blocks = rows.div_ceil(self.block_rows);
         if self.waves(pass) == 1 {
-            blocks.min(most)
-        } else {
-            blocks.div_ceil(blocks.div_ceil(most).max(1))
+            return blocks.min(most);
         }
+        // A second stage is of no use to a warp of one tile, unless there are no more tiles.
+        let has_two_stages = self.args.stage_bytes != 0;
+        let least = if has_two_stages && blocks > multiprocessors * room { 2 } else { 1 };
+        blocks.div_ceil(blocks.div_ceil(most).max(least))
     }
 
     /// How many times as many blocks a launch has as the device has room for. Blocks that begin in
     /// the order of memory keep reads, and reads and writes, closer together than persistent ones,
     /// but each has to begin and to end: H200, forward-backward, 524288×256 f32, 0.92 instead of
     /// 0.88 of the memory's limit; forward with several lanes per row, no gain; with one, of 3
-    /// columns in f32 0.92 instead of 0.87.
+    /// columns in f32 0.92 instead of 0.87. With 8, 16 and 32 waves (2026-11-27): 1000 MiB of f32
+    /// forward-backward, 33 columns 0.89, 0.91, 0.92; 500 MiB of f32 backward, 229 columns 0.91,
+    /// 0.94, 0.96; 500 MiB of f16 forward-backward, 6 columns 0.68, 0.68, 0.66; 180 MiB, 42 columns
+    /// 0.80, 0.77, 0.77.
     fn waves(&self, pass: Pass) -> usize {
         if pass == Pass::Forward && self.regime == Regime::Packed { 1 } else { WAVES }
     }
@@ -91,7 +128,7 @@ impl Packed {
 }
 
 /// See [`Packed::waves`].
-const WAVES: usize = 8;
+const WAVES: usize = 16;
 
 /// Bytes of shared memory that the driver reserves in each block.
 pub(crate) const RESERVED: usize = 1 << 10;

@@ -11,10 +11,13 @@ pub(crate) struct Staged {
     pub(crate) shared_bytes: usize,
 }
 
-/// The fewest bytes of a row; shorter rows are packed. H200, 2026-11-26, forward-backward in f64,
-/// ceiling ÷ ours, packed and staged: 131072×512 0.63 and 0.80, 131328×511 0.60 and 0.66.
-/// Rows of half that length, at the threshold itself, were not compared.
-const MIN_BYTES: usize = 2048;
+/// The fewest bytes of a row; shorter rows are packed, or in registers. In f64, where packed rows
+/// are exponentiated once as well: H200, 2026-11-27, forward-backward, ceiling ÷ ours packed and
+/// staged, 255 columns 0.67 and 0.46, 408 columns 0.87 and 0.72, 500 columns 0.70 and 0.66, 512
+/// columns 0.79 and 0.83. The number for other types was chosen, not searched for.
+const fn min_bytes(element_bytes: usize) -> usize {
+    if element_bytes == 8 { 4096 } else { 2048 }
+}
 
 /// Vectors of a row per thread of a block that stages a row in shared memory, where there are rows
 /// for all multiprocessors: four times as many as a thread of the other kernels has, so that what
@@ -37,13 +40,14 @@ const ARRAYS: usize = 2432;
 pub(super) fn plan(
     rows: usize,
     vectors: usize,
+    element_bytes: usize,
     device: Device,
     most_threads: u32,
 ) -> Option<Staged> {
     // Vectors are numbered from the cache line that the row begins in.
     let shared_bytes = (vectors + LINE_VECTORS as usize) * VECTOR_BYTES as usize;
     let room = device.shared_bytes / BLOCKS - RESERVED - ARRAYS;
-    if vectors * (VECTOR_BYTES as usize) < MIN_BYTES || shared_bytes > room {
+    if vectors * (VECTOR_BYTES as usize) < min_bytes(element_bytes) || shared_bytes > room {
         return None;
     }
     let warps_for = |vectors_of_thread| vectors.div_ceil(32 * vectors_of_thread);
@@ -63,7 +67,7 @@ mod tests {
 
     /// The threads of a block for rows of `cols` f64.
     fn threads(rows: usize, cols: usize) -> Option<u32> {
-        plan(rows, cols.div_ceil(2), DEVICE, 256).map(|staged| staged.threads)
+        plan(rows, cols.div_ceil(2), 8, DEVICE, 256).map(|staged| staged.threads)
     }
 
     #[test]
@@ -79,7 +83,7 @@ mod tests {
     fn few_rows_have_more_threads_each() {
         assert_eq!(threads(2324, 1024), Some(96));
         assert_eq!(threads(100, 1024), Some(128));
-        assert_eq!(threads(1, 300), Some(64));
+        assert_eq!(threads(1, 600), Some(96));
     }
 
     #[test]
@@ -91,6 +95,6 @@ mod tests {
 
     #[test]
     fn shorter_rows_are_packed() {
-        assert_eq!((threads(1000, 254), threads(1000, 256)), (None, Some(32)));
+        assert_eq!((threads(1000, 510), threads(1000, 512)), (None, Some(64)));
     }
 }

@@ -138,7 +138,9 @@ fn short_rows_are_packed_or_register_resident() {
         assert_eq!(regime(262_144, cols), Regime::Packed, "{cols} columns");
     }
     assert_eq!([128, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 3]);
-    assert_eq!(regime(65536, 1025), Regime::Long);
+    assert_eq!([1025, 1216, 1303].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
+    assert_eq!(regime(65536, 1305), Regime::Long);
+    assert_ne!(regime(65536, 1220), Regime::Packed);
     // One row more, and the workspace has no room for the partial sums of the blocks.
     let most = 32 * max_workers(1) as usize;
     assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
@@ -238,10 +240,10 @@ fn blocks_of_packed_rows_fill_a_device() {
     let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
     // A multiprocessor has room for five blocks, by its registers and by its shared memory.
     assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5));
-    // Of eight times as many, each takes as many tiles: none would be left for a block more.
+    // Of sixteen times as many, each takes as many tiles: none would be left for a block more.
     let rows_of_tiles = 4 * samples(Pass::Backward, 1 << 24, 10, 4, kernels(10)).tile.rows;
     let tiles = (1_u32 << 24).div_ceil(rows_of_tiles);
-    let each = tiles.div_ceil(132 * 5 * 8);
+    let each = tiles.div_ceil(132 * 5 * 16);
     assert!(each > 1);
     assert_eq!(blocks(Pass::Backward, 1 << 24), tiles.div_ceil(each));
     assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), grid_of_workers(tiles.div_ceil(each)));

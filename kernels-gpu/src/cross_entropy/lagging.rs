@@ -6,7 +6,7 @@
 //! instructions an element, of which the f64 units execute one.
 
 use super::mode;
-use crate::element::{Element, Real};
+use crate::element::{Element, MAX_LANES, Real};
 use cuda_std::math::max_or_nan_f32_bits;
 use cuda_std::memory::Vec16;
 
@@ -65,6 +65,13 @@ impl<R: Real> Lagging<R> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_empty(&self) -> bool {
         self.top == R::NO_TOP
+    }
+
+    /// A vector of logits that raise no maximum, and whose exponentials are nothing beside the sum
+    /// with any other logit.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn padding<E: Element<Real = R>>() -> Vec16 {
+        E::pack([E::narrow(R::from_top(R::NO_TOP)); MAX_LANES])
     }
 
     /// Adds logits.

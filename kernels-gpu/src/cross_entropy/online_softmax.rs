@@ -73,11 +73,11 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
     }
 
-    /// Adds Σ exp(x − center) over the next logits, if the largest is near the center; returns
-    /// whether it is. `lagging` has these logits.
+    /// Adds Σ exp(x − center) over the next logits, if the largest is near the center, or all are
+    /// [padding](Lagging::padding); returns whether it did. `lagging` has these logits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn add_near(&mut self, lagging: Lagging<R>, sum: R) -> bool {
-        if !lagging.is_near() {
+        if !lagging.is_near() && (Self::DENSE || !lagging.is_empty()) {
             return false;
         }
         self.others = self.others + sum;

@@ -3,7 +3,7 @@
 
 use super::finish::{finish, has_sums};
 use super::label::Label;
-use super::lagging::CERTAIN;
+use super::lagging::{CERTAIN, Lagging};
 use super::log_prob::{self, exps_and_dot};
 use super::mode;
 use super::online_softmax::OnlineSoftmax;
@@ -165,6 +165,13 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
     type Target = Label<E::Real>;
     type Stats = OnlineSoftmax<E::Real, MODE>;
     const TENSORS: u32 = if MODE == mode::PROBABILITIES { 2 } else { 1 };
+    /// A class would add its share of the target though its logit is padding.
+    const PADS: bool = Self::Stats::LAGS && !Self::DENSE;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn padding() -> Vec16 {
+        Lagging::<E::Real>::padding::<E>()
+    }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn tensors(&self) -> [Matrix; 2] {

@@ -35,6 +35,18 @@ pub(crate) trait RowLoss {
     /// Tensors that rows are read from: 1 or 2.
     const TENSORS: u32;
 
+    /// Whether a tile at an end of a row is accumulated as one that is whole, with
+    /// [`padding`](Self::padding) in place of the vectors that the row does not have. Rows are of
+    /// one tensor.
+    const PADS: bool = false;
+
+    /// The vector that may be accumulated without `EXACT` beside vectors of a row, as if it had no
+    /// elements, where losses [pad](Self::PADS).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn padding() -> Vec16 {
+        Vec16::default()
+    }
+
     /// The tensors. The second is ignored if [`TENSORS`](Self::TENSORS) is 1.
     fn tensors(&self) -> [Matrix; 2];
 

@@ -73,6 +73,29 @@ impl<L: RowLoss> Ring<L> {
         vectors
     }
 
+    /// The thread's vectors of the first tensor's tile. Those that the row does not have, as `has`
+    /// says of each, are `padding`.
+    ///
+    /// # Safety
+    /// The copies to the slot are complete.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn get_padded(
+        &self,
+        slot: u32,
+        padding: Vec16,
+        has: impl Fn(usize) -> bool,
+    ) -> [Vec16; BATCH] {
+        let at = self.at(slot, 0);
+        let mut vectors = [padding; BATCH];
+        unrolled!(for k in 0..BATCH; {
+            if has(k) {
+                // SAFETY: the caller's condition.
+                vectors[k] = unsafe { at.get(k as u32 * WARP_SIZE) };
+            }
+        });
+        vectors
+    }
+
     /// The thread's vector `k` of a tile, which the row has.
     ///
     /// # Safety

@@ -74,6 +74,12 @@ impl<E: Element> RowSpan<E> {
         first >= self.first && first + WARP_VECTORS <= self.end
     }
 
+    /// Whether the row [has](Self::has) any of these vectors.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn has_of_tile(&self, first: u32) -> bool {
+        first < self.end && first + WARP_VECTORS > self.first
+    }
+
     /// The column of element `index` of head and tail together, if they have as many. They have
     /// fewer elements than a warp has lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -148,8 +148,8 @@ impl<L: RowLoss> Tiles<L> {
             while tile < segment.end {
                 wait_for_copies::<{ STREAM_DEPTH - 1 }>();
                 let first = self.group.first_vector(tile);
-                let is_whole = span.has_tile(first);
-                if !is_whole || !self.add_whole_tile(loss, span, first, &mut stats) {
+                let in_batch = if L::PADS { span.has_of_tile(first) } else { span.has_tile(first) };
+                if !in_batch || !self.add_tile(loss, span, first, &mut stats) {
                     self.add_by_vector(loss, span, first, &mut stats);
                 }
                 self.load_next(loss);
@@ -164,37 +164,40 @@ impl<L: RowLoss> Tiles<L> {
         stats
     }
 
-    /// Adds the tile in the ring's slot, all of whose vectors are the row's, unless it has to be
-    /// added vector by vector; returns whether it did.
+    /// Adds the tile in the ring's slot, unless it has to be added vector by vector; returns whether
+    /// it did. All of its vectors are the row's or, with [`PADS`](RowLoss::PADS), some.
     ///
     /// # Safety
     /// As [`accumulate`](Self::accumulate); the copy of the tile is complete.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn add_whole_tile(
+    unsafe fn add_tile(
         &self,
         loss: &L,
         span: &RowSpan<L::Element>,
         first: u32,
         stats: &mut L::Stats,
     ) -> bool {
+        let vector = |k: usize| first + lane_id() + k as u32 * WARP_SIZE;
         let mut columns = [0; BATCH];
-        unrolled!(for k in 0..BATCH; {
-            columns[k] = span.column(first + lane_id() + k as u32 * WARP_SIZE);
-        });
+        unrolled!(for k in 0..BATCH; { columns[k] = span.column(vector(k)); });
         // SAFETY: the caller's conditions.
         unsafe {
-            let x = self.ring.get(self.slot, 0);
+            let x = if L::PADS && !span.has_tile(first) {
+                self.ring.get_padded(self.slot, L::padding(), |k| span.has(vector(k)))
+            } else {
+                self.ring.get(self.slot, 0)
+            };
             let t = if L::TENSORS > 1 { self.ring.get(self.slot, 1) } else { x };
             let counts = [L::Element::LANES; BATCH];
             loss.accumulate::<BATCH, true, false>(stats, x, t, columns, counts)
         }
     }
 
-    /// Adds a tile vector by vector, such as one at an end of the row: in one batch with guards, it
-    /// would slow the code for whole tiles.
+    /// Adds a tile vector by vector, such as one at an end of a row that is not
+    /// [padded](RowLoss::PADS): in one batch with guards, it would slow the code for whole tiles.
     ///
     /// # Safety
-    /// As [`add_whole_tile`](Self::add_whole_tile).
+    /// As [`add_tile`](Self::add_tile).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn add_by_vector(
         &self,

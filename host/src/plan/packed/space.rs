@@ -16,8 +16,17 @@ const fn warp_bytes_of(blocks: usize) -> usize {
 pub(super) const WARP_BYTES: usize = warp_bytes_of(RESIDENT_BLOCKS);
 
 /// The same where three blocks are enough: rows that would have bank conflicts with less memory,
-/// and two tiles of f64 in the forward pass.
+/// and two tiles of f64 in the forward pass. H200, 2026-11-27, ceiling ÷ ours with three and with
+/// four blocks: f64 forward, 128 columns 0.82 and 0.72, 512 columns 0.76 and 0.67, 1.3 million rows
+/// of 24 columns 0.79 and 0.80.
 const MOST_WARP_BYTES: usize = warp_bytes_of(3);
+
+/// The same for loss and gradients, and for gradients in f64, whose registers allow four blocks.
+/// H200, 2026-11-27, ceiling ÷ ours with three, four and five blocks: forward-backward, bf16, 200
+/// columns 0.88, 0.88, 0.85, 229 columns 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64, 24
+/// columns 0.87, 0.86, 0.72, 200 columns 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75, 0.79,
+/// 0.79, 408 columns 0.85, 0.85, 0.70; f32, 90 columns 0.80, 0.80, 0.88.
+const WARP_BYTES_OF_GRADIENTS: usize = warp_bytes_of(4);
 
 /// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
 /// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, which is as
@@ -33,6 +42,11 @@ const SMALL_ROW_BYTES: usize = 128;
 /// 5000 bytes: 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and
 /// 5000.
 const LANES_STAGE_BYTES: usize = 3680;
+
+/// The same in f64, whose registers allow fewer blocks. H200, 2026-11-27, ceiling ÷ ours with 3680,
+/// 5400 and 7000 bytes: forward, 4 columns 0.62, 0.66, 0.64, 8 columns 0.65, 0.73, 0.66;
+/// forward-backward, 3 columns 0.56, 0.59, 0.58, 8 columns 0.76, 0.81, 0.74.
+const LANES_STAGE_BYTES_F64: usize = 5400;
 
 /// The bytes of a stage for [`Regime::WideRows`]: with more, fewer blocks have shared memory, and
 /// with fewer, rows of 20 to 60 bytes have too few turns. H200, 2026-11-26, bf16 forward, ceiling
@@ -136,6 +150,7 @@ impl Space<'_> {
     pub(super) fn tiles(&self, pass: Pass, regime: Regime) -> Tiles {
         let is_small = self.rows.row_bytes() <= SMALL_ROW_BYTES && self.rows.tiles == 1;
         let stage_bytes = match regime {
+            Regime::LaneRows if self.rows.element_bytes == 8 => LANES_STAGE_BYTES_F64,
             Regime::LaneRows => LANES_STAGE_BYTES,
             Regime::WideRows if pass == Pass::Backward => WIDE_BACKWARD_STAGE_BYTES,
             Regime::WideRows => WIDE_STAGE_BYTES,
@@ -157,13 +172,12 @@ impl Space<'_> {
     /// columns 0.71 and 0.82, 1040 columns 0.75 and 0.84; forward-backward, 129 columns 0.61 and
     /// 0.82, 1064 columns 0.75 and 0.84.
     ///
-    /// f64 has two stages always, since its kernels have no registers for the choice. In the
-    /// forward pass its tiles have about 8 KiB, and about 5 KiB otherwise: chosen, not searched
-    /// for.
+    /// f64 has two stages always, since its kernels have no registers for the choice.
     fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
         let (least_stages, most_bytes) = match (self.rows.element_bytes, pass) {
             (8, Pass::Forward) => (MOST_STAGES, MOST_WARP_BYTES),
-            (8, _) => (MOST_STAGES, WARP_BYTES),
+            (8, _) => (MOST_STAGES, WARP_BYTES_OF_GRADIENTS),
+            (_, Pass::ForwardBackward) => (1, WARP_BYTES_OF_GRADIENTS),
             _ => (1, WARP_BYTES),
         };
         let fits = |rows, stages| self.warp_bytes(rows, stages) <= most_bytes;

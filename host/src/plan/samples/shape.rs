@@ -39,15 +39,20 @@ impl Shape {
     }
 
     /// Whether rows are faster in the registers of `row_lanes` lanes than packed: all but those of
-    /// 16-bit elements whose exponentials are computed and that leave an eighth of the registers
-    /// empty or more. H200, 2026-11-27, bf16, 256 MiB, ceiling ÷ ours in registers and packed:
+    /// 16-bit elements whose exponentials are computed, and those of f64 whose losses and gradients
+    /// are, that leave an eighth of the registers empty or more. H200, 2026-11-27, bf16, 256 MiB, ceiling ÷ ours in registers and packed:
     /// forward, 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86;
     /// forward-backward, 384 columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384
     /// columns 0.97 and 0.91; f32 forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of
-    /// 424 columns, 0.72 and 0.62: each warp has few tiles of so few rows.
+    /// 424 columns, 0.72 and 0.62: each warp has few tiles of so few rows. f64 forward-backward, 96
+    /// columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240 columns 0.73 and 0.69.
     fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
         let registers = self.kernels.per_thread * row_lanes;
-        self.element_bytes != 2 || self.pass == Pass::Backward || 8 * self.vectors > 7 * registers
+        let is_full = 8 * self.vectors > 7 * registers;
+        match (self.element_bytes, self.pass) {
+            (2, Pass::Forward | Pass::ForwardBackward) | (8, Pass::ForwardBackward) => is_full,
+            _ => true,
+        }
     }
 
     /// Whether the registers of a warp have room for a row.
@@ -77,7 +82,7 @@ impl Shape {
         if !self.prefers_staged() && (is_packed || self.prefers_registers()) {
             return None;
         }
-        staged::plan(self.rows, self.vectors, device, most_threads)
+        staged::plan(self.rows, self.vectors, self.element_bytes, device, most_threads)
     }
 
     /// Whether rows are staged that could be packed or held in registers: in f64, whose

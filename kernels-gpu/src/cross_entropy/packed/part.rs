@@ -110,6 +110,17 @@ impl<E: Element> Part<E> {
         Part { padding, ..self }
     }
 
+    /// No part of the row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn without_elements(self) -> Self {
+        Part { cols: 0, ..self }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn is_empty(&self) -> bool {
+        self.cols == 0
+    }
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_head(&self) -> bool {
         Self::HAS_PEELED && !self.row.is_multiple_of(Self::WORD)
@@ -276,7 +287,7 @@ impl<E: Element> Part<E> {
     /// # Safety
     /// As [`for_each`](Self::for_each); the chunk is the lane's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store(&self, chunk: Chunk, vector: Vec16) {
+    pub(super) unsafe fn store(&self, chunk: Chunk, vector: Vec16) {
         let at = self.at(chunk);
         // SAFETY: the caller's conditions.
         unsafe {

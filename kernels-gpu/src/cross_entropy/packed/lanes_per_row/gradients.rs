@@ -9,12 +9,13 @@ use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Writes the gradients of the logits and of the probabilities in the lane's part of a row.
-    /// `is_any_far` is whether any row of the warp's turn is [far](Relative::is_far) from 0.
+    /// `is_any_far` is whether any row of the warp's turn is [far](Relative::is_far) from 0. With
+    /// `OF_EXPS`, the exponentials of the logits have replaced them.
     ///
     /// # Safety
     /// As [`batch`](Self::batch); the warp has synchronised since the row was read.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn gradients(
+    pub(super) unsafe fn gradients<const OF_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         row: u32,
@@ -42,15 +43,18 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         by_input[lane] = E::extract(vector, lane as u32).widen();
                     });
-                    if is_any_far {
+                    if !OF_EXPS && is_any_far {
                         unrolled!(for lane in 0..E::LANES as usize; {
                             by_input[lane] = by_input[lane] - far_center;
                         });
                     }
                     unrolled!(for lane in 0..E::LANES as usize; {
                         let apart = by_input[lane];
-                        by_input[lane] =
-                            relative.exp(apart) * pass.per_exp(apart, relative.center(), per_exp);
+                        by_input[lane] = if OF_EXPS {
+                            apart * factors.factor
+                        } else {
+                            relative.exp(apart) * pass.per_exp(apart, relative.center(), per_exp)
+                        };
                     });
                     let class = |lane| chunk.column::<E>(lane as u32, x.cols);
                     let classes = Self::classes_of_vector(pass, chunk);

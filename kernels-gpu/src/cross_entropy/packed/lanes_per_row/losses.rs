@@ -54,7 +54,8 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> LanesPerRow<'_, E, MODE, 
         while first < stage.rows {
             let row = first + split.slot;
             // SAFETY: the caller's conditions.
-            let stats = unsafe { tiles.statistics_of_turn(self.pass, row, &mut self.near, split) };
+            let (stats, _) =
+                unsafe { tiles.statistics_of_turn::<false>(self.pass, row, &mut self.near, split) };
             if split.part << split.rows_shift == self.batch.lanes {
                 // SAFETY: the caller's conditions.
                 let (class, logit) = unsafe { tiles.class_and_logit(row) };

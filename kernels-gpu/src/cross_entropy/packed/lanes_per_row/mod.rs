@@ -102,6 +102,9 @@ struct Tiles<'a, E: Element, const MODE: u32> {
 
 impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
+    /// Whether exponentials replace their logits until the gradients are computed, where losses are
+    /// computed too. The gradients of probabilities need the logits.
+    const KEEPS_EXPS: bool = lags::<E::Real>(MODE) && MODE != mode::PROBABILITIES;
     const PAIRS: Pairs = if Self::DENSE { Pairs::Vectors } else { Pairs::All };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -195,15 +198,22 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         // The row that this lane finishes.
         let own = first + lane_id();
         let has_own = own < rows;
+        let of_exps = Self::KEEPS_EXPS && COMPUTES == computes::BOTH;
         let row = self.stage.first() + u64::from(own);
         // SAFETY: the caller's conditions; condition 1 of the kernels covers all reads of global
         // memory. A lane writes its own part of a row only, and the warp synchronises before
         // another lane accesses it.
         unsafe {
             let (class, logit) = self.class_and_logit(own);
-            let mut stats = Stats::NONE;
+            let (mut stats, mut unit) = (Stats::NONE, E::Real::ONE);
             if COMPUTES != computes::GRADIENTS {
-                stats = self.statistics(pass, first, near, split);
+                if of_exps {
+                    // All lanes have read the logit of their row's class.
+                    sync_warp();
+                    (stats, unit) = self.statistics::<true>(pass, first, near, split);
+                } else {
+                    (stats, _) = self.statistics::<false>(pass, first, near, split);
+                }
                 if has_own {
                     add_loss::<E, MODE, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
                 }
@@ -212,6 +222,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             let mut factors = Factors::NONE;
             if has_own {
                 factors = factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, row, scale);
+                factors.factor = factors.factor * unit;
             }
             // All lanes have read the logit of their row's class.
             sync_warp();
@@ -219,13 +230,15 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             while turn < WARP_SIZE && first + turn < rows {
                 let lane = turn + split.slot;
                 let factors = factors_from_lane::<E::Real, MODE>(&factors, lane);
-                let is_any_far =
-                    any(Relative::<_, MODE>::is_far(factors.center, pass.scale_of_logits()));
+                let is_any_far = !of_exps
+                    && any(Relative::<_, MODE>::is_far(factors.center, pass.scale_of_logits()));
                 if first + lane >= rows {
+                } else if of_exps {
+                    self.gradients::<true>(pass, first + lane, split, &factors, false);
                 } else if lags::<E::Real>(MODE) && MODE == mode::CLASS {
                     self.gradients_by_two(first + lane, split, &factors);
                 } else {
-                    self.gradients(pass, first + lane, split, &factors, is_any_far);
+                    self.gradients::<false>(pass, first + lane, split, &factors, is_any_far);
                 }
                 turn += 1 << split.rows_shift;
             }

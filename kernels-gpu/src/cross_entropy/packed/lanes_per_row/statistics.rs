@@ -4,68 +4,76 @@ use super::Tiles;
 use crate::cross_entropy::lagging::{CERTAIN, Lagging, lags};
 use crate::cross_entropy::packed::LIKELY;
 use crate::cross_entropy::packed::chunk::Chunk;
-use crate::cross_entropy::packed::part::{Part, Split};
+use crate::cross_entropy::packed::part::{Pairs, Part, Split};
 use crate::cross_entropy::pass::Pass;
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::cross_entropy::{log_prob, mode};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use cuda_std::math::max_or_nan_f32_bits;
-use cuda_std::memory::Vec16;
+use cuda_std::memory::{Vec16, load};
 use cuda_std::warp::{WARP_SIZE, any};
 
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Computes the statistics of 32 rows from `first` on, and returns those of the row that this
-    /// lane finishes.
+    /// lane finishes. With `KEEPS_EXPS`, exponentials replace the logits, and what they have to be
+    /// multiplied by to be relative to the row's maximum is returned too.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn statistics(
+    pub(super) unsafe fn statistics<const KEEPS_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         first: u32,
         near: &mut u32,
         split: Split,
-    ) -> Stats<E::Real> {
-        let mut stats = Stats::NONE;
+    ) -> (Stats<E::Real>, E::Real) {
+        let mut of_own = (Stats::NONE, E::Real::ONE);
         let mut turn = 0;
         while turn < WARP_SIZE && first + turn < self.stage.rows {
+            let row = first + turn + split.slot;
             // SAFETY: the caller's conditions.
-            let row_stats =
-                unsafe { self.statistics_of_turn(pass, first + turn + split.slot, near, split) };
+            let of_row = unsafe { self.statistics_of_turn::<KEEPS_EXPS>(pass, row, near, split) };
             if split.part << split.rows_shift == turn {
-                stats = row_stats;
+                of_own = of_row;
             }
             turn += 1 << split.rows_shift;
         }
-        stats
+        of_own
     }
 
-    /// Computes the statistics of row `row`, in each lane that shares it. `near` is the top of the
-    /// largest logit of the row before, and then of this one.
+    /// Computes the statistics of row `row`, in each lane that shares it, with what
+    /// [`statistics`](Self::statistics) returns beside them. `near` is the top of the largest logit
+    /// of the row before, and then of this one.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn statistics_of_turn(
+    pub(super) unsafe fn statistics_of_turn<const KEEPS_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         row: u32,
         near: &mut u32,
         split: Split,
-    ) -> Stats<E::Real> {
-        // Lanes beyond the last row compute that one again: all lanes take part in shuffles.
+    ) -> (Stats<E::Real>, E::Real) {
+        let has_row = row < self.stage.rows;
+        // All lanes take part in shuffles. Lanes without a row compute the last one again, or none
+        // of its elements where other lanes overwrite them.
         let row = row.min(self.stage.rows - 1);
+        let x = self.logits_of(row, split);
+        let x = if KEEPS_EXPS && !has_row { x.without_elements() } else { x };
         // SAFETY: the caller's conditions.
-        let stats = unsafe {
+        let of_row = unsafe {
             if lags::<E::Real>(MODE) {
-                self.lagging_statistics_of(pass, row, *near, split)
+                self.lagging_statistics_of::<KEEPS_EXPS>(pass, &x, row, *near, split)
             } else {
-                self.statistics_of(pass, row, split)
+                (self.statistics_of(pass, &x, row, split), E::Real::ONE)
             }
         };
-        *near = stats.max.to_top();
-        stats
+        if !KEEPS_EXPS || has_row {
+            *near = of_row.0.max.to_top();
+        }
+        of_row
     }
 
     /// The statistics of a row, in each lane that shares it.
@@ -80,14 +88,14 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     unsafe fn statistics_of(
         &self,
         pass: &Pass<'_, E, MODE>,
+        x: &Part<E>,
         row: u32,
         split: Split,
     ) -> Stats<E::Real> {
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let add = |a: E::Real, b: E::Real| a + b;
-        let x = self.logits_of(row, split);
         // SAFETY: the caller's conditions.
-        let mut stats = unsafe { Self::max_of(&x, split) };
+        let mut stats = unsafe { Self::max_of(x, split) };
         let center = stats.center();
         let scale = pass.scale_of_logits();
         let is_far = Relative::<_, MODE>::is_far(center, scale);
@@ -105,7 +113,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                     E::exps([vector], base, add);
                 }
                 if Self::DENSE {
-                    self.add_shares(pass, &x, row, (chunk, vector), center, &mut stats);
+                    self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
                 }
             });
         }
@@ -113,7 +121,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         (stats.ties, stats.rest) = (one, sum - one);
         if any(sum < E::Real::from_f64(LIKELY) || is_far) {
             // SAFETY: as above.
-            unsafe { self.sum_apart(pass, &x, split, &mut stats, &mut dot) };
+            unsafe { self.sum_apart::<false>(pass, x, split, &mut stats, &mut dot) };
         }
         if Self::DENSE {
             stats.dot = split.over_row(stats.dot, add);
@@ -138,12 +146,12 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     }
 
     /// Sums the exponentials of the largest logits, which are 1, and all others apart. Writes the
-    /// dot of [`log_prob`] to `dot`.
+    /// dot of [`log_prob`] to `dot` and, with `KEEPS_EXPS`, the exponentials over the logits.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn sum_apart(
+    unsafe fn sum_apart<const KEEPS_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         x: &Part<E>,
@@ -162,17 +170,22 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         *dot = zero;
         // SAFETY: the caller's conditions.
         unsafe {
-            x.for_each(Self::PAIRS, |_, vector| {
+            x.for_each(Self::PAIRS, |chunk, vector| {
+                let mut exps = [zero; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
                     let logit = E::extract(vector, lane as u32).widen();
                     let is_largest = logit == center;
                     let exp = relative.exp(logit - far_center);
+                    exps[lane] = exp;
                     ties = ties + if is_largest { one } else { zero };
                     rest = rest + if is_largest { zero } else { exp };
                     if MODE == mode::LOG_PROB {
                         *dot = exp.fma(log_prob::apart(logit, center, scale), *dot);
                     }
                 });
+                if KEEPS_EXPS {
+                    x.store(chunk, E::narrow_all(exps));
+                }
             });
         }
         stats.ties = split.over_row(ties, add);
@@ -185,65 +198,104 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
 
     /// [`statistics_of`](Self::statistics_of) where sums [lag](lags), in one pass over the row. The
     /// center is the number with the top `near`. A row whose largest logit is too far from it, or
-    /// nearly certain, takes two passes more.
+    /// nearly certain, takes two passes more. Also returns what [`statistics`](Self::statistics)
+    /// does with `KEEPS_EXPS`.
     ///
     /// # Safety
-    /// As [`batch`](Self::batch).
+    /// As [`batch`](Self::batch); with `KEEPS_EXPS`, no other lane has a part of what `x` has.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn lagging_statistics_of(
+    unsafe fn lagging_statistics_of<const KEEPS_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
+        x: &Part<E>,
         row: u32,
         near: u32,
         split: Split,
-    ) -> Stats<E::Real> {
+    ) -> (Stats<E::Real>, E::Real) {
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let add = |a: E::Real, b: E::Real| a + b;
-        let x =
-            self.logits_of(row, split).padded_with(E::narrow(E::Real::from_top(E::Real::NO_TOP)));
+        let padded = x.padded_with(E::narrow(E::Real::from_top(E::Real::NO_TOP)));
         let mut lagging = Lagging::new(near);
         let (mut sums, mut stats) = ([zero; 2], Stats::<E::Real>::NONE);
         let center = lagging.center();
         // SAFETY: the caller's conditions.
         unsafe {
-            x.for_each(Self::PAIRS, |chunk, vector| {
+            padded.for_each(Self::PAIRS, |chunk, vector| {
                 lagging.add::<E, 1>([vector]);
-                E::exps_near([vector], Base::Center(center, one), |_, exps| {
+                let base = Base::Center(center, one);
+                let add = |_, exps: [E::Real; MAX_LANES]| {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         sums[lane % 2] = sums[lane % 2] + exps[lane];
                     });
-                });
+                    if KEEPS_EXPS {
+                        x.store(chunk, E::narrow_all(exps));
+                    }
+                };
+                // The gradient of a logit whose exponential vanishes is 0.
+                if KEEPS_EXPS {
+                    E::exps([vector], base, add);
+                } else {
+                    E::exps_near([vector], base, add);
+                }
                 if Self::DENSE {
-                    self.add_shares(pass, &x, row, (chunk, vector), center, &mut stats);
+                    self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
                 }
             });
         }
         let mut lagging = lagging.over(|top| split.over_row(top, max_or_nan_f32_bits));
         let is_valid = lagging.is_valid();
-        let apart = lagging.recenter();
-        let others = split.over_row(sums[0] + sums[1], add).fma(apart.exp_below(), -one);
+        let mut unit = lagging.recenter().exp_below();
+        let others = split.over_row(sums[0] + sums[1], add).fma(unit, -one);
         if Self::DENSE {
             stats.dot = split.over_row(stats.dot, add);
             stats.weight = split.over_row(stats.weight, add);
-            stats.dot = stats.weight.fma(apart, stats.dot);
+            stats.dot = stats.weight.fma(center - lagging.max(), stats.dot);
         }
         stats = Stats { max: lagging.max(), ties: one, rest: others, ..stats };
         // Also if the sum is NaN.
         let is_exact = is_valid && others >= E::Real::from_f64(CERTAIN);
-        if any(!is_exact) {
-            let x = self.logits_of(row, split);
+        if any(!is_exact && !x.is_empty()) {
             // SAFETY: as above.
-            stats = unsafe { self.exact_statistics_of(pass, &x, row, split) };
+            unsafe {
+                if KEEPS_EXPS {
+                    self.restore(x, row);
+                }
+                stats = self.exact_statistics_of::<KEEPS_EXPS>(pass, x, row, split);
+            }
+            unit = one;
         }
-        stats
+        (stats, unit)
+    }
+
+    /// Writes the logits of row `row` over what has replaced them in the lane's part `x`.
+    ///
+    /// # Safety
+    /// As [`lagging_statistics_of`](Self::lagging_statistics_of), and as condition 1 of the
+    /// kernels.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn restore(&self, x: &Part<E>, row: u32) {
+        let from = self.logits.address(row) as *const E;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            x.for_each(Pairs::None, |chunk, _| {
+                let mut logits = [E::LOWEST; MAX_LANES];
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    if let Some(column) = chunk.column::<E>(lane as u32, x.cols) {
+                        logits[lane] = load(from.wrapping_add(column as usize));
+                    }
+                });
+                x.store(chunk, E::pack(logits));
+            });
+        }
     }
 
     /// [`statistics_of`](Self::statistics_of) with the exponentials of the largest logits apart.
+    /// With `KEEPS_EXPS`, they replace the logits.
     ///
     /// # Safety
-    /// As [`batch`](Self::batch).
+    /// As [`lagging_statistics_of`](Self::lagging_statistics_of).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn exact_statistics_of(
+    unsafe fn exact_statistics_of<const KEEPS_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         x: &Part<E>,
@@ -263,7 +315,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                 stats.weight = split.over_row(stats.weight, add);
             }
             let mut dot = E::Real::ZERO;
-            self.sum_apart(pass, x, split, &mut stats, &mut dot);
+            self.sum_apart::<KEEPS_EXPS>(pass, x, split, &mut stats, &mut dot);
             stats.of_row()
         }
     }

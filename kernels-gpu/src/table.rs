@@ -94,9 +94,9 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// Generates one family: an entry for each of its dtypes. With `--cfg one_dtype --cfg f32` the PTX has
-/// the entries of f32 alone: the dtypes are compiled one beside the other, since LLVM compiles a
-/// crate in one thread.
+/// Generates one family: an entry for each of its dtypes. With `--cfg one_dtype --cfg f32` the PTX
+/// has the entries of f32 alone: the dtypes are compiled one beside the other, since LLVM compiles
+/// a crate in one thread.
 macro_rules! family {
     // The family's own list of dtypes comes first, if it has one.
     (@ [$dtypes:tt $($others:tt)?] $loss:ident, $($rest:tt)+) => {

@@ -49,7 +49,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "split_stage_overwritten",
         what: "the next row is copied over the row that is still read",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/gradients.rs",
         lines: "let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N];",
         from: "[E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N]",
         to: "{ if let Some(next) = next { unrolled!(for k in 0..N; { next.copy_one(index + k as u32 * self.step); }); } [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N] }",
@@ -223,7 +223,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "split_peeled_class_in_each_part",
         what: "the gradient of a class in the head or the tail is written by each block",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/gradients.rs",
         lines: "self.base == 0
             && number < self.cut.peeled_count()
             && self.cut.peeled_index(number) == element",
@@ -255,7 +255,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "split_class_of_other_lane",
         what: "the class's gradient is written by the thread beside the one that has its vector",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/gradients.rs",
         lines: "return is_in_part && (vector - self.base) % self.step == thread_idx_x();",
         from: "is_in_part && (vector - self.base) % self.step == thread_idx_x()",
         to: "is_in_part && (vector + 1 - self.base) % self.step == thread_idx_x()",
@@ -265,7 +265,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "split_class_in_each_part",
         what: "each block writes the gradient of the class where its part would have the vector",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/gradients.rs",
         lines: "return is_in_part && (vector - self.base) % self.step == thread_idx_x();",
         from: "is_in_part && (vector - self.base) % self.step == thread_idx_x()",
         to: "vector.wrapping_sub(self.base) % self.step == thread_idx_x()",
@@ -315,7 +315,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "split_copies_beside_left",
         what: "vectors that the row before has none in place of are not copied",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/gradients.rs",
         lines: "next.copy_beside(self);",
         from: "next.copy_beside(self);",
         to: "",
@@ -345,7 +345,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "split_ignored_row_read",
         what: "the logits of an ignored row, which may be NaN, have a part in its gradients",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/gradients.rs",
         lines: "if factors.counts {",
         from: "factors.counts",
         to: "true",

@@ -208,7 +208,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             let (mut stats, mut unit) = (Stats::NONE, E::Real::ONE);
             if COMPUTES != computes::GRADIENTS {
                 if of_exps {
-                    // All lanes have read the logit of their row's class.
+                    // Exponentials overwrite the logits of classes, which all lanes have read.
                     sync_warp();
                     (stats, unit) = self.statistics::<true>(pass, first, near, split);
                 } else {

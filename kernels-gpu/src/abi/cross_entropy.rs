@@ -1,0 +1,266 @@
+//! Arguments and results of the kernels of losses over rows.
+
+use super::{Matrix, reduction};
+use core::num::NonZeroU32;
+
+/// The per-row results that a forward pass can save for the backward pass: four arrays with one
+/// value a row, of the arithmetic's type.
+pub mod saved {
+    /// The row's largest logit, m.
+    pub const MAX: u64 = 0;
+    /// log Σ exp(x − m).
+    pub const LOG_SUM: u64 = 1;
+    /// The sum of the target distribution over all classes. With classes as targets this is the sum
+    /// of the class weights, times a power of two near 1/C.
+    pub const WEIGHT: u64 = 2;
+    /// Log-probabilities save Σ p (z − m) instead of the weight, with z = x/T. The entropy is
+    /// log Σ exp(z − m) less this. It is saved rather than the entropy because the gradient
+    /// needs it, and as a difference of the two it would lose its digits in a row of nearly equal
+    /// logits.
+    pub const EXPECTED: u64 = WEIGHT;
+    /// m + log Σ exp(x − m).
+    pub const LOG_SUM_EXP: u64 = 3;
+    /// The number of arrays.
+    pub const COUNT: usize = 4;
+}
+
+/// How a warp stages rows in shared memory, as a tile, and distributes them over its lanes. With `n
+/// = 1 << warp_rows_shift`, lane `l` works on row `l % n` of the tile and then on every `n`-th row
+/// behind it. Lanes of the same row take its 16-byte vectors in turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct TileArgs {
+    /// Rows of a tile.
+    pub rows: u32,
+    /// Tiles of the input, fewer than 2³¹.
+    pub count: u32,
+    /// Rows of the last tile.
+    pub last_rows: u32,
+    /// log2 of the rows that a warp works on at the same time.
+    pub warp_rows_shift: u32,
+    /// Bytes of one load of a lane from shared memory: 16, 8, 4 or the element's. Rows of the input
+    /// and the target begin and end at multiples of it.
+    pub access: u32,
+    /// Bytes of one store of a lane to shared memory, likewise, for rows of gradients.
+    pub store_access: u32,
+    /// Bytes from row to row in shared memory, for logits and for probabilities; modulo 16 equal to
+    /// those in global memory.
+    pub step: [u32; 2],
+    /// Bytes from row to row, likewise, for their gradients where these are not written in place.
+    pub store_step: [u32; 2],
+    /// Whether rows are copied as one span, gaps included; 1 or 0. With 1, rows are as far from
+    /// each other in shared memory as in global memory.
+    pub load_span: u32,
+    /// Whether gradients are stored as one span, which has no gaps; 1 or 0.
+    pub store_span: u32,
+    /// log2 of the lanes that copy or store one row, where rows are not copied as one span.
+    pub copy_shift: u32,
+    /// Swizzle against bank conflicts: lanes of different rows access the vectors of their rows in
+    /// different orders. In row `r`, a lane takes vector `v` in place of
+    /// `v ^ ((r >> order_right & order_mask) << order_left)`.
+    pub order_right: u32,
+    /// See `order_right`.
+    pub order_mask: u32,
+    /// See `order_right`.
+    pub order_left: u32,
+    /// Bytes of one tile. Behind the tile of the input is that of the target probabilities, or the
+    /// rows' classes.
+    pub bytes: u32,
+    /// Bytes of a stage, the shared memory for rows that are loaded together, if a warp has two; 0
+    /// if it has one.
+    pub stage_bytes: u32,
+    /// Bytes of shared memory of a warp: its stages, and the tiles of gradients that are not
+    /// written in place.
+    pub warp_bytes: u32,
+    /// Offset of the gradients' tiles in the shared memory of a warp. 0: gradients are written in
+    /// place, over the logits and the probabilities.
+    pub gradients: u32,
+    /// How the lanes of a row share its words, if it is not read by vectors of 16 bytes.
+    pub words: WordSteps,
+}
+
+/// Which words of a packed row a lane has: the row's lanes have a chunk of 16 bytes each in every
+/// turn, and take turns either in the words of all their chunks or in the chunks. Which of the two
+/// has fewer bank conflicts depends on the distance of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct WordSteps {
+    /// Bytes from word to word of a chunk.
+    pub word: u32,
+    /// Bytes from lane to lane.
+    pub lane: u32,
+}
+
+/// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a
+/// tile is [`WARP_TILE_BYTES`] of each tensor for each of its warps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct StreamArgs {
+    /// Warps of a row group: 1, or all warps of a block.
+    pub warps: u32,
+    /// Tiles of a row, counted from the beginning of the cache line in which the row begins.
+    pub row_tiles: u32,
+    /// Row groups of the grid.
+    pub groups: u32,
+    /// 1: rows are split; each row group takes an equal share of all tiles, and is a block; there
+    /// are at most [`MAX_SPLIT_GROUPS`]. 0: row groups take whole rows in turns.
+    pub split: u32,
+}
+
+/// The first target that is not a class, which the cross-entropy kernels report beside the loss.
+/// All zeros if every target is a class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct TargetFault {
+    /// The lowest row whose target is not a class.
+    pub row: u64,
+    /// The target of that row.
+    pub target: i64,
+    /// The number of classes; 0 if every target is one of them.
+    pub classes: u64,
+}
+
+/// What the kernels of log-probabilities have beside the other arguments of the row kernels.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct LogProbArgs {
+    /// 1/T, the inverse of the temperature, by which logits are multiplied; 0 in a call of
+    /// cross-entropy.
+    pub scale: f64,
+    /// The entropies, one a row. The log-probabilities are stored as the loss.
+    pub entropy: u64,
+    /// Where a [`TargetFault`] is written a second time, or null.
+    pub entropy_fault: u64,
+    /// The upstream gradient of the entropies, one value or one a row; null stands for zeros.
+    pub upstream_entropy: u64,
+    /// Elements from one of these to the next row's: 1, or 0 where one serves all.
+    pub upstream_entropy_stride: u32,
+}
+
+/// Arguments of the row kernels: of cross-entropy, and of log-probabilities. A row group takes one
+/// row at a time.
+///
+/// Fields are in the order in which kernels need them. The arguments of a launch are loaded in
+/// cache lines of 64 bytes, the first of which has the first 48 bytes of them, and the first read
+/// of a line waits for it. The first line has what locates a row and its target, the second what
+/// the row's loss needs.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CrossEntropyArgs {
+    /// Logits.
+    pub input: Matrix,
+    /// The first target. Classes have no gaps between them; probabilities are rows, as the input's.
+    pub target: u64,
+    /// Rows.
+    pub rows: u64,
+    /// Elements of a row: classes, from 1 to 2³¹ − 1.
+    pub cols: u32,
+    /// Bytes of a class: 1 (`u8`), 4 (`i32` or `u32`) or 8 (`i64`); 0 for probabilities. A `u32` is
+    /// loaded as an `i32`: from 2³¹ on it becomes negative, and is not a class either way.
+    pub class_bytes: u32,
+    /// How many of the grid's first blocks add up the normaliser for the blocks that compute
+    /// gradients. 0 if `divisor` is not 0, or if a launch of its own adds the normaliser up.
+    pub normaliser_blocks: u32,
+    /// Rows that each worker of a grid of [`grid_of_workers`] takes: one after the other, or as
+    /// many at once as it has row groups.
+    pub rows_of_block: NonZeroU32,
+    /// The class of rows that are ignored, as it is loaded.
+    pub ignore_index: i64,
+    /// Class weights, of the element type; null stands for ones.
+    pub weight: u64,
+    /// Per-row results ([`saved`]): written by the forward kernels unless null, read by the
+    /// backward kernels.
+    pub saved: u64,
+    /// The normaliser, two `f64`: the sum of the class weights of the rows that are not ignored,
+    /// and their number. Written by the forward kernels unless null, read by the backward kernel if
+    /// `divisor` is 0.
+    pub totals: u64,
+    /// The factor λ of the z-loss; 0 for none.
+    pub z_loss: f64,
+    /// [`WORKSPACE_BYTES`] of scratch.
+    pub workspace: u64,
+    /// A [`TargetFault`] to write, or null.
+    pub fault: u64,
+    /// The loss: one value, or one a row.
+    pub loss: u64,
+    /// [`reduction::SCALAR`] or [`reduction::ROWS`].
+    pub reduction: u32,
+    /// Threads of a row group: a power of two up to 32, or the whole block.
+    pub group_threads: NonZeroU32,
+    /// What a sum is divided by; 0: by the normaliser, which only the device knows.
+    pub divisor: f64,
+    /// Blocks that share a split row, in the kernels that split rows. In a forward pass
+    /// `rows * splits`, times the warps of a block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
+    /// In a backward pass each block has its part in registers.
+    pub splits: NonZeroU32,
+    /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
+    pub upstream_stride: u32,
+    /// The upstream gradient, one value or one a row; null stands for ones, for log-probabilities
+    /// for zeros.
+    pub upstream: u64,
+    /// Gradient of the input.
+    pub grad_input: Matrix,
+    /// Gradient of the target probabilities, or null if it is not computed.
+    pub grad_target: Matrix,
+    /// Elements from the start of a row of probabilities to the start of the next.
+    pub target_stride: u64,
+    /// 1 − ε, the target class's share with label smoothing ε.
+    pub keep: f64,
+    /// ε/C, the share of each of the C classes with label smoothing.
+    pub share: f64,
+    /// Vectors of a row's logits that a block stages in dynamic shared memory between the reduction
+    /// pass and the gradient pass, behind the vectors in registers. It reads the rest of the row
+    /// twice. The results do not depend on it.
+    pub staged_vectors: u32,
+    /// Prefetch distance in rows: a block prefetches the row so many behind its own into the L2
+    /// cache; 0 for none. The results do not depend on it.
+    pub ahead: u32,
+    /// Bytes of that row that are prefetched, from its beginning on; no more than a row has.
+    pub ahead_bytes: u32,
+    /// How many of the first blocks prefetch their rows before the launches before this one have
+    /// ended (programmatic dependent launch); 0 for none. The results do not depend on it.
+    pub early_blocks: u32,
+    /// Bytes of a row that these blocks prefetch, from its beginning on; no more than a row has.
+    pub early_bytes: u32,
+    /// Whether the call [is plain](Self::is_plain), 1 or 0. The host evaluates it, because a kernel
+    /// would wait for each of the fields that it depends on.
+    pub plain: u32,
+    /// How many of the last rows of `cross_entropy_forward_long` are split, each over `splits`
+    /// workers with consecutive indices; 0 for none. Each of their warps publishes
+    /// [`STATS_PARTS`] words, from word `tail_at` on, for which there is room.
+    pub tail_rows: u32,
+    /// See `tail_rows`; a multiple of [`STATS_PARTS`].
+    pub tail_at: u32,
+    /// log2 of `group_threads`, where a row group is at most a warp.
+    pub group_shift: u32,
+    /// Layout of tiles, for the packed-row kernels.
+    pub tile: TileArgs,
+    /// Layout of streams, for the streaming kernels.
+    pub stream: StreamArgs,
+    /// Whether classes of 4 bytes are `u32`, which decides how [`TargetFault::target`] is reported;
+    /// 1 or 0.
+    pub unsigned_classes: u32,
+    /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
+    /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`]. The parts of all blocks have
+    /// room for a row and [`LINE_VECTORS`] − 1 vectors more: vectors are numbered from the cache
+    /// line that a row begins in. A group of blocks takes `rows_of_block` rows at a time, and there
+    /// are at most [`max_tickets`] times as many.
+    pub part_vectors: u32,
+    /// What log-probabilities need beside the rest.
+    pub log_prob: LogProbArgs,
+}
+
+impl CrossEntropyArgs {
+    /// Whether the call wants only the sum or the mean of the losses, without class weights:
+    /// neither z-loss nor anything saved for a backward pass.
+    pub fn is_plain(&self) -> bool {
+        let others = self.weight | self.saved | self.totals;
+        others == 0 && self.reduction == reduction::SCALAR && self.z_loss == 0.0
+    }
+
+    /// The target probabilities; null if targets are classes.
+    pub fn probabilities(&self) -> Matrix {
+        let start = if self.class_bytes == 0 { self.target } else { 0 };
+        Matrix { start, row_stride: self.target_stride }
+    }
+}

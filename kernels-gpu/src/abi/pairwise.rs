@@ -1,0 +1,105 @@
+//! Arguments of the kernels of elementwise losses.
+
+use super::{Broadcast, LINE_VECTORS, Matrix};
+use core::num::NonZeroU32;
+
+/// Indices in [`PairwiseArgs::weights`].
+pub mod weights {
+    /// The factor of an element's term.
+    pub const WEIGHT: usize = 0;
+    /// The factor of the positive target's part of an element's term.
+    pub const POS_WEIGHT: usize = 1;
+}
+
+/// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows`
+/// rows of `cols` elements; a dense tensor may come as one row.
+///
+/// The threads of the grid form row groups, each of which works on one piece of a row at a time.
+/// Piece `p` is part `p % splits` of row `p / splits`: every `splits`-th tile of the row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PairwiseArgs {
+    /// Input.
+    pub input: Matrix,
+    /// Target.
+    pub target: Matrix,
+    /// Rows.
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u64,
+    /// What a sum, or an element's gradient, is divided by: 1 for a sum, the number of terms for a
+    /// mean.
+    pub divisor: f64,
+    /// The loss's own parameter: Huber's δ, smooth L1's β.
+    pub parameter: f64,
+    /// One of [`reduction`].
+    pub reduction: u32,
+    /// Threads of a row group: a power of two up to 32, or the whole block.
+    pub group_threads: NonZeroU32,
+    /// Parts of a row. With [`reduction::ROWS`] and one part a row, a row group finishes its row
+    /// alone; otherwise `rows * splits` is at most [`MAX_PARTIALS`].
+    pub splits: NonZeroU32,
+    /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves the row.
+    pub upstream_col_stride: u32,
+    /// How tiles are cut, for the tiled kernels.
+    pub tiles: TiledArgs,
+    /// The loss, which the forward kernels write: one value, one a row, or one an element.
+    pub loss: Matrix,
+    /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
+    pub workspace: u64,
+    /// The upstream gradient: one value, one a row, or one an element, as `reduction` says; null
+    /// stands for ones.
+    pub upstream: Matrix,
+    /// Gradient of the input, or null if it is not computed.
+    pub grad_input: Matrix,
+    /// Gradient of the target, or null if it is not computed.
+    pub grad_target: Matrix,
+    /// Factors of the element type, indexed by [`weights`], for losses that have them; null stands
+    /// for ones. They have no strides where several rows of the tensors are passed as one.
+    pub weights: [Broadcast; 2],
+}
+
+/// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
+///
+/// 1. The reduction is [`reduction::ROWS`] or, unless rows are packed, [`reduction::SCALAR`].
+/// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
+/// 3. In each row, the gradients have the same offset from a 16-byte boundary.
+/// 4. Weights have no strides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct TiledArgs {
+    /// Rows of a tile, if rows are packed: then no tensor has gaps between its rows, and a tile has
+    /// so many vectors as its rows need wherever they begin in a cache line. 0 if not.
+    pub rows: u32,
+    /// Tiles of a row, if rows are not packed: so many as a row needs wherever it begins in a cache
+    /// line. Otherwise 1.
+    pub of_row: u32,
+    /// The runs of the call, each of which is packed rows or a row, times `splits`.
+    pub items: u32,
+    /// Vectors of a tile: a multiple of [`TILED_BLOCK`], and at most four times that.
+    pub vectors: u32,
+    /// Sums of a vector of packed rows: 1 if every vector is of one row, 2 if it is of two at most,
+    /// and otherwise one for each of its elements.
+    pub vector_sums: u32,
+    /// 2³² ÷ columns, rounded up, for packed rows of more than one column; for others 0. It
+    /// divides an element's number in a tile, which is below 2¹⁶, by the columns.
+    pub per_col: u32,
+    /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
+    /// tensors have the same offset from a 16-byte boundary in each row, none.
+    pub padding: u32,
+    /// The byte of shared memory from which on there are the sums of packed rows: behind two
+    /// stages, each of every warp's vectors and padding for each tensor.
+    pub sums: u32,
+    /// The byte of shared memory from which on there are the scales of packed rows: behind two
+    /// buffers of sums.
+    pub scales: u32,
+}
+
+impl TiledArgs {
+    /// One vector more is needed where vectors are shifted. With as many as a cache line has, the
+    /// next warp's begin at a line.
+    pub const PADDING: u32 = LINE_VECTORS;
+}
+
+/// Threads of a block of the tiled kernels.
+pub const TILED_BLOCK: u32 = 256;

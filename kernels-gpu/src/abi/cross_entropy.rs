@@ -92,7 +92,7 @@ pub struct WordSteps {
 }
 
 /// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a
-/// tile is [`WARP_TILE_BYTES`] of each tensor for each of its warps.
+/// tile is [`WARP_TILE_BYTES`](super::WARP_TILE_BYTES) of each tensor for each of its warps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StreamArgs {
@@ -103,7 +103,8 @@ pub struct StreamArgs {
     /// Row groups of the grid.
     pub groups: u32,
     /// 1: rows are split; each row group takes an equal share of all tiles, and is a block; there
-    /// are at most [`MAX_SPLIT_GROUPS`]. 0: row groups take whole rows in turns.
+    /// are at most [`MAX_SPLIT_GROUPS`](super::MAX_SPLIT_GROUPS). 0: row groups take whole rows in
+    /// turns.
     pub split: u32,
 }
 
@@ -161,8 +162,8 @@ pub struct CrossEntropyArgs {
     /// How many of the grid's first blocks add up the normaliser for the blocks that compute
     /// gradients. 0 if `divisor` is not 0, or if a launch of its own adds the normaliser up.
     pub normaliser_blocks: u32,
-    /// Rows that each worker of a grid of [`grid_of_workers`] takes: one after the other, or as
-    /// many at once as it has row groups.
+    /// Rows that each worker of a grid of [`grid_of_workers`](super::grid_of_workers) takes: one
+    /// after the other, or as many at once as it has row groups.
     pub rows_of_block: NonZeroU32,
     /// The class of rows that are ignored, as it is loaded.
     pub ignore_index: i64,
@@ -177,7 +178,7 @@ pub struct CrossEntropyArgs {
     pub totals: u64,
     /// The factor λ of the z-loss; 0 for none.
     pub z_loss: f64,
-    /// [`WORKSPACE_BYTES`] of scratch.
+    /// [`WORKSPACE_BYTES`](super::WORKSPACE_BYTES) of scratch.
     pub workspace: u64,
     /// A [`TargetFault`] to write, or null.
     pub fault: u64,
@@ -189,9 +190,10 @@ pub struct CrossEntropyArgs {
     pub group_threads: NonZeroU32,
     /// What a sum is divided by; 0: by the normaliser, which only the device knows.
     pub divisor: f64,
-    /// Blocks that share a split row, in the kernels that split rows. In a forward pass
-    /// `rows * splits`, times the warps of a block, is at most [`MAX_PARTIALS`] / [`STATS_PARTS`].
-    /// In a backward pass each block has its part in registers.
+    /// Blocks that share a split row, in the kernels that split rows. In a forward pass `rows *
+    /// splits`, times the warps of a block, is at most [`MAX_PARTIALS`](super::MAX_PARTIALS) /
+    /// [`STATS_PARTS`](super::STATS_PARTS). In a backward pass each block has its part in
+    /// registers.
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient to the next row's: 1, or 0 where one serves all.
     pub upstream_stride: u32,
@@ -227,9 +229,9 @@ pub struct CrossEntropyArgs {
     pub plain: u32,
     /// How many of the last rows of `cross_entropy_forward_long` are split, each over `splits`
     /// workers with consecutive indices; 0 for none. Each of their warps publishes
-    /// [`STATS_PARTS`] words, from word `tail_at` on, for which there is room.
+    /// [`STATS_PARTS`](super::STATS_PARTS) words, from word `tail_at` on, for which there is room.
     pub tail_rows: u32,
-    /// See `tail_rows`; a multiple of [`STATS_PARTS`].
+    /// See `tail_rows`; a multiple of [`STATS_PARTS`](super::STATS_PARTS).
     pub tail_at: u32,
     /// log2 of `group_threads`, where a row group is at most a warp.
     pub group_shift: u32,
@@ -241,10 +243,11 @@ pub struct CrossEntropyArgs {
     /// 1 or 0.
     pub unsigned_classes: u32,
     /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
-    /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`]. The parts of all blocks have
-    /// room for a row and [`LINE_VECTORS`] − 1 vectors more: vectors are numbered from the cache
-    /// line that a row begins in. A group of blocks takes `rows_of_block` rows at a time, and there
-    /// are at most [`max_tickets`] times as many.
+    /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`](super::SPLIT_TILE_VECTORS).
+    /// The parts of all blocks have room for a row and [`LINE_VECTORS`](super::LINE_VECTORS) − 1
+    /// vectors more: vectors are numbered from the cache line that a row begins in. A group of
+    /// blocks takes `rows_of_block` rows at a time, and there are at most
+    /// [`max_tickets`](super::max_tickets) times as many.
     pub part_vectors: u32,
     /// What log-probabilities need beside the rest.
     pub log_prob: LogProbArgs,

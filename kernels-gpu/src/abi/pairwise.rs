@@ -32,12 +32,13 @@ pub struct PairwiseArgs {
     pub divisor: f64,
     /// The loss's own parameter: Huber's δ, smooth L1's β.
     pub parameter: f64,
-    /// One of [`reduction`].
+    /// One of [`reduction`](super::reduction).
     pub reduction: u32,
     /// Threads of a row group: a power of two up to 32, or the whole block.
     pub group_threads: NonZeroU32,
-    /// Parts of a row. With [`reduction::ROWS`] and one part a row, a row group finishes its row
-    /// alone; otherwise `rows * splits` is at most [`MAX_PARTIALS`].
+    /// Parts of a row. With [`reduction::ROWS`](super::reduction::ROWS) and one part a row, a row
+    /// group finishes its row alone; otherwise `rows * splits` is at most
+    /// [`MAX_PARTIALS`](super::MAX_PARTIALS).
     pub splits: NonZeroU32,
     /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves the row.
     pub upstream_col_stride: u32,
@@ -45,7 +46,7 @@ pub struct PairwiseArgs {
     pub tiles: TiledArgs,
     /// The loss, which the forward kernels write: one value, one a row, or one an element.
     pub loss: Matrix,
-    /// [`WORKSPACE_BYTES`] of scratch, for the forward kernels.
+    /// [`WORKSPACE_BYTES`](super::WORKSPACE_BYTES) of scratch, for the forward kernels.
     pub workspace: u64,
     /// The upstream gradient: one value, one a row, or one an element, as `reduction` says; null
     /// stands for ones.
@@ -61,10 +62,10 @@ pub struct PairwiseArgs {
 
 /// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
 ///
-/// 1. The reduction is [`reduction::ROWS`] or, unless rows are packed, [`reduction::SCALAR`].
-/// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
-/// 3. In each row, the gradients have the same offset from a 16-byte boundary.
-/// 4. Weights have no strides.
+/// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or, unless rows are packed,
+/// [`reduction::SCALAR`](super::reduction::SCALAR). 2. Rows have at least 1 and fewer than 2³⁰
+/// elements, and elements are adjacent. 3. In each row, the gradients have the same offset from a
+/// 16-byte boundary. 4. Weights have no strides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TiledArgs {

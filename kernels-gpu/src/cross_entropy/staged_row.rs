@@ -10,14 +10,14 @@
 //! threads.
 
 use super::finish::{finish_grid, publish_terms};
-use super::label::{Label, normaliser, sum_normaliser};
+use super::label::{normaliser, sum_normaliser};
 use super::lagging::{CERTAIN, is_near_top};
-use super::pass::{Classes, Factors, Pass, Total, scales_of_row, writes};
+use super::pass::{Classes, Pass, Total, scales_of_row, writes};
 use super::row_group::Rows;
 use super::stats::Stats;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT, VECTOR_BYTES};
 use crate::cut::{Cut, Row};
-use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
+use crate::element::{Base, Element, Real, unrolled};
 use crate::reduce::{self, Workspace, block_sums, warp_max};
 use cuda_std::SharedArray;
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};

@@ -186,8 +186,18 @@ where
 
 /// Rows that are packed, of any alignment; that a block has in registers; that blocks share; and
 /// many that have a block each.
-const SHAPES: [[usize; 2]; 9] =
-    [[5, 1], [7, 3], [70, 33], [6, 128], [5, 1000], [3, 4096], [4, 2051], [2, 20_011], [300, 1031]];
+const SHAPES: [[usize; 2]; 10] = [
+    [5, 1],
+    [7, 3],
+    [70, 33],
+    [6, 128],
+    [5, 1000],
+    [3, 4096],
+    [4, 2051],
+    [2, 20_011],
+    [300, 1301],
+    [5, 2607],
+];
 
 /// Every method in each regime, at one of these temperatures.
 fn check_shapes<T: Number>()

@@ -63,9 +63,10 @@ pub struct PairwiseArgs {
 /// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
 ///
 /// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or, unless rows are packed,
-/// [`reduction::SCALAR`](super::reduction::SCALAR). 2. Rows have at least 1 and fewer than 2³⁰
-/// elements, and elements are adjacent. 3. In each row, the gradients have the same offset from a
-/// 16-byte boundary. 4. Weights have no strides.
+///    [`reduction::SCALAR`](super::reduction::SCALAR).
+/// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
+/// 3. In each row, the gradients have the same offset from a 16-byte boundary.
+/// 4. Weights have no strides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TiledArgs {

@@ -10,7 +10,8 @@ fn shapes() -> impl Iterator<Item = Rows> {
     [2, 4, 8].into_iter().flat_map(|element_bytes| {
         let most = if element_bytes == 8 { MOST_ROW_BYTES_F64[1] } else { MOST_ROW_BYTES_OF_TWO };
         // All short rows, and some of the long ones.
-        let is_drawn = move |cols: &usize| cols * element_bytes <= MOST_ROW_BYTES || cols % 7 == 0;
+        let is_drawn =
+            move |cols: &usize| cols * element_bytes <= MOST_ROW_BYTES || cols.is_multiple_of(7);
         (1..=most / element_bytes).filter(is_drawn).flat_map(move |cols| {
             let row_bytes = cols * element_bytes;
             // No gaps, short gaps, and gaps that are too long to be read.

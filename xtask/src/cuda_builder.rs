@@ -85,8 +85,8 @@ impl Compiler {
     }
 
     /// Compiles the kernels for `arch` and returns a program of PTX for each of these dtypes. They
-    /// are compiled side by side, since LLVM compiles a crate in one thread. Runs in the workspace's
-    /// directory.
+    /// are compiled side by side, since LLVM compiles a crate in one thread. Runs in the
+    /// workspace's directory.
     pub(crate) fn compile(&self, sh: &Shell, arch: &str, dtypes: &[&str]) -> Result<Vec<String>> {
         let mut compilers = Vec::new();
         for dtype in dtypes {

@@ -1,9 +1,9 @@
 //! The text of PTX: its items, and one module of its own for some of its entries.
 //!
-//! rustc writes all kernels of a dtype as one PTX program. Every module of the kernel table, a loss in one
-//! dtype, gets a text of its own, with what its entries refer to and nothing else. The driver
-//! compiles all that it is given, so the host gives it one entry, and of the rest of the text what
-//! stands before the entries.
+//! rustc writes all kernels of a dtype as one PTX program. Every module of the kernel table, a loss
+//! in one dtype, gets a text of its own, with what its entries refer to and nothing else. The
+//! driver compiles all that it is given, so the host gives it one entry, and of the rest of the
+//! text what stands before the entries.
 
 pub(crate) mod check;
 pub(crate) mod file;

@@ -49,8 +49,8 @@ const SUITES: [&str; 23] = [
     "tiled_rows",
 ];
 
-/// What is run only where `--test` names the suite: several threads launch kernels there at the same
-/// time, and racecheck did not end in eight minutes. Other suites launch the same kernels.
+/// What is run only where `--test` names the suite: several threads launch kernels there at the
+/// same time, and racecheck did not end in eight minutes. Other suites launch the same kernels.
 const TOO_SLOW: [(&str, &str); 2] = [("racecheck", "concurrency"), ("racecheck", "stress")];
 
 pub(crate) fn run(sh: &Shell, flags: &flags::Sanitize) -> Result<()> {

@@ -17,16 +17,17 @@ use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES};
 /// forward-backward 0.40 and 0.77; 2048 columns 0.70 and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The same for the forward pass, where the first warps of a block per row have four vectors a
-/// lane, and the third but a few. H200, 2026-11-27, ceiling ÷ ours with a block per row and packed:
+/// The same for the forward pass. H200, 2026-11-27, ceiling ÷ ours with a block per row, of four
+/// vectors a thread, and packed; with more vectors a thread, as now, such blocks were not compared:
 /// f32, 1040 columns 0.59 and 0.87, 1200 columns 0.83 and 0.86; bf16, 2184 columns 0.49 and 0.82,
 /// 2448 columns 0.83 and 0.82, 2600 columns 0.87 and 0.80; with smoothing and weights, f32, 1056
 /// columns 0.59 and 0.71.
 const MOST_ROW_BYTES_FORWARD: usize = 4864;
 
 /// The same for rows of f32 that are not on 16-byte boundaries. H200, 2026-11-27, ceiling ÷ ours
-/// with a block per row and packed: 1229 columns 0.64 and 0.75, 1282 columns 0.74 and 0.83, 1401
-/// columns 0.81 and 0.85; 63 to 64 MiB of 1334 and of 1318 columns 0.57 and 0.60.
+/// with a block per row and packed: four vectors a thread, 1229 columns 0.64 and 0.75, 1282 columns
+/// 0.74 and 0.83, 1401 columns 0.81 and 0.85, but 64 MiB of 1318 columns 0.66 and 0.60; eight, 1305
+/// columns 0.66 and 0.82, 80 MiB of 1334 columns 0.57 and 0.69.
 const MOST_ROW_BYTES_OFF_BOUNDARIES: usize = 5632;
 
 /// The same for loss and gradients, by the bytes of an element. H200, 2026-11-27, ceiling ÷ ours
@@ -37,15 +38,17 @@ const fn most_row_bytes_with_loss(element_bytes: usize) -> usize {
 }
 
 /// The same where probabilities are the targets. H200, 2026-11-27, ceiling ÷ ours with a block per
-/// row and packed: f32, 1185 columns 0.52 and 0.60, 1322 columns 0.44 and 0.62.
+/// row and packed: f32, 1185 columns 0.52 and 0.60, 1322 columns 0.44 and 0.62. Longer rows were
+/// not compared.
 const MOST_ROW_BYTES_OF_TWO: usize = 6000;
 
 /// The same for the forward pass in f64, for classes, of rows on 16-byte boundaries and of others.
 /// A warp that streams a row spends as long on a tile of 2 KiB at its end as on a whole one, and an
 /// 8 KiB row that is off a boundary has five. H200, 2026-11-27, ceiling ÷ ours streamed and packed:
-/// 512 columns 0.61 and 0.76, 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77; 1001 columns
-/// 0.71 and 0.74, 1023 columns 0.66 and 0.76, 1025 columns 0.65 and 0.73, 1100 columns 0.73 and
-/// 0.69.
+/// 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77; 1001 columns 0.71 and 0.74, 1023 columns
+/// 0.66 and 0.76, 1025 columns 0.65 and 0.73, 1050 columns 0.70 and 0.75. When the tiles at a row's
+/// ends were streamed vector by vector: 513 columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1300
+/// columns 0.70 and 0.59.
 const MOST_ROW_BYTES_F64: [usize; 2] = [8000, 8400];
 
 /// The most bytes of a packed row in a pass.
@@ -108,7 +111,7 @@ impl Packed {
     /// forward-backward, 33 columns 0.89, 0.91, 0.92; 500 MiB of f32 backward, 229 columns 0.91,
     /// 0.94, 0.96; 500 MiB of f16 forward-backward, 6 columns 0.68, 0.68, 0.66; 180 MiB, 42 columns
     /// 0.80, 0.77, 0.77; and with 8 and 16, 300 MiB of bf16 forward, 9 columns 0.81, 0.80, 256 MiB
-    /// of 10 columns 0.85, 0.80.
+    /// of 10 columns 0.83, 0.80.
     fn waves(&self, pass: Pass) -> usize {
         match (pass, self.regime) {
             (Pass::Forward, Regime::Packed) => 1,

@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(blocks(19_800, 17_837, 8), (198 * 2, 192, 2));
         assert_eq!(blocks(19_800, 20_000, 8), (132 * 2, 320, 2));
         assert_eq!(blocks(19_800, 2 * 17_837, 4), (132 * 2, 320, 2));
-        // As many as two rows for three multiprocessors are needed.
+        // With fewer rows than fill three blocks of each multiprocessor, blocks are large.
         assert_eq!((blocks(198, 17_837, 8).1, blocks(197, 17_837, 8).1), (192, 320));
     }
 

@@ -147,8 +147,8 @@ fn short_rows_are_packed_or_register_resident() {
     assert_eq!(regime(0, 5), Regime::Packed);
 }
 
-/// A thread has eight vectors of a long row in f32 and twelve in 16 bits; few rows have more
-/// threads each.
+/// A thread has eight vectors of a long row in f32 and twelve in 16 bits. Where there are fewer
+/// rows than half of the warps that a device has room for, a row gets more warps.
 #[test]
 fn many_long_rows_have_few_threads_each() {
     let threads = |rows, cols, bytes| {
@@ -159,7 +159,7 @@ fn many_long_rows_have_few_threads_each() {
     };
     assert_eq!([4097, 8193, 60_000].map(|cols| threads(1 << 16, cols, 4)), [160, 256, 256]);
     assert_eq!([8193, 16_385].map(|cols| threads(1 << 16, cols, 2)), [96, 192]);
-    // 4224 warps are for as many rows as there are.
+    // 132 × 32 = 4224 warps are shared out: at 704 rows, each could have six, and has all it needs.
     assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 2049, 4)), [96, 96, 160, 160]);
 }
 

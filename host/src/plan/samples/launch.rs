@@ -72,7 +72,8 @@ pub(super) fn long(shape: &Shape) -> SamplesLaunch {
     }
 }
 
-/// Half of the warps that an H100 has room for.
+/// Half of the warps that an H100 has room for. Chosen, not searched for: with fewer rows than
+/// these, a row gets more of them.
 const RESIDENT_WARPS: usize = MULTIPROCESSORS * 32;
 
 /// Vectors that a thread has in flight in kernels whose rows are not register-resident.

@@ -40,12 +40,13 @@ impl Shape {
 
     /// Whether rows are faster in the registers of `row_lanes` lanes than packed: all but those of
     /// 16-bit elements whose exponentials are computed, and those of f64 whose losses and gradients
-    /// are, that leave an eighth of the registers empty or more. H200, 2026-11-27, bf16, 256 MiB, ceiling ÷ ours in registers and packed:
-    /// forward, 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86;
-    /// forward-backward, 384 columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384
-    /// columns 0.97 and 0.91; f32 forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of
-    /// 424 columns, 0.72 and 0.62: each warp has few tiles of so few rows. f64 forward-backward, 96
-    /// columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240 columns 0.73 and 0.69.
+    /// are, that leave an eighth of the registers empty or more. H200, 2026-11-27, ceiling ÷ ours
+    /// in registers and packed: 256 MiB of bf16 forward, 384 columns 0.74 and 0.86, 448 columns
+    /// 0.83 and 0.85, 512 columns 0.90 and 0.86; forward-backward, 384 columns 0.81 and 0.86, 800
+    /// columns 0.83 and 0.84; backward, 384 columns 0.97 and 0.91; f32 forward, 200 columns 0.93
+    /// and 0.88. But bf16 forward, 63 MiB of 424 columns, 0.72 and 0.62: each warp has few tiles of
+    /// so few rows. f64 forward-backward, 96 columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240
+    /// columns 0.73 and 0.69.
     fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
         let registers = self.kernels.per_thread * row_lanes;
         let is_full = 8 * self.vectors > 7 * registers;
@@ -85,11 +86,12 @@ impl Shape {
         staged::plan(self.rows, self.vectors, self.element_bytes, device, most_threads)
     }
 
-    /// Whether rows are staged that could be packed or held in registers: in f64, whose
-    /// exponentials take so long that they should be computed once, and with smoothing, whose
-    /// packed rows look up each class weight by itself. H200, 2026-11-26, forward-backward with
-    /// smoothing and weights, ceiling ÷ ours packed or with a block per row, and staged: f32, 1000
-    /// columns 0.50 and 0.54; bf16, 1500 columns 0.24 and 0.38.
+    /// Whether rows that are [long enough](staged::plan) are staged though they could be packed or
+    /// held in registers: in f64, whose exponentials take so long that they should be computed
+    /// once, and with smoothing, whose packed rows look up each class weight by itself. H200,
+    /// 2026-11-26, forward-backward with smoothing and weights, ceiling ÷ ours packed or with a
+    /// block per row, and staged: f32, 1000 columns 0.50 and 0.54; bf16, 1500 columns 0.24 and
+    /// 0.38.
     fn prefers_staged(&self) -> bool {
         self.element_bytes == 8 || self.kernels.is_smoothed
     }

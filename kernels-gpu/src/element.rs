@@ -107,6 +107,15 @@ pub trait Element: Word {
             with(k, exps);
         });
     }
+    /// [`exps`](Self::exps) for code that has no predicate registers left.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn masked_exps<const N: usize>(
+        from: [Vec16; N],
+        base: Base<Self::Real>,
+        with: impl FnMut(usize, [Self::Real; MAX_LANES]),
+    ) {
+        Self::exps(from, base, with);
+    }
     /// A vector of the first [`LANES`](Self::LANES) elements.
     fn pack(elements: [Self; MAX_LANES]) -> Vec16;
     /// A vector of the first [`LANES`](Self::LANES) values, each [narrowed](Self::narrow).
@@ -249,6 +258,15 @@ impl Element for f64 {
         with: impl FnMut(usize, [f64; MAX_LANES]),
     ) {
         float64::for_pairs(from, base, float64::exps_or_least::<4>, with);
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn masked_exps<const N: usize>(
+        from: [Vec16; N],
+        base: Base<f64>,
+        with: impl FnMut(usize, [f64; MAX_LANES]),
+    ) {
+        float64::for_pairs(from, base, float64::masked_exps_below::<4>, with);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -89,6 +89,7 @@ const STRUCTURES: &[Structure] = &[
         order_left,
         bytes,
         stage_bytes,
+        saved,
         warp_bytes,
         gradients,
         words,

@@ -132,6 +132,7 @@ pub(crate) fn quotient<R: Real>(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element::{Base, Element, MAX_LANES};
 
     /// Numbers between 2⁻ˢᵖᵃⁿ and 2ˢᵖᵃⁿ, with random exponents and significands.
     fn numbers(seed: u64, span: f64) -> impl Iterator<Item = f64> {
@@ -288,6 +289,25 @@ mod tests {
         for x in [709.79, 1000.0, 1e10, 1e300, f64::MAX] {
             assert_eq!(exp(x), f64::INFINITY);
             assert_eq!(exp(-x - 40.0), 0.0);
+        }
+    }
+
+    /// Bit for bit, where exponentials vanish and of no number, too.
+    #[test]
+    fn masked_exponentials_are_those_that_are_selected() {
+        let special =
+            [f64::NEG_INFINITY, f64::MIN, -708.1, -708.0, -707.9, -0.0, 5.0, f64::INFINITY];
+        let nans = [f64::NAN.to_bits(), u64::MAX, u64::MAX >> 1].map(f64::from_bits);
+        let all = special.into_iter().chain(nans).chain(nans.map(|nan| -nan));
+        for x in all.chain(numbers(12, 12.0).take(1000).flat_map(|x| [x, -x])) {
+            let vectors = [[x, -1.0], [-2.0, x]]
+                .map(|[a, b]| f64::pack([a, b, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]));
+            let base = Base::Center(0.0, 1.0);
+            let [mut selected, mut masked] = [[[0.0; MAX_LANES]; 2]; 2];
+            f64::exps(vectors, base, |k, exps| selected[k] = exps);
+            f64::masked_exps(vectors, base, |k, exps| masked[k] = exps);
+            let bits = |exps: [[f64; MAX_LANES]; 2]| exps.map(|exps| exps.map(f64::to_bits));
+            assert_eq!(bits(masked), bits(selected), "exp({x})");
         }
     }
 

@@ -229,6 +229,17 @@ impl Shared {
         }
     }
 
+    /// Starts to copy a word of 4 or 8 bytes to number `index` of the array of words that begins at
+    /// byte `at`.
+    ///
+    /// # Safety
+    /// As [`SharedArray::copy_word`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn copy_word_async<T: Word>(self, at: u32, index: u32, from: *const T) {
+        // SAFETY: the caller's conditions.
+        unsafe { self.0.words_from_byte::<T>(at).copy_word(index, from) };
+    }
+
     /// Word `index` of the array of words that begins at byte `at`.
     ///
     /// # Safety

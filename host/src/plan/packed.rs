@@ -10,7 +10,7 @@ pub(crate) use rows::Rows;
 use self::banks::{order, word_steps};
 use self::space::{Placed, Space, Tiles};
 use super::{Launch, Pass, Regime};
-use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES};
+use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES, saved};
 
 /// The most bytes of a packed row, where no line below says otherwise. H200, 2026-11-26, bf16,
 /// ceiling ÷ ours with a block per row and packed: 1032 columns forward 0.30 and 0.69,
@@ -181,7 +181,9 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
     if rows.alike {
         written = read;
     }
-    let space = Space { rows: &rows, read, written, rows_of_warp };
+    // The kernels compute in f32 or f64.
+    let saved = if pass == Pass::Backward { saved::USED * rows.element_bytes.max(4) } else { 0 };
+    let space = Space { rows: &rows, read, written, rows_of_warp, saved };
     let regime = rows.regime(pass);
     let Tiles { rows: tile_rows, warp_rows, stages } = space.tiles(pass, regime);
     let (bytes, stage_bytes) = (space.tile_bytes(tile_rows), space.stage_bytes(tile_rows));
@@ -214,6 +216,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
         order_left,
         bytes: bytes as u32,
         stage_bytes: if stages == 1 { 0 } else { stage_bytes as u32 },
+        saved: if saved == 0 { 0 } else { space.saved_offset(tile_rows) as u32 },
         warp_bytes: warp_bytes as u32,
         gradients: gradients as u32,
         words: word_steps(&rows, read.steps[0], 32 / warp_rows),

@@ -400,6 +400,10 @@ pub(crate) fn f64_from_halves(upper: u32, lower: u32) -> f64 {
     f64::from_bits(u64::from(upper) << 32 | u64::from(lower))
 }
 
+pub(crate) fn mask_below(value: u32, limit: u32) -> u32 {
+    if value < limit { u32::MAX } else { 0 }
+}
+
 pub(crate) fn reciprocal_approx_f64(x: f64) -> f64 {
     let upper = |x: f64| f64::from_bits(x.to_bits() >> 32 << 32);
     upper(1.0 / upper(x))

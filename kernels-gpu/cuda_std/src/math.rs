@@ -65,6 +65,13 @@ pub fn reciprocal_approx_f64(x: f64) -> f64 {
     side::reciprocal_approx_f64(x)
 }
 
+/// All bits set if `value` is below `limit`, and 0 otherwise, without a predicate register: by the
+/// sign of a difference. `limit` is from 2³¹ up.
+#[inline(always)]
+pub fn mask_below(value: u32, limit: u32) -> u32 {
+    side::mask_below(value, limit)
+}
+
 /// The f64 with these halves, as one move: LLVM would shift and add the halves.
 #[inline(always)]
 pub fn f64_from_halves(upper: u32, lower: u32) -> f64 {

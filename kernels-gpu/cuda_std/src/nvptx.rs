@@ -490,6 +490,26 @@ pub(crate) fn reciprocal_approx_f64(x: f64) -> f64 {
     rcp_approx_f64(x)
 }
 
+#[inline(always)]
+pub(crate) fn mask_below(value: u32, limit: u32) -> u32 {
+    let mask: u32;
+    // SAFETY: touches no memory.
+    unsafe {
+        asm!(
+            "{{",
+            ".reg .b32 least;",
+            "max.u32 least, {1}, {2};",
+            "sub.u32 least, {2}, least;",
+            "shr.s32 least, least, 31;",
+            "not.b32 {0}, least;",
+            "}}",
+            out(reg32) mask, in(reg32) value, in(reg32) limit - 1,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    mask
+}
+
 /// One instruction for two.
 macro_rules! narrow_two {
     ($name:ident, $instruction:literal) => {

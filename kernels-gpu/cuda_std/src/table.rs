@@ -8,11 +8,15 @@
 ///     /// The squares.
 ///     pub fn square() -> [u64; 4] = [0, 1, 4, 9];
 /// }
-/// assert_eq!((square(3), square(6)), (9, 4));
+/// assert_eq!((square::<false>(3), square::<true>(6)), (9, 4));
 /// ```
 ///
 /// The first-level cache keeps it, so a block needs not copy it to shared memory first. A table of
-/// 16 words is one line of the cache, and all threads of a warp read it without a conflict.
+/// 16 words, the most, is one line of the cache, and all threads of a warp read it without a
+/// conflict.
+///
+/// The function's parameter says whether there is a predicate register for the address of the word:
+/// without, it takes one instruction more.
 #[macro_export]
 macro_rules! lookup_table {
     (
@@ -21,25 +25,46 @@ macro_rules! lookup_table {
     ) => {
         $(#[$meta])*
         #[inline(always)]
-        $vis fn $name(index: u32) -> u64 {
-            const { assert!(u32::is_power_of_two($len)) };
+        $vis fn $name<const PREDICATE: bool>(index: u32) -> u64 {
+            const { assert!(u32::is_power_of_two($len) && $len <= 16) };
             let index = index % $len;
             #[cfg(target_arch = "nvptx64")]
             {
                 let word: u64;
-                // SAFETY: reads the table declared beside the function, inside of it.
+                // SAFETY: both read the table declared beside the function, inside of it. It is
+                // aligned to 128 bytes, and has no more, so that the addresses of its words differ
+                // in bits that are 0 in its own: these are set, where an addition would carry from
+                // the lower to the upper half, by a predicate.
                 unsafe {
-                    core::arch::asm!(
-                        "{{",
-                        ".reg .b64 table;",
-                        concat!("mov.b64 table, ", stringify!($name), ";"),
-                        "mad.wide.u32 table, {1}, 8, table;",
-                        "ld.global.nc.b64 {0}, [table];",
-                        "}}",
-                        out(reg64) word,
-                        in(reg32) index,
-                        options(pure, nomem, nostack, preserves_flags),
-                    );
+                    if PREDICATE {
+                        core::arch::asm!(
+                            "{{",
+                            ".reg .b64 table;",
+                            concat!("mov.b64 table, ", stringify!($name), ";"),
+                            "mad.wide.u32 table, {1}, 8, table;",
+                            "ld.global.nc.b64 {0}, [table];",
+                            "}}",
+                            out(reg64) word,
+                            in(reg32) index,
+                            options(pure, nomem, nostack, preserves_flags),
+                        );
+                    } else {
+                        core::arch::asm!(
+                            "{{",
+                            ".reg .b64 table;",
+                            ".reg .b32 lower, upper, within;",
+                            concat!("mov.b64 table, ", stringify!($name), ";"),
+                            "mov.b64 {{lower, upper}}, table;",
+                            "shl.b32 within, {1}, 3;",
+                            "or.b32 lower, lower, within;",
+                            "mov.b64 table, {{lower, upper}};",
+                            "ld.global.nc.b64 {0}, [table];",
+                            "}}",
+                            out(reg64) word,
+                            in(reg32) index,
+                            options(pure, nomem, nostack, preserves_flags),
+                        );
+                    }
                 }
                 word
             }

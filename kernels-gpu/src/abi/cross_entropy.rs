@@ -22,6 +22,8 @@ pub mod saved {
     pub const LOG_SUM_EXP: u64 = 3;
     /// The number of arrays.
     pub const COUNT: usize = 4;
+    /// The number of those, from the first on, that gradients are computed from.
+    pub const USED: usize = 3;
 }
 
 /// How a warp stages rows in shared memory, as a tile, and distributes them over its lanes. With `n
@@ -72,6 +74,9 @@ pub struct TileArgs {
     /// Bytes of shared memory of a warp: its stages, and the tiles of gradients that are not
     /// written in place.
     pub warp_bytes: u32,
+    /// Offset in a stage of what the forward pass has saved of its rows, an array of `rows` values
+    /// for each of [`saved`]. 0 unless gradients alone are computed.
+    pub saved: u32,
     /// Offset of the gradients' tiles in the shared memory of a warp. 0: gradients are written in
     /// place, over the logits and the probabilities.
     pub gradients: u32,

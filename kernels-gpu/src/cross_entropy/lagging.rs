@@ -6,7 +6,7 @@
 //! instructions an element, of which the f64 units execute one.
 
 use super::mode;
-use crate::element::{Element, MAX_LANES, Real};
+use crate::element::{Element, Real};
 use cuda_std::math::max_or_nan_f32_bits;
 use cuda_std::memory::Vec16;
 
@@ -67,11 +67,11 @@ impl<R: Real> Lagging<R> {
         self.top == R::NO_TOP
     }
 
-    /// A vector of logits that raise no maximum, and whose exponentials are nothing beside the sum
-    /// with any other logit.
+    /// A logit that raises no maximum, and whose exponential is nothing beside that of any other
+    /// logit.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn padding<E: Element<Real = R>>() -> Vec16 {
-        E::pack([E::narrow(R::from_top(R::NO_TOP)); MAX_LANES])
+    pub(crate) fn padding<E: Element<Real = R>>() -> E {
+        E::narrow(R::from_top(R::NO_TOP))
     }
 
     /// Adds logits.

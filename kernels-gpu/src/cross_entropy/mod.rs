@@ -144,13 +144,16 @@ macro_rules! kernels {
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             FORWARD_PACKED = forward_packed:
                 packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 5 barriers;
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::LOSS),
+                5 barriers;
             FORWARD_BACKWARD_PACKED = forward_backward_packed:
                 packed::<E, MODE, { computes::BOTH }, { row_lanes::SEVERAL }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 6 barriers;
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::BOTH),
+                6 barriers;
             BACKWARD_PACKED = backward_packed:
                 packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE), 0 barriers;
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::GRADIENTS),
+                0 barriers;
             FORWARD_LANE_ROWS = forward_lane_rows:
                 packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE }>,
                 (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(MODE, computes::LOSS),
@@ -221,9 +224,10 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
 }
 
 /// Resident blocks of the `_packed` kernels: as many as registers allow without spills.
-pub(crate) const fn resident_packed<E: Element>(mode: u32) -> u32 {
+pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32 {
     match mode {
         mode::PROBABILITIES if size_of::<E>() == 2 => 4,
+        mode::PROBABILITIES if size_of::<E>() == 4 && computes == computes::BOTH => 4,
         _ if size_of::<E>() < 8 => 5,
         mode::PROBABILITIES if size_of::<E>() == 8 => 3,
         _ => 4,
@@ -241,8 +245,8 @@ pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> 
         };
     }
     match (computes, size_of::<E>()) {
-        (computes::BOTH, 8) => 4,
-        (computes::BOTH, _) | (computes::GRADIENTS, 8) => 5,
+        (computes::BOTH | computes::GRADIENTS, 8) => 4,
+        (computes::BOTH, _) => 5,
         (_, 8) => 6,
         _ => 7,
     }

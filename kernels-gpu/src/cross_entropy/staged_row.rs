@@ -17,7 +17,7 @@ use super::row_group::Rows;
 use super::stats::Stats;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT, VECTOR_BYTES};
 use crate::cut::{Cut, Row};
-use crate::element::{Base, Element, Real, unrolled};
+use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{self, Workspace, block_sums, warp_max};
 use cuda_std::SharedArray;
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
@@ -278,14 +278,17 @@ impl<'a, E: Element, const MODE: u32> StagedRow<'a, E, MODE> {
                 self.pass.add_shares::<N, true>(&mut shares, center, (x, x), classes);
                 [stats.dot, stats.weight] = shares;
             }
-            E::exps(x, Base::Center(center, E::Real::ONE), |k, exps| {
+            let add = |k: usize, exps: [E::Real; MAX_LANES]| {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     sums[lane % 2] = sums[lane % 2] + exps[lane];
                 });
                 if Self::KEEPS_EXPS {
                     self.vectors.set(index - self.base + k as u32 * self.step, E::narrow_all(exps));
                 }
-            });
+            };
+            let base = Base::Center(center, E::Real::ONE);
+            // With shares of all classes, masks would spill.
+            if Self::DENSE { E::exps(x, base, add) } else { E::masked_exps(x, base, add) }
         }
         stats.rest = stats.rest + (sums[0] + sums[1]);
     }

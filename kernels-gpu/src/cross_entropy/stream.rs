@@ -165,12 +165,13 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
     type Target = Label<E::Real>;
     type Stats = OnlineSoftmax<E::Real, MODE>;
     const TENSORS: u32 = if MODE == mode::PROBABILITIES { 2 } else { 1 };
-    /// A class would add its share of the target though its logit is padding.
+    /// Not where every class has a share of the target: padding would add shares of classes that
+    /// the row does not have.
     const PADS: bool = Self::Stats::LAGS && !Self::DENSE;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn padding() -> Vec16 {
-        Lagging::<E::Real>::padding::<E>()
+        E::pack([Lagging::padding(); MAX_LANES])
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -164,8 +164,8 @@ impl<L: RowLoss> Tiles<L> {
         stats
     }
 
-    /// Adds the tile in the ring's slot, unless it has to be added vector by vector; returns whether
-    /// it did. All of its vectors are the row's or, with [`PADS`](RowLoss::PADS), some.
+    /// Adds the tile in the ring's slot, unless it has to be added vector by vector; returns
+    /// whether it did. All of its vectors are the row's or, with [`PADS`](RowLoss::PADS), some.
     ///
     /// # Safety
     /// As [`accumulate`](Self::accumulate); the copy of the tile is complete.
@@ -177,6 +177,7 @@ impl<L: RowLoss> Tiles<L> {
         first: u32,
         stats: &mut L::Stats,
     ) -> bool {
+        const { assert!(!L::PADS || L::TENSORS == 1) };
         let vector = |k: usize| first + lane_id() + k as u32 * WARP_SIZE;
         let mut columns = [0; BATCH];
         unrolled!(for k in 0..BATCH; { columns[k] = span.column(vector(k)); });

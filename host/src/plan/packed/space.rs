@@ -7,26 +7,14 @@ use kernels_gpu::abi::CACHE_LINE;
 
 /// The bytes of shared memory that a warp can have if `blocks` blocks are to fit into an H100's
 /// multiprocessor.
-const fn warp_bytes_of(blocks: usize) -> usize {
+pub(super) const fn warp_bytes_of(blocks: usize) -> usize {
     let bytes = (228 << 10) / blocks - RESERVED - ARRAYS_BYTES;
     bytes / WARPS / CACHE_LINE as usize * CACHE_LINE as usize
 }
 
-/// The bytes of shared memory of a warp whose lanes share rows of more than `SMALL_ROW_BYTES`.
-pub(super) const WARP_BYTES: usize = warp_bytes_of(RESIDENT_BLOCKS);
-
-/// The same where three blocks are enough: rows that would have bank conflicts with less memory,
-/// and two tiles of f64 in the forward pass. H200, 2026-11-27, ceiling ÷ ours with three and with
-/// four blocks: f64 forward, 128 columns 0.82 and 0.72, 512 columns 0.76 and 0.67, 1.6 million rows
-/// of 24 columns 0.79 and 0.80.
+/// The bytes of shared memory that a warp can have if as few blocks as are enough for any rows are
+/// to fit: three.
 const MOST_WARP_BYTES: usize = warp_bytes_of(3);
-
-/// The same for loss and gradients, and for gradients in f64, whose registers allow four blocks.
-/// H200, 2026-11-27, ceiling ÷ ours with three, four and five blocks: forward-backward, bf16, 200
-/// columns 0.88, 0.88, 0.85, 229 columns 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64, 24
-/// columns 0.87, 0.86, 0.72, 200 columns 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75, 0.79,
-/// 0.79, 408 columns 0.85, 0.85, 0.70; f32, 90 columns 0.80, 0.80, 0.88.
-const WARP_BYTES_OF_GRADIENTS: usize = warp_bytes_of(4);
 
 /// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
 /// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, which is as
@@ -112,6 +100,8 @@ pub(super) struct Space<'a> {
     pub(super) written: Placed,
     /// See [`rows_of_warp`](super::rows_of_warp).
     pub(super) rows_of_warp: usize,
+    /// Bytes of the saved values that a stage has of each row.
+    pub(super) saved: usize,
 }
 
 /// How many rows a warp works on.
@@ -130,11 +120,16 @@ impl Space<'_> {
         self.read.bytes(tile_rows).max(self.written.bytes(tile_rows))
     }
 
-    /// The bytes of a stage: without probabilities, it also has the class of each row, of eight
-    /// bytes.
-    pub(super) fn stage_bytes(&self, tile_rows: usize) -> usize {
+    /// Where the saved values begin in a stage: behind the tiles and, without probabilities, the
+    /// class of each row, of eight bytes.
+    pub(super) fn saved_offset(&self, tile_rows: usize) -> usize {
         let classes = if self.rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
-        let bytes = self.rows.tiles * self.tile_bytes(tile_rows) + classes;
+        self.rows.tiles * self.tile_bytes(tile_rows) + classes
+    }
+
+    /// The bytes of a stage.
+    pub(super) fn stage_bytes(&self, tile_rows: usize) -> usize {
+        let bytes = self.saved_offset(tile_rows) + tile_rows * self.saved;
         bytes.next_multiple_of(CACHE_LINE as usize)
     }
 
@@ -160,12 +155,12 @@ impl Space<'_> {
         // The largest distance of rows in any tile; the strides of missing tensors are 0.
         let step = self.read.step().max(self.written.step()).max(self.rows.row_bytes());
         let tiles = if self.rows.alike { MOST_STAGES } else { MOST_STAGES + 1 };
-        let bytes_of_turn = (step * self.rows.tiles + 8) * 32;
+        let bytes_of_turn = (step * self.rows.tiles + 8 + self.saved) * 32;
         let turns = (stage_bytes * MOST_STAGES / tiles / bytes_of_turn).clamp(1, MAX_TURNS);
         Tiles { rows: 32 * turns, warp_rows: 32, stages: MOST_STAGES }
     }
 
-    /// As many rows as [`WARP_BYTES`] have room for, all of which a warp works on at the same time:
+    /// As many rows as there is room for, all of which a warp works on at the same time:
     /// what is done once in a turn takes as many instructions for few rows as for many. That counts
     /// for more than to load a tile while another is computed, which other warps do as well. H200,
     /// 2026-11-27, bf16, ceiling ÷ ours with half as many rows in two stages, and so: forward, 513
@@ -174,18 +169,35 @@ impl Space<'_> {
     ///
     /// f64 has two stages always, since its kernels have no registers for the choice.
     fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
-        let (least_stages, most_bytes) = match (self.rows.element_bytes, pass) {
-            (8, Pass::Forward) => (MOST_STAGES, MOST_WARP_BYTES),
-            (8, _) => (MOST_STAGES, WARP_BYTES_OF_GRADIENTS),
-            (_, Pass::ForwardBackward) => (1, WARP_BYTES_OF_GRADIENTS),
-            _ => (1, WARP_BYTES),
-        };
+        let least_stages = if self.rows.element_bytes == 8 { MOST_STAGES } else { 1 };
+        let most_bytes = warp_bytes_of(self.blocks(pass));
         let fits = |rows, stages| self.warp_bytes(rows, stages) <= most_bytes;
         let sizes = [32, 16, 8, 4, 2];
         let most = sizes.into_iter().find(|&rows| fits(rows, least_stages)).unwrap_or(1);
         let warp_rows = self.shared_out(pass, self.with_few_conflicts(pass, most));
         let stages = if fits(warp_rows, MOST_STAGES) { MOST_STAGES } else { least_stages };
         Tiles { rows: warp_rows, warp_rows, stages }
+    }
+
+    /// The blocks whose tiles are to fit into a multiprocessor's shared memory, of rows that lanes
+    /// share: at most as many as its registers have room for. H200, 2026-11-27, ceiling ÷ ours with
+    /// three, four and five blocks: forward-backward, bf16, 200 columns 0.88, 0.88, 0.85, 229 columns
+    /// 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64, 24 columns 0.87, 0.86, 0.72, 200 columns
+    /// 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75, 0.79, 0.79, 408 columns 0.85, 0.85, 0.70;
+    /// f32, 90 columns 0.80, 0.80, 0.88. With three and four: forward, f64, 128 columns 0.82 and
+    /// 0.72, 512 columns 0.76 and 0.67, 1.6 million rows of 24 columns 0.79 and 0.80. From
+    /// probabilities, with three, four and five: backward, bf16, 719 columns 0.92, 0.92, 0.74, 257
+    /// columns 0.74, 0.78, 0.78; forward, bf16, 1536 columns 0.93, 0.93, 0.78; f32, 719 columns 0.86,
+    /// 0.86, 0.66; forward-backward, f64, 127 columns 0.57 with three and 0.44 with four.
+    fn blocks(&self, pass: Pass) -> usize {
+        let has_two_tiles = self.rows.tiles == 2;
+        match (self.rows.element_bytes, pass) {
+            (8, Pass::Forward) => 3,
+            (8, Pass::ForwardBackward) if has_two_tiles => 3,
+            (8, _) | (_, Pass::ForwardBackward) => 4,
+            _ if has_two_tiles => 4,
+            _ => RESIDENT_BLOCKS,
+        }
     }
 
     /// At most `most` rows, and so few that every warp has two tiles, or one if it has most to do

@@ -1,7 +1,7 @@
 //! How rows are packed: that tiles have room, and what was measured.
 
 use super::banks::bank_conflicts;
-use super::space::{MAX_TURNS, MOST_STAGES, WARP_BYTES};
+use super::space::{MAX_TURNS, MOST_STAGES, warp_bytes_of};
 use super::*;
 use kernels_gpu::abi::CACHE_LINE;
 use kernels_gpu::abi::WordSteps;
@@ -74,16 +74,23 @@ fn tiles_fit_into_shared_memory() {
 }
 
 /// A warp has one or two stages, each with the tiles of its tensors, or with one tile and the
-/// classes of its rows. Gradients that do not overwrite those have tiles of their own behind them.
+/// classes of its rows, and in the backward pass with what was saved of the rows. Gradients that do
+/// not overwrite the tiles have some of their own behind the stages.
 #[test]
 fn stages_and_tiles_of_a_warp_share_no_byte() {
     for (pass, rows) in passes() {
         let Some(packed) = packed(pass, rows) else { continue };
-        let TileArgs { bytes, stage_bytes, warp_bytes, gradients, .. } = packed.args;
+        let TileArgs { bytes, stage_bytes, saved, warp_bytes, gradients, .. } = packed.args;
         let tiles = rows.tiles as u32 * bytes;
         // Eight bytes each, which begin as far behind a vector as in global memory.
         let classes = if rows.tiles == 1 { packed.args.rows * 8 + VECTOR_BYTES } else { 0 };
-        let expected = (tiles + classes).next_multiple_of(CACHE_LINE);
+        let is_backward = pass == Pass::Backward;
+        assert_eq!(saved, if is_backward { tiles + classes } else { 0 }, "{rows:?}: {packed:?}");
+        // Three values of the type that the kernels compute in, on boundaries of their own size.
+        let value = rows.element_bytes.max(4) as u32;
+        assert!(saved.is_multiple_of(value), "{rows:?}: {packed:?}");
+        let saved = if is_backward { 3 * value * packed.args.rows } else { 0 };
+        let expected = (tiles + classes + saved).next_multiple_of(CACHE_LINE);
         let stages = match stage_bytes {
             0 => expected,
             _ => 2 * expected,
@@ -322,7 +329,7 @@ fn a_turn_has_as_many_rows_as_five_blocks_have_memory_for() {
     for (pass, rows) in passes() {
         let Some(packed) = packed(pass, rows) else { continue };
         let warp_rows = 1 << packed.args.warp_rows_shift;
-        let is_doubled = packed.shared_bytes > WARPS * WARP_BYTES;
+        let is_doubled = packed.shared_bytes > WARPS * warp_bytes_of(RESIDENT_BLOCKS);
         if packed.regime == Regime::Packed && warp_rows > 1 && !is_doubled {
             let bytes = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
             assert!(5 * bytes <= 228 << 10, "{rows:?}: {packed:?}");

@@ -173,7 +173,7 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                 let mut numbers = R::new(source, args.cols, Access::Natural);
                 let (stats, inverse, others);
                 if COMPUTES == computes::GRADIENTS {
-                    let saved = pass.saved_of(stage.first() + u64::from(index));
+                    let saved = stage.saved::<E::Real>(index);
                     stats = Stats { max: saved.max, ..Stats::NONE };
                     numbers.make_exps_from(saved.max);
                     inverse = (-saved.log_sum).exp_below();
@@ -275,7 +275,8 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                 return;
             }
             let label = pass.label(class);
-            let factors = factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, row, scale);
+            let factors =
+                factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, (&stage, index), scale);
             let (source, target) = (source.rematerialize(), self.row_of(gradients, index));
             let store_access = Access::of::<E>(args.tile.store_access, cols);
             if MODE == mode::PROBABILITIES {

@@ -14,6 +14,7 @@ mod register_row;
 mod stage;
 mod wide_row;
 
+use self::stage::Stage;
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::label::{Label, normaliser, sum_normaliser};
 use super::pass::{Factors, Pass, TERMS, Total, writes};
@@ -183,24 +184,25 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
     }
 }
 
-/// The factors of a row's gradients: from its statistics or, in a kernel that computes gradients
-/// only, from the values that the forward pass has saved. `scale` is the scale of all rows, where
-/// they share one upstream gradient; otherwise it is not used.
+/// The factors of the gradients of row `index` of a stage: from its statistics or, in a kernel that
+/// computes gradients only, from the values that the forward pass has saved. `scale` is the scale of
+/// all rows, where they share one upstream gradient; otherwise it is not used.
 ///
 /// # Safety
-/// The kernels' conditions 1 and 2; `row` is one of `rows`.
+/// The kernels' conditions 1 and 2; the copies of the stage are complete, and it has the row.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
     pass: &Pass<'_, E, MODE>,
     label: &Label<E::Real>,
     stats: Stats<E::Real>,
-    row: u64,
+    (stage, index): (&Stage<'_, MODE>, u32),
     scale: E::Real,
 ) -> Factors<E::Real> {
+    let row = stage.first() + u64::from(index);
     // SAFETY: the caller's conditions.
     unsafe {
         if COMPUTES == computes::GRADIENTS {
-            return pass.factors_of_saved(label, pass.saved_of(row), |which| match which {
+            return pass.factors_of_saved(label, stage.saved(index), |which| match which {
                 Total::Weights if pass.args.upstream_stride == 0 => scale,
                 _ => pass.scale_of_saved(row, which),
             });

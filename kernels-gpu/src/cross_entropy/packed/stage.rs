@@ -2,15 +2,15 @@
 //! tiles for gradients that cannot be written in place.
 
 use super::{Share, computes};
-use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES};
+use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES, saved};
 use crate::cross_entropy::label::normaliser;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Pass, TERMS, Total};
+use crate::cross_entropy::pass::{Pass, Saved, TERMS, Total};
 use crate::element::{Element, Real};
 use crate::tile::{Shared, Tile};
 use cuda_std::hint::opaque;
 use cuda_std::memory::{end_copies, wait_for_copies};
-use cuda_std::warp::{sync_warp, warp_id};
+use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
 /// Adjacent rows of logits and their targets in one stage.
 #[derive(Clone, Copy)]
@@ -145,12 +145,34 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         unsafe { self.staged_classes().get(index) }
     }
 
+    /// Whether the saved weights of rows are used: where targets are classes, no gradient needs them.
+    const HAS_WEIGHT: bool = MODE != mode::CLASS;
+
+    /// Where the array of saved values `which` begins in shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn saved_at<R>(&self, which: u32) -> u32 {
+        let tile = &self.args.tile;
+        self.base + tile.saved + which * tile.rows * size_of::<R>() as u32
+    }
+
+    /// What the forward pass has saved of row `index` of the stage.
+    ///
+    /// # Safety
+    /// As [`Classes::get`]'s conditions 1 and 3; gradients alone are computed.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn saved<R: Real>(&self, index: u32) -> Saved<R> {
+        // SAFETY: the caller's conditions.
+        let value = |which| unsafe { self.shared.word(self.saved_at::<R>(which as u32), index) };
+        let weight = if Self::HAS_WEIGHT { value(saved::WEIGHT) } else { R::ZERO };
+        Saved { max: value(saved::MAX), log_sum: value(saved::LOG_SUM), weight }
+    }
+
     /// Starts the copies of the stage.
     ///
     /// # Safety
     /// As [`packed`](super::packed); the warp has synchronised since its lanes read the stage.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_async<E: Element>(&self) {
+    unsafe fn load_async<E: Element, const COMPUTES: u32>(&self) {
         let tile = &self.args.tile;
         // SAFETY: the caller's conditions.
         unsafe {
@@ -161,6 +183,37 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
                 let (from, bytes) = (self.class_address(), self.rows * self.args.class_bytes);
                 self.shared.copy_span_async(self.classes(from), from, bytes);
             }
+            if COMPUTES == computes::GRADIENTS {
+                self.load_saved_async::<E::Real>();
+            }
+        }
+    }
+
+    /// Starts the copies of the saved values: a load for each row when it is computed would make the
+    /// warp wait for memory.
+    ///
+    /// # Safety
+    /// As [`load_async`](Self::load_async).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load_saved_async<R: Real>(&self) {
+        let first = opaque(self.args.saved) as *const R;
+        let first = first.wrapping_add(self.first() as usize);
+        let mut index = lane_id();
+        while index < self.rows {
+            let copy = |which: u64| {
+                let array = (which * self.args.rows) as usize;
+                let from = first.wrapping_add(array + index as usize);
+                // SAFETY: the caller's conditions.
+                unsafe {
+                    self.shared.copy_word_async(self.saved_at::<R>(which as u32), index, from)
+                };
+            };
+            copy(saved::MAX);
+            copy(saved::LOG_SUM);
+            if Self::HAS_WEIGHT {
+                copy(saved::WEIGHT);
+            }
+            index = opaque(u64::from(index + WARP_SIZE)) as u32;
         }
     }
 }
@@ -227,7 +280,7 @@ pub(super) unsafe fn for_each_stage<
         // With two stages, the first iteration only loads, so the code of a load exists once.
         while next < tiles || is_ahead {
             if next < tiles {
-                Stage::<MODE>::new(args, shared, next, base).load_async::<E>();
+                Stage::<MODE>::new(args, shared, next, base).load_async::<E, COMPUTES>();
             }
             end_copies();
             // The other stage, if there is one.

@@ -63,7 +63,7 @@ impl<R: Real> Factors<R> {
 pub(crate) struct Saved<R> {
     pub(crate) max: R,
     pub(crate) log_sum: R,
-    weight: R,
+    pub(crate) weight: R,
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {

@@ -18,7 +18,7 @@ mod prefetch;
 mod row;
 mod shares;
 
-pub(crate) use gradient::Factors;
+pub(crate) use gradient::{Factors, Saved};
 pub(crate) use normaliser::{LoadedNormaliser, Total};
 pub(crate) use row::writes;
 pub(in crate::cross_entropy) use shares::{Classes, ShareSums};

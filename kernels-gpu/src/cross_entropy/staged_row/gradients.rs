@@ -43,7 +43,7 @@ impl<E: Element, const MODE: u32> StagedRow<'_, E, MODE> {
                         });
                     } else {
                         let base = Base::Center(factors.center, E::Real::ONE);
-                        E::exps(staged, base, |k, exps| { all[k] = exps; });
+                        E::masked_exps(staged, base, |k, exps| { all[k] = exps; });
                     }
                     unrolled!(for k in 0..N; {
                         let mut values = [E::Real::ZERO; MAX_LANES];

@@ -137,6 +137,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "packed_exp_unmasked",
+        what: "the exponential of −∞ is some number in the gradients of packed rows",
+        file: "element/float64.rs",
+        lines: "mask[i] = math::mask_below(shifted, RANGE.wrapping_neg());",
+        from: "shifted",
+        to: "0",
+        test: "float64_rows::logits_that_are_not_finite",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "packed_two_second_lost",
         what: "every second chunk of a lane has no gradient",
         file: "cross_entropy/packed/part.rs",

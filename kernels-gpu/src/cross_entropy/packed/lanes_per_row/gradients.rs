@@ -122,7 +122,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                 let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); 2];
                 // The gradient of a row that is ignored is 0, whatever its logits.
                 if factors.counts {
-                    E::exps(vectors, base, |k, mut values| {
+                    E::masked_exps(vectors, base, |k, mut values| {
                         unrolled!(for lane in 0..E::LANES as usize; {
                             values[lane] = values[lane] * factors.factor;
                         });

@@ -221,6 +221,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             let label = pass.label(class);
             let mut factors = Factors::NONE;
             if has_own {
+                let row = (&self.stage, own);
                 factors = factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, row, scale);
                 factors.factor = factors.factor * unit;
             }

@@ -214,7 +214,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     ) -> (Stats<E::Real>, E::Real) {
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let add = |a: E::Real, b: E::Real| a + b;
-        let padded = x.padded_with(E::narrow(E::Real::from_top(E::Real::NO_TOP)));
+        let padded = x.padded_with(Lagging::padding());
         let mut lagging = Lagging::new(near);
         let (mut sums, mut stats) = ([zero; 2], Stats::<E::Real>::NONE);
         let center = lagging.center();
@@ -233,7 +233,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                 };
                 // The gradient of a logit whose exponential vanishes is 0.
                 if KEEPS_EXPS {
-                    E::exps([vector], base, add);
+                    E::masked_exps([vector], base, add);
                 } else {
                     E::exps_near([vector], base, add);
                 }

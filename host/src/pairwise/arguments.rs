@@ -200,6 +200,7 @@ impl Arguments<'_> {
             alike: self
                 .tensors()
                 .all(|tensor| rows_are_alike(tensor, &self.args.input, element_bytes)),
+            writes: self.args.grad_input.start != 0 || self.args.grad_target.start != 0,
         }
     }
 }

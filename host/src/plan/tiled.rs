@@ -20,6 +20,8 @@ pub(crate) struct Rows {
     pub(crate) alignment: usize,
     /// Whether each row has the same offset from a 16-byte boundary in all tensors.
     pub(crate) alike: bool,
+    /// Whether gradients are written.
+    pub(crate) writes: bool,
 }
 
 /// The launch of a tiled kernel.
@@ -33,9 +35,20 @@ const VECTOR: usize = VECTOR_BYTES as usize;
 const BLOCK: usize = TILED_BLOCK as usize;
 const WARPS: usize = BLOCK / 32;
 
-/// The most vectors of a tile: four for each thread. Three blocks of a multiprocessor then have
-/// shared memory for their stages.
+/// The most vectors of a tile of a long row: four for each thread. Three blocks of a multiprocessor
+/// then have shared memory for their stages.
 const MOST_VECTORS: usize = 4 * BLOCK;
+
+/// The most vectors that a thread has of a tile of packed rows.
+const MOST_TURNS: usize = 5;
+
+/// The fewest blocks of packed rows that share a multiprocessor, if registers allow as many.
+const LEAST_RESIDENT: usize = 2;
+
+/// The fewest bytes of rows for which there may be fewer blocks than registers allow. Shorter ones
+/// have more to compute, which more warps hide: H100, 2026-11-27, backward, ceiling ÷ ours with four
+/// blocks and with two, f32, 16 columns 0.91 and 0.81, bf16, 33 columns 0.87 and 0.77.
+const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 
 /// The fewest bytes of a row that is not packed. A block computes one such row at a time. Chosen,
 /// not searched for.
@@ -118,31 +131,86 @@ impl Rows {
         bytes >> common.trailing_zeros().min(bytes.trailing_zeros())
     }
 
-    /// The rows of a tile of at most `most` rows, such that tiles begin at cache lines, or else at
-    /// vectors, if that costs an eighth of the rows or less. Chosen, not searched for.
-    fn aligned(&self, most: usize) -> usize {
-        [CACHE_LINE as usize, VECTOR]
-            .map(|bytes| most / self.period(bytes) * self.period(bytes))
-            .into_iter()
-            .find(|&rows| rows > 0 && 8 * rows >= 7 * most)
-            .unwrap_or(most)
+    /// The most rows of a tile of `vectors` vectors for which a block has `block_bytes` of shared
+    /// memory.
+    fn most_rows(&self, vectors: usize, block_bytes: usize) -> usize {
+        let fits =
+            |rows| self.vectors_of(rows) <= vectors && self.packed_bytes(rows) <= block_bytes;
+        // `low` rows fit, and `high` do not.
+        let (mut low, mut high) = (0, vectors * VECTOR / self.row_bytes() + 1);
+        while high - low > 1 {
+            let middle = (low + high) / 2;
+            if fits(middle) { low = middle } else { high = middle }
+        }
+        low.min(self.rows)
     }
 
-    /// The rows of a tile, if at least two rows fit into the shared memory that a block has.
-    fn rows_of_tile(&self, block_bytes: usize, blocks: usize) -> Option<usize> {
-        let room = (MOST_VECTORS * VECTOR - self.most_lead()) / self.row_bytes();
-        let mut most = self.aligned(room.min(self.rows));
-        while most > 1 && self.packed_bytes(most) > block_bytes {
-            most = self.aligned(most - most.div_ceil(8));
-        }
-        if most < 2 {
+    /// The rows of a tile and the blocks that share a multiprocessor, of those that `device` has
+    /// registers for: those that are [rated](Self::rating) best. `None` if no tile has two rows, or
+    /// two of them are as long as a tile of a longer row.
+    fn tile(&self, device: Device) -> Option<(usize, usize)> {
+        if self.vectors_of(2) > MOST_VECTORS {
             return None;
         }
-        // Equal shares for all blocks.
+        let most = device.registers_for.min(self.most_resident());
+        let is_short = self.row_bytes() < LEAST_ROW_BYTES_OF_FEW;
+        let least = if is_short { most } else { LEAST_RESIDENT.min(most) };
+        let mut best: Option<(usize, usize, usize)> = None;
+        for resident in (least..=most).rev() {
+            let (block_bytes, blocks) = share(device, resident);
+            for vectors in (1..=MOST_TURNS).rev().map(|turns| turns * BLOCK) {
+                let most_rows = self.most_rows(vectors, block_bytes);
+                for begins_at in [CACHE_LINE as usize, VECTOR, self.element_bytes] {
+                    let period = self.period(begins_at);
+                    let rows = most_rows / period * period;
+                    if rows < 2 {
+                        continue;
+                    }
+                    let rating = self.rating(rows, begins_at, resident);
+                    if best.is_none_or(|(best, ..)| rating > best) {
+                        best = Some((rating, self.shared_out(rows, period, blocks), resident));
+                    }
+                }
+            }
+        }
+        best.map(|(_, rows, resident)| (rows, resident))
+    }
+
+    /// How good tiles of `rows` rows are that begin at multiples of `begins_at` bytes, where
+    /// `resident` blocks share a multiprocessor: about proportional to the part of the ceiling.
+    ///
+    /// Threads without a vector in a tile's last turn wait for the others. Where a tile begins or
+    /// ends within a vector, its elements are read one by one, and the block waits for that; lines
+    /// that two tiles write cost a little. And enough vectors have to be on their way. The factors
+    /// are of an H200, 2026-11-27, ceiling ÷ ours, MSE by row: bf16, 1023 columns, backward, tiles of
+    /// 5 rows that begin anywhere 0.67, of 8 rows that begin at vectors 0.77, and the same in f32,
+    /// forward-backward, 0.68 and 0.92; 511 columns, 11 rows that begin anywhere 0.73, of 8 rows at
+    /// vectors, which leave a third of the last turns empty, 0.70; f64, 33 columns, backward, 60 rows
+    /// at vectors 0.92, 48 rows at lines 0.85; bf16, 128 columns, forward, 64 rows at lines, three
+    /// blocks 0.91, two 0.84, and two of 80 rows 0.91.
+    fn rating(&self, rows: usize, begins_at: usize, resident: usize) -> usize {
+        let vectors = self.vectors_of(rows);
+        let by_begin = match begins_at {
+            bytes if bytes < VECTOR => 78,
+            bytes if bytes > VECTOR && self.writes => 108,
+            _ => 100,
+        };
+        let by_flight = match resident * vectors / BLOCK {
+            // Guessed, so that tiles are not smaller than they have to be.
+            0..=7 => 85,
+            8 => 93,
+            9 => 96,
+            10..=11 => 99,
+            _ => 100,
+        };
+        rows * self.row_bytes() * by_begin * by_flight / vectors
+    }
+
+    /// At most `most` rows, such that all blocks have as many: whole periods.
+    fn shared_out(&self, most: usize, period: usize, blocks: usize) -> usize {
         let turns = self.rows.div_ceil(most).div_ceil(blocks);
         let share = self.rows.div_ceil(turns * blocks);
-        let period = self.period(CACHE_LINE as usize);
-        Some(share.next_multiple_of(period).min(most))
+        share.next_multiple_of(period).min(most)
     }
 }
 
@@ -152,10 +220,8 @@ pub(crate) fn tiled(rows: &Rows, device: Device) -> Option<Tiled> {
         return None;
     }
     if rows.contiguous && rows.reduction == reduction::ROWS {
-        let resident = device.registers_for.min(rows.most_resident());
-        let (block_bytes, blocks) = share(device, resident);
-        if let Some(tile_rows) = rows.rows_of_tile(block_bytes, blocks) {
-            return pack(rows, tile_rows, blocks);
+        if let Some((tile_rows, resident)) = rows.tile(device) {
+            return pack(rows, tile_rows, device.multiprocessors * resident);
         }
     }
     let (block_bytes, blocks) = share(device, device.registers_for);
@@ -245,230 +311,4 @@ fn launch(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An H200's room for kernels of two blocks, and of three; and that of smaller devices.
-    const DEVICES: [Device; 4] = [
-        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 },
-        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 },
-        Device { multiprocessors: 84, shared_bytes: 100 << 10, registers_for: 3 },
-        Device { multiprocessors: 2, shared_bytes: 64 << 10, registers_for: 1 },
-    ];
-
-    fn dense(rows: usize, cols: usize, element_bytes: usize) -> Rows {
-        let bits = 128 | (cols * element_bytes);
-        Rows {
-            reduction: reduction::ROWS,
-            rows,
-            cols,
-            element_bytes,
-            contiguous: true,
-            alignment: 1 << bits.trailing_zeros(),
-            alike: true,
-        }
-    }
-
-    fn each_plan(mut check: impl FnMut(&Rows, Device, Tiled)) {
-        let lengths = (1..300).chain([1_000, 1_023, 2_048, 2_050, 4_095, 8_192, 20_003, 262_144]);
-        for (cols, device) in lengths.flat_map(|cols| DEVICES.map(|device| (cols, device))) {
-            for (rows, element_bytes) in [1, 7, 396, 1_000, 1 << 20]
-                .into_iter()
-                .flat_map(|rows| [2, 4, 8].map(|b| (rows, b)))
-            {
-                let dense = dense(rows, cols, element_bytes);
-                for rows in [dense, Rows { alignment: element_bytes, alike: false, ..dense }] {
-                    if let Some(plan) = tiled(&rows, device) {
-                        check(&rows, device, plan);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_blocks_of_a_launch_are_resident() {
-        each_plan(|rows, device, Tiled { rows: RowsLaunch { launch, .. }, .. }| {
-            let bytes = launch.shared_bytes as usize + RESERVED + ARRAYS_BYTES;
-            let resident = match launch.blocks {
-                blocks if blocks as usize > 2 * device.multiprocessors => device.registers_for,
-                _ => device.registers_for.min(2),
-            };
-            assert!(bytes * resident <= device.shared_bytes, "{rows:?}: {bytes}");
-            let blocks = device.multiprocessors * device.registers_for;
-            assert!(launch.blocks as usize <= blocks && launch.blocks > 0, "{rows:?}");
-        });
-    }
-
-    #[test]
-    fn tiles_have_all_vectors_of_all_rows() {
-        each_plan(|rows, _, Tiled { rows: RowsLaunch { splits, .. }, args }| {
-            assert!(args.vectors.is_multiple_of(TILED_BLOCK) && args.vectors <= 4 * TILED_BLOCK);
-            let bytes = args.vectors as usize * VECTOR;
-            // From a cache line to the row that begins in it.
-            let most = 128 - rows.alignment;
-            let row_bytes = rows.cols * rows.element_bytes;
-            if args.rows == 0 {
-                assert!(most + row_bytes <= args.of_row as usize * bytes, "{rows:?}");
-                assert!(splits.get() <= args.of_row, "{rows:?}");
-                assert_eq!(args.items as usize, rows.rows * splits.get() as usize, "{rows:?}");
-                assert!(splits.get() == 1 || args.items <= MAX_PARTIALS, "{rows:?}");
-            } else {
-                assert!(most + args.rows as usize * row_bytes <= bytes, "{rows:?}");
-                assert_eq!(args.items as usize, rows.rows.div_ceil(args.rows as usize));
-                assert_eq!(splits.get(), 1);
-            }
-        });
-    }
-
-    /// Two stages, in which each warp has a part of the tiles of two tensors with padding behind
-    /// it; of packed rows, behind those, two buffers of sums and two of scales.
-    #[test]
-    fn stages_sums_and_scales_share_no_byte() {
-        each_plan(|rows, _, Tiled { rows: RowsLaunch { launch, .. }, args }| {
-            let padding = if rows.alike { 0 } else { TiledArgs::PADDING };
-            assert_eq!(args.padding, padding, "{rows:?}");
-            let stages = 2 * 2 * (args.vectors + TILED_BLOCK / 32 * padding) * VECTOR_BYTES;
-            if args.rows == 0 {
-                assert_eq!(launch.shared_bytes, stages, "{rows:?}");
-                return;
-            }
-            let real_bytes = if rows.element_bytes == 8 { 8 } else { 4 };
-            let sums = 2 * args.vectors * args.vector_sums * real_bytes;
-            assert_eq!((args.sums, args.scales), (stages, stages + sums), "{rows:?}");
-            let scales = 2 * args.rows * real_bytes;
-            assert_eq!(launch.shared_bytes, stages + sums + scales, "{rows:?}");
-        });
-    }
-
-    /// A vector of packed rows has a sum for each row that it may have elements of.
-    #[test]
-    fn a_vector_has_a_sum_for_each_of_its_rows() {
-        each_plan(|rows, _, Tiled { args, .. }| {
-            if args.rows == 0 {
-                return;
-            }
-            let lanes = 16 / rows.element_bytes;
-            // Wherever its first element is in the first row.
-            let ends = (0..rows.cols.min(64)).map(|first| (first + lanes - 1) / rows.cols);
-            let most = ends.max().map_or(1, |row| row + 1);
-            let whole = rows.alignment >= 16 && (rows.cols * rows.element_bytes) % 16 == 0;
-            let expected = match most {
-                _ if whole => 1,
-                _ if rows.cols >= lanes => 2,
-                _ => lanes,
-            };
-            assert_eq!(args.vector_sums as usize, expected, "{rows:?}");
-            assert!(whole || expected >= most, "{rows:?}");
-        });
-    }
-
-    /// Rows with gaps are not packed, since a tile of packed rows is copied as one.
-    #[test]
-    fn rows_with_gaps_are_cut() {
-        for cols in [1_000, 1_023, 1_024, 5_000] {
-            let rows = Rows { contiguous: false, ..dense(1 << 20, cols, 4) };
-            let plan = tiled(&rows, DEVICES[0]);
-            // Shorter ones are left to the kernels that have no tiles.
-            assert_eq!(plan.map(|plan| plan.args.rows), (cols >= 1_024).then_some(0), "{cols}");
-        }
-        let rows = Rows { reduction: reduction::SCALAR, ..dense(1 << 20, 1_024, 4) };
-        assert_eq!(tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows), Some(0));
-    }
-
-    /// Long rows have as large tiles as blocks have shared memory for, up to four vectors a thread,
-    /// and no more of them than they need.
-    #[test]
-    fn long_rows_are_cut_into_large_tiles() {
-        let plan = |rows, cols, device| {
-            let Tiled { rows, args } = tiled(&dense(rows, cols, 4), device).expect("long rows");
-            (args.vectors, args.of_row, rows.splits.get())
-        };
-        // 262144 columns are 64 tiles of 1024 vectors, or 256 of 256.
-        assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 64, 64));
-        assert_eq!(plan(100, 262_144, DEVICES[2]).0, 256);
-        // 396 blocks: with 11 parts, three parts of six tiles at most; with four, two of sixteen.
-        assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 64, 11));
-        // Six rows at most, of 13 tiles each.
-        assert_eq!(plan(2002, 50_257, DEVICES[1]), (1024, 13, 1));
-        each_plan(|rows, _, Tiled { args, .. }| {
-            let bytes = args.vectors as usize * VECTOR;
-            let longest = 128 - rows.alignment + rows.cols * rows.element_bytes;
-            let is_needed = (args.of_row as usize - 1) * bytes < longest;
-            assert!(args.rows != 0 || is_needed, "{rows:?}: {args:?}");
-        });
-    }
-
-    /// Nothing is cut into tiles where there is nothing, or where the kernels, which count a row's
-    /// bytes in 32 bits, could not.
-    #[test]
-    fn calls_without_tiles() {
-        let is_tiled = |rows, cols| tiled(&dense(rows, cols, 4), DEVICES[0]).is_some();
-        assert!(is_tiled(1, 1 << 20) && is_tiled(1, (1 << 28) - 1));
-        assert!(!is_tiled(0, 1 << 20) && !is_tiled(1, 0) && !is_tiled(1, 1 << 28));
-        let mean = Rows { reduction: reduction::SCALAR, ..dense(0, 1 << 20, 4) };
-        assert_eq!(tiled(&mean, DEVICES[0]), None);
-    }
-
-    /// All blocks that have room take as many rows as each other.
-    #[test]
-    fn tiles_are_equal_shares_of_all_blocks() {
-        let plan = |rows, element_bytes| {
-            let plan = tiled(&dense(rows, 1_024, element_bytes), DEVICES[1]);
-            let plan = plan.expect("rows are packed");
-            (plan.rows.launch.blocks, plan.args.rows)
-        };
-        // Four rows would fit. A tile each, and two.
-        assert_eq!((plan(396, 4), plan(1_188, 4)), ((396, 1), (396, 3)));
-        assert_eq!((plan(1 << 20, 4), plan(2_376, 4)), ((396, 4), (396, 3)));
-        // Sums in f64 leave room for two blocks of a multiprocessor, not three.
-        assert_eq!(plan(1 << 20, 8).0, 264);
-        // Two rows are packed, one is not.
-        let tile_rows = |cols| tiled(&dense(1 << 20, cols, 4), DEVICES[0]).map(|it| it.args.rows);
-        assert_eq!((tile_rows(2_000), tile_rows(2_100)), (Some(2), Some(0)));
-    }
-
-    /// The most rows that end at a cache line, if they are seven eighths at least of those that
-    /// fit; or else the most that end at a vector.
-    #[test]
-    fn rows_of_tiles_that_begin_at_lines() {
-        for cols in (1..200).chain([256, 1_000, 1_024]) {
-            for most in (1..100).chain([512, 1_000]) {
-                let rows = dense(1 << 20, cols, 4);
-                let ending_at = |bytes: usize| {
-                    let is_enough = |count: &usize| 8 * count >= 7 * most;
-                    let mut counts = (1..=most).rev().take_while(is_enough);
-                    counts.find(|count| (count * cols * 4).is_multiple_of(bytes))
-                };
-                let expected = ending_at(128).or_else(|| ending_at(16)).unwrap_or(most);
-                assert_eq!(rows.aligned(most), expected, "{most} rows of {cols} columns");
-            }
-        }
-    }
-
-    /// The kernels divide an element's number in a tile by a multiplication.
-    #[test]
-    fn elements_of_tiles_are_divided_by_columns() {
-        each_plan(|rows, _, Tiled { args, .. }| {
-            for element in (0..args.rows * rows.cols as u32).step_by(7) {
-                let row = match args.per_col {
-                    0 => element,
-                    per_col => ((u64::from(element) * u64::from(per_col)) >> 32) as u32,
-                };
-                assert_eq!(row as usize, element as usize / rows.cols, "{rows:?}");
-            }
-        });
-    }
-
-    /// Tiles of packed rows begin at cache lines where that costs few rows.
-    #[test]
-    fn tiles_begin_at_cache_lines() {
-        let rows_of_tile = |cols| {
-            let plan = tiled(&dense(1 << 20, cols, 4), DEVICES[0]).expect("rows are packed");
-            plan.args.rows as usize
-        };
-        for cols in [7, 100, 128, 250] {
-            assert!((rows_of_tile(cols) * cols * 4).is_multiple_of(128), "{cols} columns");
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,224 @@
+use super::*;
+
+/// An H200's room for kernels of two blocks, and of three; and that of smaller devices.
+const DEVICES: [Device; 4] = [
+    Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 },
+    Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 },
+    Device { multiprocessors: 84, shared_bytes: 100 << 10, registers_for: 3 },
+    Device { multiprocessors: 2, shared_bytes: 64 << 10, registers_for: 1 },
+];
+
+fn dense(rows: usize, cols: usize, element_bytes: usize) -> Rows {
+    let bits = 128 | (cols * element_bytes);
+    Rows {
+        reduction: reduction::ROWS,
+        rows,
+        cols,
+        element_bytes,
+        contiguous: true,
+        alignment: 1 << bits.trailing_zeros(),
+        alike: true,
+        writes: true,
+    }
+}
+
+fn each_plan(mut check: impl FnMut(&Rows, Device, Tiled)) {
+    let lengths = (1..300).chain([1_000, 1_023, 2_048, 2_050, 4_095, 8_192, 20_003, 262_144]);
+    for (cols, device) in lengths.flat_map(|cols| DEVICES.map(|device| (cols, device))) {
+        for (rows, element_bytes) in
+            [1, 7, 396, 1_000, 1 << 20].into_iter().flat_map(|rows| [2, 4, 8].map(|b| (rows, b)))
+        {
+            let dense = dense(rows, cols, element_bytes);
+            for rows in [dense, Rows { alignment: element_bytes, alike: false, ..dense }] {
+                if let Some(plan) = tiled(&rows, device) {
+                    check(&rows, device, plan);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_blocks_of_a_launch_are_resident() {
+    each_plan(|rows, device, Tiled { rows: RowsLaunch { launch, .. }, .. }| {
+        let bytes = launch.shared_bytes as usize + RESERVED + ARRAYS_BYTES;
+        let resident = match launch.blocks {
+            blocks if blocks as usize > 2 * device.multiprocessors => device.registers_for,
+            _ => device.registers_for.min(2),
+        };
+        assert!(bytes * resident <= device.shared_bytes, "{rows:?}: {bytes}");
+        let blocks = device.multiprocessors * device.registers_for;
+        assert!(launch.blocks as usize <= blocks && launch.blocks > 0, "{rows:?}");
+    });
+}
+
+#[test]
+fn tiles_have_all_vectors_of_all_rows() {
+    each_plan(|rows, _, Tiled { rows: RowsLaunch { splits, .. }, args }| {
+        assert!(args.vectors.is_multiple_of(TILED_BLOCK) && args.vectors <= 5 * TILED_BLOCK);
+        let bytes = args.vectors as usize * VECTOR;
+        // From a cache line to the row that begins in it.
+        let most = 128 - rows.alignment;
+        let row_bytes = rows.cols * rows.element_bytes;
+        if args.rows == 0 {
+            assert!(most + row_bytes <= args.of_row as usize * bytes, "{rows:?}");
+            assert!(splits.get() <= args.of_row, "{rows:?}");
+            assert_eq!(args.items as usize, rows.rows * splits.get() as usize, "{rows:?}");
+            assert!(splits.get() == 1 || args.items <= MAX_PARTIALS, "{rows:?}");
+        } else {
+            assert!(most + args.rows as usize * row_bytes <= bytes, "{rows:?}");
+            assert_eq!(args.items as usize, rows.rows.div_ceil(args.rows as usize));
+            assert_eq!(splits.get(), 1);
+        }
+    });
+}
+
+/// Two stages, in which each warp has a part of the tiles of two tensors with padding behind
+/// it; of packed rows, behind those, two buffers of sums and two of scales.
+#[test]
+fn stages_sums_and_scales_share_no_byte() {
+    each_plan(|rows, _, Tiled { rows: RowsLaunch { launch, .. }, args }| {
+        let padding = if rows.alike { 0 } else { TiledArgs::PADDING };
+        assert_eq!(args.padding, padding, "{rows:?}");
+        let stages = 2 * 2 * (args.vectors + TILED_BLOCK / 32 * padding) * VECTOR_BYTES;
+        if args.rows == 0 {
+            assert_eq!(launch.shared_bytes, stages, "{rows:?}");
+            return;
+        }
+        let real_bytes = if rows.element_bytes == 8 { 8 } else { 4 };
+        let sums = 2 * args.vectors * args.vector_sums * real_bytes;
+        assert_eq!((args.sums, args.scales), (stages, stages + sums), "{rows:?}");
+        let scales = 2 * args.rows * real_bytes;
+        assert_eq!(launch.shared_bytes, stages + sums + scales, "{rows:?}");
+    });
+}
+
+/// A vector of packed rows has a sum for each row that it may have elements of.
+#[test]
+fn a_vector_has_a_sum_for_each_of_its_rows() {
+    each_plan(|rows, _, Tiled { args, .. }| {
+        if args.rows == 0 {
+            return;
+        }
+        let lanes = 16 / rows.element_bytes;
+        // Wherever its first element is in the first row.
+        let ends = (0..rows.cols.min(64)).map(|first| (first + lanes - 1) / rows.cols);
+        let most = ends.max().map_or(1, |row| row + 1);
+        let whole = rows.alignment >= 16 && (rows.cols * rows.element_bytes) % 16 == 0;
+        let expected = match most {
+            _ if whole => 1,
+            _ if rows.cols >= lanes => 2,
+            _ => lanes,
+        };
+        assert_eq!(args.vector_sums as usize, expected, "{rows:?}");
+        assert!(whole || expected >= most, "{rows:?}");
+    });
+}
+
+/// Rows with gaps are not packed, since a tile of packed rows is copied as one.
+#[test]
+fn rows_with_gaps_are_cut() {
+    for cols in [1_000, 1_023, 1_024, 5_000] {
+        let rows = Rows { contiguous: false, ..dense(1 << 20, cols, 4) };
+        let plan = tiled(&rows, DEVICES[0]);
+        // Shorter ones are left to the kernels that have no tiles.
+        assert_eq!(plan.map(|plan| plan.args.rows), (cols >= 1_024).then_some(0), "{cols}");
+    }
+    let rows = Rows { reduction: reduction::SCALAR, ..dense(1 << 20, 1_024, 4) };
+    assert_eq!(tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows), Some(0));
+}
+
+/// Long rows have as large tiles as blocks have shared memory for, up to four vectors a thread,
+/// and no more of them than they need.
+#[test]
+fn long_rows_are_cut_into_large_tiles() {
+    let plan = |rows, cols, device| {
+        let Tiled { rows, args } = tiled(&dense(rows, cols, 4), device).expect("long rows");
+        (args.vectors, args.of_row, rows.splits.get())
+    };
+    // 262144 columns are 64 tiles of 1024 vectors, or 256 of 256.
+    assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 64, 64));
+    assert_eq!(plan(100, 262_144, DEVICES[2]).0, 256);
+    // 396 blocks: with 11 parts, three parts of six tiles at most; with four, two of sixteen.
+    assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 64, 11));
+    // Six rows at most, of 13 tiles each.
+    assert_eq!(plan(2002, 50_257, DEVICES[1]), (1024, 13, 1));
+    each_plan(|rows, _, Tiled { args, .. }| {
+        let bytes = args.vectors as usize * VECTOR;
+        let longest = 128 - rows.alignment + rows.cols * rows.element_bytes;
+        let is_needed = (args.of_row as usize - 1) * bytes < longest;
+        assert!(args.rows != 0 || is_needed, "{rows:?}: {args:?}");
+    });
+}
+
+/// Nothing is cut into tiles where there is nothing, or where the kernels, which count a row's
+/// bytes in 32 bits, could not.
+#[test]
+fn calls_without_tiles() {
+    let is_tiled = |rows, cols| tiled(&dense(rows, cols, 4), DEVICES[0]).is_some();
+    assert!(is_tiled(1, 1 << 20) && is_tiled(1, (1 << 28) - 1));
+    assert!(!is_tiled(0, 1 << 20) && !is_tiled(1, 0) && !is_tiled(1, 1 << 28));
+    let mean = Rows { reduction: reduction::SCALAR, ..dense(0, 1 << 20, 4) };
+    assert_eq!(tiled(&mean, DEVICES[0]), None);
+}
+
+/// All blocks that have room take as many rows as each other.
+#[test]
+fn tiles_are_equal_shares_of_all_blocks() {
+    let plan = |rows, element_bytes| {
+        let plan = tiled(&dense(rows, 1_024, element_bytes), DEVICES[1]);
+        let plan = plan.expect("rows are packed");
+        (plan.rows.launch.blocks, plan.args.rows)
+    };
+    // Four rows would fit. A tile each, and two.
+    assert_eq!((plan(396, 4), plan(1_188, 4)), ((396, 1), (396, 3)));
+    assert_eq!((plan(1 << 20, 4), plan(2_376, 4)), ((396, 4), (396, 3)));
+    // Sums in f64 leave room for two blocks of a multiprocessor, not three.
+    assert_eq!(plan(1 << 20, 8).0, 264);
+    // Two rows are packed, one is not.
+    let tile_rows = |cols| tiled(&dense(1 << 20, cols, 4), DEVICES[0]).map(|it| it.args.rows);
+    assert_eq!((tile_rows(2_000), tile_rows(2_100)), (Some(2), Some(0)));
+}
+
+/// Tiles that begin at cache lines or at vectors, with fewer blocks if need be, unless that leaves
+/// many threads without a vector.
+#[test]
+fn tiles_begin_at_lines_or_at_vectors() {
+    let plan = |cols, element_bytes, writes, device| {
+        let rows = Rows { writes, ..dense(1 << 20, cols, element_bytes) };
+        let Tiled { rows, args } = tiled(&rows, device).expect("rows are packed");
+        (args.rows, args.vectors / TILED_BLOCK, rows.launch.blocks / 132)
+    };
+    let [two, three, ..] = DEVICES;
+    // 64 rows of 254 bytes end at a line; three blocks have no room for so many.
+    assert_eq!(plan(127, 2, true, three), (64, 4, 2));
+    // Eight rows of 2046 bytes end at a vector.
+    assert_eq!(plan(1_023, 2, true, three), (8, 5, 2));
+    assert_eq!(plan(1_023, 2, false, three), (8, 5, 2));
+    // Four rows of 4004 bytes end at a vector, 32 at a line.
+    assert_eq!(plan(1_001, 4, true, two), (4, 4, 2));
+    // Each row of 1024 bytes ends at a line.
+    assert_eq!(plan(512, 2, true, three), (16, 4, 3));
+    // 48 rows of 264 bytes end at a line; 60, at a vector, fill the tile better.
+    assert_eq!(plan(33, 8, true, three), (60, 4, 2));
+    // Eight rows of 1554 bytes end at a vector; 13 fill the tile.
+    assert_eq!(plan(777, 2, true, three), (13, 5, 2));
+    // Rows of 64 bytes have as many blocks as registers allow.
+    assert_eq!(plan(32, 2, true, three).2, 3);
+    // There is no room for eight rows of 3002 bytes.
+    assert_eq!(plan(1_501, 2, true, three), (4, 3, 3));
+}
+
+/// The kernels divide an element's number in a tile by a multiplication.
+#[test]
+fn elements_of_tiles_are_divided_by_columns() {
+    each_plan(|rows, _, Tiled { args, .. }| {
+        for element in (0..args.rows * rows.cols as u32).step_by(7) {
+            let row = match args.per_col {
+                0 => element,
+                per_col => ((u64::from(element) * u64::from(per_col)) >> 32) as u32,
+            };
+            assert_eq!(row as usize, element as usize / rows.cols, "{rows:?}");
+        }
+    });
+}

@@ -12,6 +12,7 @@ use kernels_gpu::Entry;
 use kernels_gpu::overlap::{OVERLAPS_FROM, overlapping};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use xshell::Shell;
 
@@ -22,7 +23,7 @@ const KERNELS_DIR: &str = "kernels-gpu";
 pub(crate) fn run(sh: &Shell, flags: &flags::BuildPtx) -> Result<()> {
     let (rustc, ptxas) = (flags.rustc.as_deref(), flags.ptxas.as_deref());
     if flags.check {
-        let compared = check(sh, rustc, ptxas, false)?;
+        let compared = check(sh, rustc, ptxas, false, Dtypes::All)?;
         if flags.require_bytes {
             compared.require_bytes()?;
         }
@@ -32,29 +33,40 @@ pub(crate) fn run(sh: &Shell, flags: &flags::BuildPtx) -> Result<()> {
     build(sh, rustc, ptxas)
 }
 
-/// What a check has compared.
+/// The dtypes whose kernels a check compiles again.
 #[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dtypes {
+    All,
+    /// One, which is drawn anew every time: all of them take minutes.
+    Drawn,
+}
+
+/// What a check has compared.
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// The committed PTX with what the source was compiled to again.
-    Bytes,
+    /// The committed PTX of these dtypes with what the source was compiled to again, and all hashes.
+    Bytes(Vec<&'static str>),
     /// The hashes of the manifest with those of the source and of the committed PTX.
     Hashes,
 }
 
 impl fmt::Display for Compared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Compared::Bytes => "bytes: compiled again, the PTX is the same to the byte",
-            Compared::Hashes => "hashes only: the PTX was not compiled again",
-        })
+        match self {
+            Compared::Bytes(dtypes) => {
+                let dtypes = dtypes.join(", ");
+                write!(f, "bytes of {dtypes}: compiled again, the PTX is the same to the byte")
+            }
+            Compared::Hashes => f.write_str("hashes only: the PTX was not compiled again"),
+        }
     }
 }
 
 impl Compared {
     /// For a machine that is to compile the PTX again, whatever it lacks.
-    pub(crate) fn require_bytes(self) -> Result<()> {
+    pub(crate) fn require_bytes(&self) -> Result<()> {
         ensure!(
-            self == Compared::Bytes,
+            *self != Compared::Hashes,
             "--require-bytes: hashes alone were compared; the compiler that made the PTX, which \
              {MANIFEST} names, is needed here"
         );
@@ -78,7 +90,7 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     let mut manifest = task.manifest();
     manifest.rustc.clone_from(&compiler.verbose);
     for arch in ARCHS {
-        let modules = task.compile(compiler, arch)?;
+        let modules = task.compile(compiler, arch, &task.dtypes())?;
         // Committed PTX that works is not replaced by PTX that may not: it is checked elsewhere.
         let staged = PathBuf::from(format!("target/ptx/{arch}/modules"));
         sh.remove_path(&staged)?;
@@ -113,12 +125,14 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the committed PTX is stale, edited or wrong. Returns what was compared.
+/// Fails if the committed PTX is stale, edited or wrong: that of all dtypes by its hashes, and that
+/// of `dtypes` by its bytes too. Returns what was compared.
 pub(crate) fn check(
     sh: &Shell,
     rustc: Option<&Path>,
     ptxas: Option<&Path>,
     install: bool,
+    dtypes: Dtypes,
 ) -> Result<Compared> {
     let ptxas = ptxas::find(ptxas)?;
     let task = Task::new(sh)?;
@@ -186,8 +200,14 @@ pub(crate) fn check(
         return Ok(Compared::Hashes);
     };
     println!("compiler: {}", compiler.describe());
+    let mut names = task.dtypes();
+    if dtypes == Dtypes::Drawn {
+        // Whatever the hasher is keyed with.
+        let drawn = RandomState::new().hash_one("dtype") as usize % names.len();
+        names = vec![names[drawn]];
+    }
     for arch in ARCHS {
-        for (module, text) in task.compile(compiler, arch)? {
+        for (module, text) in task.compile(compiler, arch, &names)? {
             let file = task.committed(arch, &module);
             if read(sh, &file)? != text {
                 problems.push(format!(
@@ -198,7 +218,7 @@ pub(crate) fn check(
         }
     }
     fail_on(&problems)?;
-    Ok(Compared::Bytes)
+    Ok(Compared::Bytes(names))
 }
 
 /// What both commands know.
@@ -225,14 +245,24 @@ impl<'a> Task<'a> {
         PathBuf::from(format!("{COMMITTED}/{arch}/{module}{SUFFIX}"))
     }
 
-    /// The text of every module.
-    fn compile(&self, compiler: &Compiler, arch: &str) -> Result<BTreeMap<String, String>> {
+    /// The names of all dtypes that there are kernels of.
+    fn dtypes(&self) -> Vec<&'static str> {
+        let entries = self.modules.values().flatten();
+        let names: BTreeSet<_> = entries.map(|entry| entry.dtype.name()).collect();
+        names.into_iter().collect()
+    }
+
+    /// The text of every module of these dtypes.
+    fn compile(
+        &self,
+        compiler: &Compiler,
+        arch: &str,
+        dtypes: &[&str],
+    ) -> Result<BTreeMap<String, String>> {
         let entries = || self.modules.values().flatten().copied();
-        let dtypes: BTreeSet<_> = entries().map(|entry| entry.dtype.name()).collect();
-        let dtypes = Vec::from_iter(dtypes);
         let mut files = BTreeMap::new();
         let mut problems = Vec::new();
-        for (dtype, text) in dtypes.iter().zip(compiler.compile(self.sh, arch, &dtypes)?) {
+        for (dtype, text) in dtypes.iter().zip(compiler.compile(self.sh, arch, dtypes)?) {
             let program = Program::parse(&text)?;
             let is_of_dtype = |entry: &&Entry| entry.dtype.name() == *dtype;
             problems.extend(ptx::check::extern_functions(&program));

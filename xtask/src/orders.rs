@@ -30,26 +30,36 @@ const DEVICES: [&str; 2] = ["0", "2"];
 pub(crate) fn run(sh: &Shell, flags: &flags::Orders) -> Result<()> {
     let suites: Vec<_> = QUICK.iter().chain(&SLOW).copied().collect();
     for _ in 0..flags.times.unwrap_or(1) {
-        draw(sh, &suites, flags.seed)?;
+        draw(sh, &suites, &DEVICES, flags.seed.unwrap_or_else(new_seed))?;
     }
     Ok(())
 }
 
-/// The suites of seconds once, from a new seed.
-pub(crate) fn run_quick(sh: &Shell) -> Result<()> {
-    draw(sh, &QUICK, None)
+/// The suites of seconds once, from a new seed, on each device.
+pub(crate) fn run_all(sh: &Shell) -> Result<()> {
+    draw(sh, &QUICK, &DEVICES, new_seed())
 }
 
-/// Runs suites from a seed, or from a new one.
-fn draw(sh: &Shell, suites: &[&str], seed: Option<u64>) -> Result<()> {
+/// The suites of seconds once, from a new seed, which also says on which of the devices.
+pub(crate) fn run_quick(sh: &Shell) -> Result<()> {
+    let seed = new_seed();
+    draw(sh, &QUICK, &DEVICES[seed as usize % DEVICES.len()..][..1], seed)
+}
+
+fn new_seed() -> u64 {
     // Whatever the hasher is keyed with.
-    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one("order")).to_string();
+    RandomState::new().hash_one("order")
+}
+
+/// Runs suites on these devices, with orders drawn from a seed.
+fn draw(sh: &Shell, suites: &[&str], devices: &[&str], seed: u64) -> Result<()> {
+    let seed = seed.to_string();
     println!("orders are drawn from the seed {seed}");
     let suites = suites.iter().map(|suite| format!("--test={suite}"));
     // What `cargo xtask test` has compiled.
     let test = ["test", "--quiet", "--locked", "--workspace", "--all-features"];
     let args: Vec<_> = test.map(str::to_owned).into_iter().chain(suites).collect();
-    for device in DEVICES {
+    for device in devices {
         cmd!(sh, "cargo")
             .args(&args)
             .env("FUSED_LOSS_EMULATOR_SEED", &seed)

@@ -1,7 +1,9 @@
 //! `cargo xtask test`: everything that must pass before a commit.
 
+use crate::build_ptx::Dtypes;
 use crate::{build_ptx, deny, flags, orders, package};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use std::path::PathBuf;
 use std::time::Instant;
 use xshell::{Shell, cmd};
 
@@ -29,20 +31,13 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
             .run()?)
     })?;
     let ptx = step("build-ptx --check", || {
-        let compared = build_ptx::check(sh, None, None, !flags.no_install)?;
+        let dtypes = if flags.full { Dtypes::All } else { Dtypes::Drawn };
+        let compared = build_ptx::check(sh, None, None, !flags.no_install, dtypes)?;
         if flags.require_bytes {
             compared.require_bytes()?;
         }
         println!("compared: {compared}");
         Ok(compared)
-    })?;
-    let device = step("device", || {
-        let device = device(sh)?;
-        if flags.require_gpu && device.contains("emulator") {
-            bail!("--require-gpu: this machine has no NVIDIA driver");
-        }
-        println!("the tests run on {device}");
-        Ok(device)
     })?;
     // The stranger's crate among the tests then uses the packages, as `cargo xtask package` has it.
     let packages = step("package", || package::unpack(sh))?;
@@ -56,8 +51,9 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
         }
         Ok(test.run()?)
     })?;
+    let device = step("device", || device(sh))?;
 
-    step("orders", || orders::run_quick(sh))?;
+    step("orders", || if flags.full { orders::run_all(sh) } else { orders::run_quick(sh) })?;
     step("candle", || candle(sh, flags.full))?;
     step("candle, as published", || package::CANDLE.compile(sh, packages.path()))?;
     step("burn", || burn(sh, flags.full))?;
@@ -116,19 +112,25 @@ fn burn(sh: &Shell, full: bool) -> Result<()> {
 
 fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("\n== {name}");
-    run().with_context(|| format!("step `{name}` failed"))
+    let start = Instant::now();
+    let result = run().with_context(|| format!("step `{name}` failed"))?;
+    println!("== {name}: {} s", start.elapsed().as_secs());
+    Ok(result)
 }
 
-/// The device that the tests will run on, as the library names it: the first example says it in its
-/// first line. A process of its own, since the library includes the PTX: if this crate depended on it,
-/// nothing could build PTX that does not compile into it yet.
+/// The device that the tests ran on, as the library names it: the first example, which the tests
+/// have compiled, says it in its first line. A process of its own, since the library includes the
+/// PTX: if this crate depended on it, nothing could build PTX that does not compile into it yet.
 fn device(sh: &Shell) -> Result<String> {
     let example = "01_loss_and_gradient";
-    let said = cmd!(
-        sh,
-        "cargo run --locked --quiet -p fused-loss --features emulator --example {example}"
-    )
-    .read()?;
+    // Of all packages, as the tests are, so that nothing is compiled for other features.
+    let features = ["--workspace", "--all-features"];
+    cmd!(sh, "cargo build --locked --quiet {features...} --example {example}").run()?;
+    let target = sh.var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let program = target.join("debug/examples").join(example);
+    let said = cmd!(sh, "{program}").read()?;
     let device = said.lines().find_map(|line| line.strip_prefix("device: "));
-    Ok(device.with_context(|| format!("the example says no device: {said}"))?.to_owned())
+    let device = device.with_context(|| format!("the example says no device: {said}"))?;
+    println!("the tests ran on {device}");
+    Ok(device.to_owned())
 }

@@ -44,7 +44,8 @@ pub(crate) enum Dtypes {
 /// What a check has compared.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// The committed PTX of these dtypes with what the source was compiled to again, and all hashes.
+    /// The committed PTX of these dtypes with what the source was compiled to again, and all
+    /// hashes.
     Bytes(Vec<&'static str>),
     /// The hashes of the manifest with those of the source and of the committed PTX.
     Hashes,

@@ -89,8 +89,8 @@ fn candle(sh: &Shell, full: bool) -> Result<()> {
     Ok(())
 }
 
-/// The package for burn, a workspace of its own. burn's dependencies take so long to compile that all
-/// but the formatting is among the slow ones.
+/// The package for burn, a workspace of its own. burn's dependencies take so long to compile that
+/// all but the formatting is among the slow ones.
 fn burn(sh: &Shell, full: bool) -> Result<()> {
     let _dir = sh.push_dir("burn");
     cmd!(sh, "cargo fmt --check").run()?;

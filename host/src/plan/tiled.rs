@@ -46,8 +46,8 @@ const MOST_TURNS: usize = 5;
 const LEAST_RESIDENT: usize = 2;
 
 /// The fewest bytes of rows for which there may be fewer blocks than registers allow. Shorter ones
-/// have more to compute, which more warps hide: H100, 2026-11-27, backward, ceiling ÷ ours with four
-/// blocks and with two, f32, 16 columns 0.91 and 0.81, bf16, 33 columns 0.87 and 0.77.
+/// have more to compute, which more warps hide: H100, 2026-11-27, backward, ceiling ÷ ours with
+/// four blocks and with two, f32, 16 columns 0.91 and 0.81, bf16, 33 columns 0.87 and 0.77.
 const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 
 /// The fewest bytes of a row that is not packed. A block computes one such row at a time. Chosen,
@@ -182,12 +182,12 @@ impl Rows {
     /// Threads without a vector in a tile's last turn wait for the others. Where a tile begins or
     /// ends within a vector, its elements are read one by one, and the block waits for that; lines
     /// that two tiles write cost a little. And enough vectors have to be on their way. The factors
-    /// are of an H200, 2026-11-27, ceiling ÷ ours, MSE by row: bf16, 1023 columns, backward, tiles of
-    /// 5 rows that begin anywhere 0.67, of 8 rows that begin at vectors 0.77, and the same in f32,
-    /// forward-backward, 0.68 and 0.92; 511 columns, 11 rows that begin anywhere 0.73, of 8 rows at
-    /// vectors, which leave a third of the last turns empty, 0.70; f64, 33 columns, backward, 60 rows
-    /// at vectors 0.92, 48 rows at lines 0.85; bf16, 128 columns, forward, 64 rows at lines, three
-    /// blocks 0.91, two 0.84, and two of 80 rows 0.91.
+    /// are of an H200, 2026-11-27, ceiling ÷ ours, MSE by row: bf16, 1023 columns, backward, tiles
+    /// of 5 rows that begin anywhere 0.67, of 8 rows that begin at vectors 0.77, and the same in
+    /// f32, forward-backward, 0.68 and 0.92; 511 columns, 11 rows that begin anywhere 0.73, of 8
+    /// rows at vectors, which leave a third of the last turns empty, 0.70; f64, 33 columns,
+    /// backward, 60 rows at vectors 0.92, 48 rows at lines 0.85; bf16, 128 columns, forward, 64
+    /// rows at lines, three blocks 0.91, two 0.84, and two of 80 rows 0.91.
     fn rating(&self, rows: usize, begins_at: usize, resident: usize) -> usize {
         let vectors = self.vectors_of(rows);
         let by_begin = match begins_at {

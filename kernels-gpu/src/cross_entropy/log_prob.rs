@@ -293,13 +293,18 @@ macro_rules! kernels {
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD_PACKED = forward_packed: packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::LOSS), 5 barriers;
+            FORWARD_PACKED = forward_packed:
+                packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::LOSS),
+                5 barriers;
             FORWARD_BACKWARD_PACKED = forward_backward_packed:
                 packed::<E, MODE, { computes::BOTH }, { row_lanes::SEVERAL }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::BOTH), 6 barriers;
-            BACKWARD_PACKED = backward_packed: packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::GRADIENTS), 0 barriers;
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::BOTH),
+                6 barriers;
+            BACKWARD_PACKED = backward_packed:
+                packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::SEVERAL }>,
+                (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::GRADIENTS),
+                0 barriers;
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>,
                 (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers;
             FORWARD_BACKWARD = forward_backward:

@@ -181,14 +181,14 @@ pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     exps
 }
 
-/// [`exps_below`] without predicate registers, in four instructions more for each x.
+/// [`exps_below`] without predicate registers, in two instructions more for each x.
 ///
 /// The result is masked instead of selected. A select needs a predicate register while the
 /// exponential is computed, and a thread has seven: where the code around has taken most of them,
-/// the assembler computes one exponential after the other instead of side by side. H200, 2026-11-27,
-/// f64, ceiling ÷ ours with selects and with masks: packed rows, backward, 440 columns 0.83 and
-/// 0.87, forward-backward, 64 columns 0.83 and 0.85; split rows of 131071 columns 0.61 and 0.66.
-/// But rows in registers, backward, 3336 columns 0.83 and 0.82.
+/// the assembler computes one exponential after the other instead of side by side. H200,
+/// 2026-11-27, f64, ceiling ÷ ours with selects and with masks: packed rows, backward, 440 columns
+/// 0.83 and 0.87, forward-backward, 64 columns 0.83 and 0.85; split rows of 131071 columns 0.61 and
+/// 0.66. But rows in registers, backward, 3336 columns 0.83 and 0.82.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn masked_exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     // x vanishes if its upper half is one of so many from that of −708 on, which are the largest

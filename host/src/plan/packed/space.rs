@@ -181,14 +181,14 @@ impl Space<'_> {
 
     /// The blocks whose tiles are to fit into a multiprocessor's shared memory, of rows that lanes
     /// share: at most as many as its registers have room for. H200, 2026-11-27, ceiling ÷ ours with
-    /// three, four and five blocks: forward-backward, bf16, 200 columns 0.88, 0.88, 0.85, 229 columns
-    /// 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64, 24 columns 0.87, 0.86, 0.72, 200 columns
-    /// 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75, 0.79, 0.79, 408 columns 0.85, 0.85, 0.70;
-    /// f32, 90 columns 0.80, 0.80, 0.88. With three and four: forward, f64, 128 columns 0.82 and
-    /// 0.72, 512 columns 0.76 and 0.67, 1.6 million rows of 24 columns 0.79 and 0.80. From
+    /// three, four and five blocks: forward-backward, bf16, 200 columns 0.88, 0.88, 0.85, 229
+    /// columns 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64, 24 columns 0.87, 0.86, 0.72,
+    /// 200 columns 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75, 0.79, 0.79, 408 columns 0.85,
+    /// 0.85, 0.70; f32, 90 columns 0.80, 0.80, 0.88. With three and four: forward, f64, 128 columns
+    /// 0.82 and 0.72, 512 columns 0.76 and 0.67, 1.6 million rows of 24 columns 0.79 and 0.80. From
     /// probabilities, with three, four and five: backward, bf16, 719 columns 0.92, 0.92, 0.74, 257
-    /// columns 0.74, 0.78, 0.78; forward, bf16, 1536 columns 0.93, 0.93, 0.78; f32, 719 columns 0.86,
-    /// 0.86, 0.66; forward-backward, f64, 127 columns 0.57 with three and 0.44 with four.
+    /// columns 0.74, 0.78, 0.78; forward, bf16, 1536 columns 0.93, 0.93, 0.78; f32, 719 columns
+    /// 0.86, 0.86, 0.66; forward-backward, f64, 127 columns 0.57 with three and 0.44 with four.
     fn blocks(&self, pass: Pass) -> usize {
         let has_two_tiles = self.rows.tiles == 2;
         match (self.rows.element_bytes, pass) {

@@ -185,8 +185,8 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
 }
 
 /// The factors of the gradients of row `index` of a stage: from its statistics or, in a kernel that
-/// computes gradients only, from the values that the forward pass has saved. `scale` is the scale of
-/// all rows, where they share one upstream gradient; otherwise it is not used.
+/// computes gradients only, from the values that the forward pass has saved. `scale` is the scale
+/// of all rows, where they share one upstream gradient; otherwise it is not used.
 ///
 /// # Safety
 /// The kernels' conditions 1 and 2; the copies of the stage are complete, and it has the row.

@@ -145,7 +145,8 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         unsafe { self.staged_classes().get(index) }
     }
 
-    /// Whether the saved weights of rows are used: where targets are classes, no gradient needs them.
+    /// Whether the saved weights of rows are used: where targets are classes, no gradient needs
+    /// them.
     const HAS_WEIGHT: bool = MODE != mode::CLASS;
 
     /// Where the array of saved values `which` begins in shared memory.
@@ -189,8 +190,8 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         }
     }
 
-    /// Starts the copies of the saved values: a load for each row when it is computed would make the
-    /// warp wait for memory.
+    /// Starts the copies of the saved values: a load for each row when it is computed would make
+    /// the warp wait for memory.
     ///
     /// # Safety
     /// As [`load_async`](Self::load_async).

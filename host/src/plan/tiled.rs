@@ -219,10 +219,11 @@ pub(crate) fn tiled(rows: &Rows, device: Device) -> Option<Tiled> {
     if rows.rows == 0 || rows.cols == 0 || rows.row_bytes() >= 1 << 30 {
         return None;
     }
-    if rows.contiguous && rows.reduction == reduction::ROWS {
-        if let Some((tile_rows, resident)) = rows.tile(device) {
-            return pack(rows, tile_rows, device.multiprocessors * resident);
-        }
+    if rows.contiguous
+        && rows.reduction == reduction::ROWS
+        && let Some((tile_rows, resident)) = rows.tile(device)
+    {
+        return pack(rows, tile_rows, device.multiprocessors * resident);
     }
     let (block_bytes, blocks) = share(device, device.registers_for);
     (rows.row_bytes() >= LEAST_ROW_BYTES).then(|| cut(rows, block_bytes, blocks)).flatten()

@@ -6,13 +6,12 @@ use crate::ptx::file::{self, SUFFIX};
 use crate::ptx::manifest::Manifest;
 use crate::ptx::{self, Program};
 use crate::sources::{SharedArray, Sources, sha256};
-use crate::{flags, ptxas};
+use crate::{flags, new_seed, ptxas};
 use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::Entry;
 use kernels_gpu::overlap::{OVERLAPS_FROM, overlapping};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use xshell::Shell;
 
@@ -203,9 +202,7 @@ pub(crate) fn check(
     println!("compiler: {}", compiler.describe());
     let mut names = task.dtypes();
     if dtypes == Dtypes::Drawn {
-        // Whatever the hasher is keyed with.
-        let drawn = RandomState::new().hash_one("dtype") as usize % names.len();
-        names = vec![names[drawn]];
+        names = vec![names[new_seed() as usize % names.len()]];
     }
     for arch in ARCHS {
         for (module, text) in task.compile(compiler, arch, &names)? {

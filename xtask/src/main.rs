@@ -17,6 +17,7 @@ mod sources;
 mod test;
 
 use flags::XtaskCmd;
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use xshell::Shell;
@@ -49,6 +50,12 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
         XtaskCmd::Orders(flags) => orders::run(&sh, &flags),
         XtaskCmd::Demo(flags) => demo::run(&sh, &flags),
     }
+}
+
+/// A number that is another one every time.
+fn new_seed() -> u64 {
+    // Whatever the hasher is keyed with.
+    RandomState::new().hash_one("seed")
 }
 
 /// The workspace's directory. Cargo's variable first: a copied checkout may share its target

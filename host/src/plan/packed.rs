@@ -65,7 +65,8 @@ fn most_row_bytes(pass: Pass, rows: Rows) -> usize {
 }
 
 /// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor for class targets of
-/// 16 and 32 bits, as the kernels' table says. Other targets and f64 have fewer, of no more memory.
+/// 16 and 32 bits, as the kernels' table says. [`Space`] says how many blocks' tiles of other rows
+/// are to fit.
 const RESIDENT_BLOCKS: usize = 5;
 
 const WARPS: usize = PACKED_BLOCK as usize / 32;

@@ -4,6 +4,7 @@
 use super::packed::{Device, RESERVED};
 use super::{Launch, RowsLaunch};
 use kernels_gpu::abi::{CACHE_LINE, MAX_PARTIALS, TILED_BLOCK, TiledArgs, VECTOR_BYTES, reduction};
+use std::cmp::Reverse;
 use std::num::NonZeroU32;
 
 /// The rows of a call.
@@ -47,7 +48,8 @@ const LEAST_RESIDENT: usize = 2;
 
 /// The fewest bytes of rows for which there may be fewer blocks than registers allow. Shorter ones
 /// have more to compute, which more warps hide: H100, 2026-11-27, backward, ceiling ÷ ours with
-/// four blocks and with two, f32, 16 columns 0.91 and 0.81, bf16, 33 columns 0.87 and 0.77.
+/// three blocks and with two, f32, 16 columns 0.91 and 0.81, f16, 33 columns 0.87 and 0.77. Rows of
+/// 68 to 252 bytes were not compared; of 254 bytes, two blocks are better ([`Rows::rating`]).
 const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 
 /// The fewest bytes of a row that is not packed. A block computes one such row at a time. Chosen,
@@ -155,25 +157,22 @@ impl Rows {
         let most = device.registers_for.min(self.most_resident());
         let is_short = self.row_bytes() < LEAST_ROW_BYTES_OF_FEW;
         let least = if is_short { most } else { LEAST_RESIDENT.min(most) };
-        let mut best: Option<(usize, usize, usize)> = None;
-        for resident in (least..=most).rev() {
+        let sizes = (least..=most).rev().flat_map(|resident| {
+            (1..=MOST_TURNS).rev().map(move |turns| (resident, turns * BLOCK))
+        });
+        let tiles = sizes.flat_map(|(resident, vectors)| {
             let (block_bytes, blocks) = share(device, resident);
-            for vectors in (1..=MOST_TURNS).rev().map(|turns| turns * BLOCK) {
-                let most_rows = self.most_rows(vectors, block_bytes);
-                for begins_at in [CACHE_LINE as usize, VECTOR, self.element_bytes] {
-                    let period = self.period(begins_at);
-                    let rows = most_rows / period * period;
-                    if rows < 2 {
-                        continue;
-                    }
-                    let rating = self.rating(rows, begins_at, resident);
-                    if best.is_none_or(|(best, ..)| rating > best) {
-                        best = Some((rating, self.shared_out(rows, period, blocks), resident));
-                    }
-                }
-            }
-        }
-        best.map(|(_, rows, resident)| (rows, resident))
+            let most_rows = self.most_rows(vectors, block_bytes);
+            [CACHE_LINE as usize, VECTOR, self.element_bytes].map(|begins_at| {
+                let period = self.period(begins_at);
+                (most_rows / period * period, begins_at, resident, blocks)
+            })
+        });
+        let best = tiles.filter(|&(rows, ..)| rows >= 2).min_by_key(
+            |&(rows, begins_at, resident, _)| Reverse(self.rating(rows, begins_at, resident)),
+        )?;
+        let (rows, begins_at, resident, blocks) = best;
+        Some((self.shared_out(rows, self.period(begins_at), blocks), resident))
     }
 
     /// How good tiles of `rows` rows are that begin at multiples of `begins_at` bytes, where

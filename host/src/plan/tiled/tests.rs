@@ -195,6 +195,8 @@ fn tiles_begin_at_lines_or_at_vectors() {
     // Eight rows of 2046 bytes end at a vector.
     assert_eq!(plan(1_023, 2, true, three), (8, 5, 2));
     assert_eq!(plan(1_023, 2, false, three), (8, 5, 2));
+    // Four rows of 4092 bytes do.
+    assert_eq!(plan(1_023, 4, true, two), (4, 5, 2));
     // Four rows of 4004 bytes end at a vector, 32 at a line.
     assert_eq!(plan(1_001, 4, true, two), (4, 4, 2));
     // Each row of 1024 bytes ends at a line.
@@ -207,6 +209,10 @@ fn tiles_begin_at_lines_or_at_vectors() {
     assert_eq!(plan(32, 2, true, three).2, 3);
     // There is no room for eight rows of 3002 bytes.
     assert_eq!(plan(1_501, 2, true, three), (4, 3, 3));
+    for cols in [7, 100, 128, 250] {
+        let bytes = plan(cols, 4, true, two).0 as usize * cols * 4;
+        assert!(bytes.is_multiple_of(128), "{cols} columns");
+    }
 }
 
 /// The kernels divide an element's number in a tile by a multiplication.

@@ -60,18 +60,19 @@ pub const fn lane_row_cols(element_bytes: u32) -> u32 {
 /// Threads of a block of the streaming kernels.
 pub const STREAM_BLOCK: u32 = 256;
 
-/// Tiles in the ring of each row group of the streaming kernels.
+/// Tiles in the ring of each warp of the streaming kernels.
 pub const STREAM_DEPTH: u32 = 3;
 
 /// Bytes of a vector: the most that one load or store of a thread moves.
 pub const VECTOR_BYTES: u32 = 16;
 
-/// Bytes of each tensor that one warp contributes to a tile of the streaming kernels.
+/// Bytes of each tensor in a tile of the streaming kernels.
 pub const WARP_TILE_BYTES: u32 = 2048;
 
-/// The most row groups of a launch that splits rows. Each needs 17 words of the workspace, which
-/// has [`MAX_PARTIALS`].
-pub const MAX_SPLIT_GROUPS: u32 = 2048;
+/// The most blocks of the streaming kernels. Each needs four words of the workspace for its sums,
+/// and four for each of its warps. With fewer than 17 [groups](GROUP) of blocks, the last block
+/// sums all of them.
+pub const MAX_STREAM_BLOCKS: u32 = 16 * GROUP;
 
 /// Bytes of a line of the L2 cache.
 pub const CACHE_LINE: u32 = 128;
@@ -119,14 +120,27 @@ pub const GROUP: u32 = 64;
 /// would make the end take twice as long.
 pub const LAG: u32 = 8;
 
-/// In a grid of workers, which are blocks that take rows, every `ADDER_PERIOD`-th block is an
-/// adder: it takes no rows, but adds up what workers publish.
-pub const ADDER_PERIOD: u32 = 1024;
+/// In a grid of workers, which are blocks that take rows, every `1 << shift`-th block is an adder:
+/// it takes no rows, but adds up what workers publish. This is the `shift` of all grids but those
+/// whose arguments say [otherwise](CrossEntropyArgs::adder_shift).
+pub const ADDER_SHIFT: u32 = 10;
+
+/// The [shift](ADDER_SHIFT) of a grid of blocks of `threads` threads that stage rows. The last
+/// adder adds up as many as two periods when all rows are done. In f64 a worker publishes two words:
+/// of 2046 workers, 32 threads took 24 of 56 µs (8208×511, forward-backward, H200, 2026-11-28).
+pub const fn adder_shift(element_bytes: usize, threads: u32) -> u32 {
+    match (element_bytes, threads) {
+        (8, ..=32) => ADDER_SHIFT - 2,
+        (8, ..=64) => ADDER_SHIFT - 1,
+        _ => ADDER_SHIFT,
+    }
+}
 
 /// Blocks of a grid of so many workers, adders included.
-pub const fn grid_of_workers(workers: u32) -> u32 {
+pub const fn grid_of_workers(workers: u32, shift: u32) -> u32 {
+    let period = 1 << shift;
     // In a grid of at most one period, the adder is the block behind the workers.
-    if workers < ADDER_PERIOD { workers + 1 } else { workers + (workers - 1) / (ADDER_PERIOD - 1) }
+    if workers < period { workers + 1 } else { workers + (workers - 1) / (period - 1) }
 }
 
 /// Words that a worker publishes for its terms of `sums` sums, of `term_bytes` each. Two terms of
@@ -137,8 +151,9 @@ pub const fn words_of_worker(sums: u32, term_bytes: usize) -> u32 {
 
 /// The most workers of a grid, each of which publishes so many words. For each word, an adder
 /// publishes at most two sums a period.
-pub const fn max_workers(words: u32) -> u32 {
-    MAX_PARTIALS / words / (ADDER_PERIOD + 1) * (ADDER_PERIOD - 1)
+pub const fn max_workers(words: u32, shift: u32) -> u32 {
+    let period = 1 << shift;
+    MAX_PARTIALS / words / (period + 1) * (period - 1)
 }
 
 /// How many of the first of `blocks` blocks are in groups that are added up before the end of the

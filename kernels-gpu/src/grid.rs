@@ -3,40 +3,11 @@
 use crate::element::unrolled;
 use crate::reduce::{Workspace, block_sums};
 use cuda_std::atomic::fence;
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_dim_x, grid_dim_x, sync_threads, thread_idx_x};
 
 cuda_std::shared_array! {
     /// Whether this block was the last to arrive.
     fn arrived_last() -> [u64; 1];
-}
-
-/// Sums each of four values over the grid, and calls `finish` with the sums in one thread of the
-/// last block to arrive. Returns whether this block is that one. The order of the additions does
-/// not depend on which block that is.
-///
-/// Partial sum `k` of a block is word `k * entries + block` of the workspace. `entries` may be more
-/// than the blocks of the grid: the caller then sets the words of the other entries.
-///
-/// # Safety
-/// 1. All threads of the grid call this, once a launch.
-/// 2. The block has not called [`block_sums`] since its last barrier.
-/// 3. The grid has at most `entries` blocks, and `4 * entries` is at most `abi::MAX_PARTIALS`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn sum_in_last_block(
-    workspace: Workspace,
-    values: [f64; 4],
-    entries: u32,
-    finish: impl FnOnce([f64; 4]),
-) -> bool {
-    let of_block = block_sums::<f64, false, 4>(values);
-    if thread_idx_x() == 0 {
-        unrolled!(for sum in 0..4; {
-            // SAFETY: condition 3; the block's own words.
-            unsafe { workspace.set_sum(sum as u32 * entries + block_idx_x(), of_block[sum]) };
-        });
-    }
-    // SAFETY: the caller's conditions.
-    unsafe { sum_words_in_last_block(workspace, entries, finish) }
 }
 
 /// Sums N values over words that blocks have set: `entries` words of each value, one value's behind

@@ -107,8 +107,9 @@ fn rows_that_a_block_sums_one_after_the_other() {
     assert_eq!(losses.values().to_vec().unwrap(), expected);
 }
 
-/// A block's share of streamed rows ends within a row, so that blocks have parts of two rows. They
-/// merge the parts one after the other in the same shared memory.
+/// A warp's share of streamed rows ends within a row: warps have parts of two rows, and take the
+/// last row first. The first two inputs have fewer tiles than a device has warps, so that the last
+/// block has warps without any.
 #[test]
 fn shares_of_two_rows() {
     let stream = gpu().stream().unwrap();

@@ -177,6 +177,7 @@ impl<'a> Arguments<'a> {
             tail_at: 0,
             group_shift: 0,
             part_vectors: 0,
+            adder_shift: 0,
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
             unsigned_classes: target.lose_sign().into(),

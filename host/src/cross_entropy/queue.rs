@@ -254,6 +254,7 @@ impl<'a> Launches<'a> {
             CrossEntropyArgs { group_threads, splits, rows_of_block, ahead, ahead_bytes, ..*args };
         args.plain = args.is_plain().into();
         args.group_shift = group_threads.trailing_zeros();
+        args.adder_shift = plan.adder_shift;
         args.tile = plan.tile;
         args.stream = plan.stream;
         if plan.tail.rows > 0 {
@@ -262,10 +263,7 @@ impl<'a> Launches<'a> {
         }
         let asks_early = self.stream.gpu().overlaps() && pass == Pass::Forward;
         if asks_early
-            && !matches!(
-                plan.regime,
-                Regime::Packed | Regime::LaneRows | Regime::WideRows | Regime::Stream
-            )
+            && !matches!(plan.regime, Regime::Packed | Regime::LaneRows | Regime::WideRows)
         {
             let early = plan::early(plan, row_bytes, cache);
             (args.early_blocks, args.early_bytes) = (early.blocks, early.bytes);

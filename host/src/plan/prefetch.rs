@@ -2,7 +2,7 @@
 //! anything is summed.
 
 use super::{Pass, Regime, RowsLaunch, SamplesLaunch};
-use kernels_gpu::abi::CACHE_LINE;
+use kernels_gpu::abi::{CACHE_LINE, STREAM_DEPTH, WARP_TILE_BYTES};
 
 /// The L2 cache of a device, and how many multiprocessors share it.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +73,12 @@ pub(crate) fn wants_shared_of_one_more(row_bytes: usize) -> bool {
 /// so much that it evicts what the launch before has written or still reads.
 pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
     let RowsLaunch { launch, group_threads, .. } = plan.rows;
-    let groups = (launch.threads / group_threads) as usize;
-    let bytes = row_bytes.min(EARLY_BYTES);
+    let (groups, bytes) = match plan.regime {
+        // Each warp fills its ring.
+        Regime::Stream => (launch.threads / 32, (STREAM_DEPTH * WARP_TILE_BYTES) as usize),
+        _ => (launch.threads / group_threads, row_bytes.min(EARLY_BYTES)),
+    };
+    let groups = groups as usize;
     let blocks = early_bytes(cache) / (bytes * groups).max(1);
     Early { blocks: blocks as u32, bytes: bytes as u32 }
 }

@@ -1,10 +1,9 @@
-//! The forward pass over long rows that are streamed through shared memory: how warps or blocks
-//! share the rows.
+//! The forward pass over long rows that are streamed through shared memory.
 
 use super::Launch;
 use super::packed::{Device, RESERVED, Rows};
 use kernels_gpu::abi::{
-    CACHE_LINE, MAX_SPLIT_GROUPS, STREAM_BLOCK, STREAM_DEPTH, StreamArgs, VECTOR_BYTES,
+    CACHE_LINE, MAX_STREAM_BLOCKS, STREAM_BLOCK, STREAM_DEPTH, StreamArgs, VECTOR_BYTES,
     WARP_TILE_BYTES,
 };
 
@@ -15,8 +14,7 @@ const WARPS: usize = STREAM_BLOCK as usize / 32;
 const WARP_VECTORS: usize = (WARP_TILE_BYTES / VECTOR_BYTES) as usize;
 
 /// Whether `count` rows are so few that a warp for each would be at most half of the resident
-/// warps. Several blocks share such rows where gradients are computed. The forward pass decides by
-/// the time that it takes ([`layout`]).
+/// warps. Several blocks share such rows where gradients are computed.
 pub(crate) fn are_few(count: usize, rows: &Rows, device: Device) -> bool {
     count <= room(rows, device) * WARPS / 2
 }
@@ -33,58 +31,31 @@ fn ring_bytes(rows: &Rows) -> usize {
     STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize
 }
 
-/// What the end of a row takes a block that shares rows, in hundredths of the time of a tile, of
-/// which each resident warp reads one. In f64 the statistics of threads and warps take longer to
-/// merge: H200, 2026-11-27, 1300×45056, whose blocks end six rows each, took 19 µs more than the
-/// ceiling's 102, and a tile takes 0.9 µs. The number for other types was chosen by which of the
-/// shapes below should be split.
-fn row_end(element_bytes: usize) -> usize {
-    if element_bytes == 8 { 300 } else { 150 }
-}
+/// The most parts of a row that its last warp merges alone, about. With more, blocks merge the
+/// parts of their warps first. Chosen, not searched for.
+const MOST_PARTS: usize = 96;
 
-/// The least time that a warp takes for a tile, in the same unit: with fewer warps than are
-/// resident, memory is idle while they compute. Tiles of two tensors hide that better. H200,
-/// 2026-11-27, ceiling ÷ ours where warps have whole rows and where blocks share them: f64,
-/// 1511×23752 0.77 and 0.70, 2124×45056 0.62 and 0.87; f32 with smoothing, 2200×16384 0.48 and
-/// 0.66; f32 from probabilities, 1000×32000 0.87 and 0.82.
-fn least_tile_time(tiles: usize) -> usize {
-    if tiles > 1 { 50 } else { 90 }
-}
-
-/// The launch over `count` rows, and how they are shared: either each warp takes whole rows, about
-/// as many as any other, or rows are cut into equal shares, one per block. Whole rows take as long
-/// as the warp that has most of them; shares are equal, but all warps of a block wait for each
-/// other at the end of a row.
+/// The launch over `count` rows: as many warps as are resident, each with an equal share of all
+/// tiles.
 pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
-    let room = room(rows, device);
     // The most bytes of a row, counted from the cache line that it begins in.
     let bytes = CACHE_LINE as usize - rows.alignment + rows.cols * rows.element_bytes;
     let vectors = bytes.div_ceil(VECTOR_BYTES as usize);
-    let row_tiles = |warps: usize| vectors.div_ceil(warps * WARP_VECTORS).max(1);
-    let (count, most_warps) = (count.max(1), room * WARPS);
-    let turns = count.div_ceil(most_warps);
-    let row_warps = count.div_ceil(turns);
-    let tile_time = (100 * row_warps / most_warps).max(least_tile_time(rows.tiles));
-    let whole_time = turns * row_tiles(1) * tile_time;
-    let shared_time = 100 * (count * row_tiles(WARPS)).div_ceil(room)
-        + row_end(rows.element_bytes) * (count / room + 1);
-    let (blocks, warps, split) = if whole_time < shared_time {
-        (row_warps.div_ceil(WARPS), 1, 0)
-    } else {
-        let max_blocks = room.min(MAX_SPLIT_GROUPS as usize);
-        ((count * row_tiles(WARPS)).clamp(1, max_blocks), WARPS, 1)
-    };
+    let row_tiles = vectors.div_ceil(WARP_VECTORS).max(1);
+    let most = room(rows, device).min(MAX_STREAM_BLOCKS as usize);
+    let warps = (count * row_tiles).clamp(1, most * WARPS);
+    let blocks = warps.div_ceil(WARPS);
     let launch = Launch {
         blocks: blocks as u32,
         threads: STREAM_BLOCK,
         shared_bytes: (WARPS * ring_bytes(rows)) as u32,
         cooperative: false,
     };
+    let merges_blocks = warps > MOST_PARTS * count.max(1);
     let stream = StreamArgs {
+        row_tiles: row_tiles as u32,
         warps: warps as u32,
-        row_tiles: row_tiles(warps) as u32,
-        groups: (blocks * WARPS / warps) as u32,
-        split,
+        merges_blocks: merges_blocks.into(),
     };
     (launch, stream)
 }
@@ -112,22 +83,22 @@ mod tests {
     }
 
     #[test]
-    fn warps_take_as_many_rows_each() {
-        let (launch, stream) = layout(32768, &f32_rows(4096), DEVICE);
-        // 3168 warps would take ten or eleven rows: fewer take eleven.
-        assert_eq!((launch.blocks, stream.warps, stream.split), (373, 1, 0));
-        assert_eq!((stream.row_tiles, stream.groups), (8, 373 * 8));
+    fn as_many_warps_as_are_resident_share_all_tiles() {
+        let blocks = |count, cols| layout(count, &f32_rows(cols), DEVICE).0.blocks;
+        assert_eq!((blocks(32768, 4096), blocks(1500, 262_144)), (132 * 3, 132 * 3));
+        // Rows of two tiles each, a tile for each warp.
+        let warps = |count| layout(count, &f32_rows(1024), DEVICE).1.warps;
+        assert_eq!(
+            [4, 5, 0].map(|count| (blocks(count, 1024), warps(count))),
+            [(1, 8), (2, 10), (1, 1)]
+        );
     }
 
+    /// Otherwise one warp would merge the parts of all warps of the grid.
     #[test]
-    fn few_rows_are_shared_by_all_blocks() {
-        for count in [1, 3, 64, 1500] {
-            let (launch, stream) = layout(count, &f32_rows(262_144), DEVICE);
-            assert_eq!((stream.warps, stream.split), (8, 1), "{count} rows");
-            let tiles = count * stream.row_tiles as usize;
-            assert_eq!(launch.blocks as usize, tiles.min(132 * 3));
-            assert_eq!(launch.blocks, stream.groups);
-        }
+    fn blocks_merge_their_parts_of_very_long_rows() {
+        let merges = |count| layout(count, &f32_rows(1 << 22), DEVICE).1.merges_blocks;
+        assert_eq!((merges(1), merges(32), merges(33), merges(1000)), (1, 1, 0, 0));
     }
 
     /// Each warp has three tiles of 2 KiB in flight, of every tensor that is read, and as many
@@ -151,17 +122,11 @@ mod tests {
         }
     }
 
-    /// Rows are whole where each of the resident warps has about as many, and where shares of
-    /// blocks would end more rows than they have tiles.
     #[test]
-    fn rows_are_split_where_whole_ones_would_leave_warps_waiting() {
-        let is_split = |count, cols| layout(count, &f32_rows(cols), DEVICE).1.split;
+    fn few_rows_are_less_than_half_as_many_as_warps() {
         let warps = 132 * 3 * 8;
         assert!(are_few(warps / 2, &f32_rows(1000), DEVICE));
         assert!(!are_few(warps / 2 + 1, &f32_rows(1000), DEVICE));
-        assert_eq!((is_split(warps, 50_000), is_split(warps + 1, 50_000)), (0, 1));
-        assert_eq!((is_split(warps / 2, 50_000), is_split(warps / 2, 1000)), (1, 0));
-        assert_eq!((is_split(100, 10_000), is_split(1 << 20, 50_000)), (1, 0));
     }
 
     #[test]
@@ -170,10 +135,14 @@ mod tests {
         assert_eq!((tiles(4096), tiles(4097), tiles(4095)), (8, 9, 9));
     }
 
-    /// What row groups publish fits into the workspace: terms twice, parts twice, a counter.
+    /// What blocks and warps publish fits into the workspace: four sums a block, and a part of four
+    /// words a warp. The last block sums all others by itself.
     #[test]
-    fn split_groups_have_room_in_the_workspace() {
-        use kernels_gpu::abi::MAX_PARTIALS;
-        const { assert!(17 * MAX_SPLIT_GROUPS < MAX_PARTIALS) };
+    fn sums_and_parts_have_room_in_the_workspace() {
+        use kernels_gpu::abi::{MAX_PARTIALS, early_blocks};
+        const { assert!((4 + 4 * WARPS as u32) * MAX_STREAM_BLOCKS < MAX_PARTIALS) };
+        assert_eq!(early_blocks(MAX_STREAM_BLOCKS), 0);
+        let large = Device { multiprocessors: 1000, ..DEVICE };
+        assert_eq!(layout(1 << 20, &f32_rows(4096), large).0.blocks, MAX_STREAM_BLOCKS);
     }
 }

@@ -5,7 +5,7 @@ use super::prefetch::Early;
 use super::samples::Tail;
 use super::*;
 use kernels_gpu::abi::{
-    ADDER_PERIOD, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, grid_of_workers, max_blocks,
+    ADDER_SHIFT, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, adder_shift, grid_of_workers, max_blocks,
     max_workers, reduction, words_of_worker,
 };
 
@@ -142,7 +142,7 @@ fn short_rows_are_packed_or_register_resident() {
     assert_eq!(regime(65536, 1409), Regime::Long);
     assert_ne!(regime(65536, 1220), Regime::Packed);
     // One row more, and the workspace has no room for the partial sums of the blocks.
-    let most = 32 * max_workers(1) as usize;
+    let most = 32 * max_workers(1, ADDER_SHIFT) as usize;
     assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
     assert_eq!(regime(0, 5), Regime::Packed);
 }
@@ -221,7 +221,7 @@ fn long_rows_are_streamed() {
         assert_eq!(regime(pass, 4096, 2048), Regime::Registers);
     }
     let streamed = plan(Pass::Forward, 8, 262_144);
-    assert_eq!((streamed.stream.split, streamed.rows.launch.blocks), (1, 132 * 3));
+    assert_eq!(streamed.rows.launch.blocks, 132 * 3);
 }
 
 /// A block stages the vector with the logit of the target's class; in the forward pass over rows
@@ -255,14 +255,17 @@ fn backward_passes_have_no_adders() {
 fn blocks_of_packed_rows_fill_a_device() {
     let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
     // A multiprocessor has room for five blocks, by its registers and by its shared memory.
-    assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5));
+    assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5, ADDER_SHIFT));
     // Of sixteen times as many, each takes as many tiles: none would be left for a block more.
     let rows_of_tiles = 4 * samples(Pass::Backward, 1 << 24, 10, 4, kernels(10)).tile.rows;
     let tiles = (1_u32 << 24).div_ceil(rows_of_tiles);
     let each = tiles.div_ceil(132 * 5 * 16);
     assert!(each > 1);
     assert_eq!(blocks(Pass::Backward, 1 << 24), tiles.div_ceil(each));
-    assert_eq!(blocks(Pass::ForwardBackward, 1 << 24), grid_of_workers(tiles.div_ceil(each)));
+    assert_eq!(
+        blocks(Pass::ForwardBackward, 1 << 24),
+        grid_of_workers(tiles.div_ceil(each), ADDER_SHIFT)
+    );
     assert_eq!((blocks(Pass::Forward, 1), blocks(Pass::Backward, 0)), (2, 1));
 }
 
@@ -272,10 +275,13 @@ fn blocks_take_several_rows_if_there_are_too_many() {
         let plan = samples(pass, rows, cols, 4, KERNELS);
         (plan.rows.launch.blocks, plan.rows_of_block.get())
     };
-    let most = max_workers(1) as usize;
+    let most = max_workers(1, ADDER_SHIFT) as usize;
     let half = (most as u32 + 1).div_ceil(2);
-    assert_eq!(launch(Pass::Forward, most + 1, 50257), (grid_of_workers(half), 2));
-    assert_eq!(launch(Pass::ForwardBackward, most + 1, 50257), (grid_of_workers(half), 2));
+    assert_eq!(launch(Pass::Forward, most + 1, 50257), (grid_of_workers(half, ADDER_SHIFT), 2));
+    assert_eq!(
+        launch(Pass::ForwardBackward, most + 1, 50257),
+        (grid_of_workers(half, ADDER_SHIFT), 2)
+    );
 }
 
 #[test]
@@ -289,7 +295,10 @@ fn the_last_long_rows_are_split() {
     for rows in 1..105_000 {
         let Tail { rows: last, parts, at } = tail(rows, 50257);
         let workers = rows as u32 + last * (parts.get() - 1);
-        assert!(last == 0 || at >= workers + 2 * workers.div_ceil(ADDER_PERIOD - 1), "{rows} rows");
+        assert!(
+            last == 0 || at >= workers + 2 * workers.div_ceil((1 << ADDER_SHIFT) - 1),
+            "{rows} rows"
+        );
         assert!(at + last * parts.get() * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
     }
 }
@@ -306,9 +315,9 @@ fn few_long_rows_are_all_split() {
             let Tail { rows: shared, parts, at } = plan.tail;
             let workers = shared * parts.get();
             assert!(shared as usize == rows && parts.get() > 1, "{rows} rows");
-            assert_eq!(plan.rows.launch.blocks, grid_of_workers(workers));
-            let left =
-                words_of_worker(sums, 4) * workers + sums * workers.div_ceil(ADDER_PERIOD - 1);
+            assert_eq!(plan.rows.launch.blocks, grid_of_workers(workers, ADDER_SHIFT));
+            let left = words_of_worker(sums, 4) * workers
+                + sums * workers.div_ceil((1 << ADDER_SHIFT) - 1);
             assert!(at >= left && at + workers * STATS_PARTS <= MAX_PARTIALS, "{rows} rows");
         }
     }
@@ -399,15 +408,18 @@ fn rows_fill_the_registers_of_their_block() {
 
 #[test]
 fn every_worker_has_a_block() {
-    for workers in [0, 1, 1022, 1023, 1024, 1025, 2046, 2047, 10_000] {
-        let blocks = grid_of_workers(workers);
-        let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(ADDER_PERIOD));
-        let taken =
-            taken.map(|block| block - block / ADDER_PERIOD).filter(|&worker| worker < workers);
-        assert!(taken.eq(0..workers), "{workers} workers");
-        assert!(workers >= ADDER_PERIOD || blocks == workers + 1);
-        // This is how the kernels count workers.
-        assert_eq!(blocks - (blocks / ADDER_PERIOD).max(1), workers);
+    for (bytes, threads, period) in [(8, 32, 256), (8, 64, 512), (8, 96, 1024), (4, 32, 1024)] {
+        let shift = adder_shift(bytes, threads);
+        for workers in [0, 1, period - 2, period - 1, period, period + 1, 2 * period - 2, 10_000] {
+            let blocks = grid_of_workers(workers, shift);
+            let taken = (0..blocks).filter(|block| !(block + 1).is_multiple_of(period));
+            let taken =
+                taken.map(|block| block - block / period).filter(|&worker| worker < workers);
+            assert!(taken.eq(0..workers), "{workers} workers of {threads} threads, {bytes} bytes");
+            assert!(workers >= period || blocks == workers + 1);
+            // This is how the kernels count workers.
+            assert_eq!(blocks - (blocks / period).max(1), workers);
+        }
     }
 }
 
@@ -420,9 +432,9 @@ fn partial_sums_of_workers_have_room() {
             let most = (1..1 << 20).rfind(in_registers).expect("there is one");
             assert!(most >= at_least);
             let blocks = plan(pass, most).rows.launch.blocks;
-            assert_eq!(blocks, grid_of_workers(most as u32));
+            assert_eq!(blocks, grid_of_workers(most as u32, ADDER_SHIFT));
             let words = words_of_worker(2, element_bytes) as usize;
-            let adders = most.div_ceil(ADDER_PERIOD as usize - 1);
+            let adders = most.div_ceil((1 << ADDER_SHIFT) - 1);
             assert!(words * most + 2 * adders <= MAX_PARTIALS as usize);
             assert_eq!(plan(pass, most + 1).regime, Regime::Long);
         }
@@ -545,7 +557,10 @@ fn sums_of_any_shape_fit_into_the_workspace() {
                         let workers = count.div_ceil(plan.rows_of_block.get() as usize) as u32;
                         let groups = launch.threads / group_threads;
                         let blocks_sum = pass != Pass::Backward;
-                        assert!(!blocks_sum || workers <= max_workers(words_of_worker(2, 8)));
+                        assert!(
+                            !blocks_sum
+                                || workers <= max_workers(words_of_worker(2, 8), plan.adder_shift)
+                        );
                         assert!(!blocks_sum || plan.rows_of_block.get().is_multiple_of(groups));
                     }
                     Pass::Forward => {

@@ -96,21 +96,19 @@ pub struct WordSteps {
     pub lane: u32,
 }
 
-/// How row groups stream rows through rings in shared memory. A row group is a warp or a block; a
-/// tile is [`WARP_TILE_BYTES`](super::WARP_TILE_BYTES) of each tensor for each of its warps.
+/// How warps stream rows through rings in shared memory. Each warp has an equal share of all tiles,
+/// which are consecutive; a tile is [`WARP_TILE_BYTES`](super::WARP_TILE_BYTES) of each tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct StreamArgs {
-    /// Warps of a row group: 1, or all warps of a block.
-    pub warps: u32,
     /// Tiles of a row, counted from the beginning of the cache line in which the row begins.
     pub row_tiles: u32,
-    /// Row groups of the grid.
-    pub groups: u32,
-    /// 1: rows are split; each row group takes an equal share of all tiles, and is a block; there
-    /// are at most [`MAX_SPLIT_GROUPS`](super::MAX_SPLIT_GROUPS). 0: row groups take whole rows in
-    /// turns.
-    pub split: u32,
+    /// The first warps of the grid that have tiles, no more than there are tiles.
+    pub warps: u32,
+    /// Whether a block merges the parts that its warps have of a row before the row's last warp
+    /// merges those of all blocks; 1 or 0. Otherwise the row's last warp merges the parts of all
+    /// warps. The results differ in their last bits.
+    pub merges_blocks: u32,
 }
 
 /// The first target that is not a class, which the cross-entropy kernels report beside the loss.
@@ -240,13 +238,16 @@ pub struct CrossEntropyArgs {
     pub tail_at: u32,
     /// log2 of `group_threads`, where a row group is at most a warp.
     pub group_shift: u32,
+    /// [`adder_shift`](super::adder_shift) of the launch, in the kernels that stage rows.
+    pub adder_shift: u32,
     /// Layout of tiles, for the packed-row kernels.
     pub tile: TileArgs,
-    /// Layout of streams, for the streaming kernels.
-    pub stream: StreamArgs,
     /// Whether classes of 4 bytes are `u32`, which decides how [`TargetFault::target`] is reported;
     /// 1 or 0.
     pub unsigned_classes: u32,
+    /// Layout of streams, for the streaming kernels. It begins at a multiple of eight bytes, so
+    /// that LLVM loads its numbers in pairs.
+    pub stream: StreamArgs,
     /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
     /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`](super::SPLIT_TILE_VECTORS).
     /// The parts of all blocks have room for a row and [`LINE_VECTORS`](super::LINE_VECTORS) − 1

@@ -306,7 +306,7 @@ macro_rules! kernels {
                 (CrossEntropyArgs), PACKED_BLOCK by resident_packed::<E>(MODE, computes::GRADIENTS),
                 0 barriers;
             FORWARD_STREAM = forward_stream: forward_stream::<E, MODE>,
-                (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 6 barriers;
+                (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE), 3 barriers;
             FORWARD_BACKWARD = forward_backward:
                 forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>,
                 (CrossEntropyArgs),

@@ -61,7 +61,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
     let row_at = |index| Rows::row(args, rank(), index);
     let Some(mut row) = row_at(0) else {
         // SAFETY: the kernels' conditions 1 and 2.
-        unsafe { finish_grid::<true, 3, E, MODE, _>(&pass, rank(), workspace) };
+        unsafe { finish_grid::<true, 8, E, MODE, _>(&pass, rank(), workspace) };
         return;
     };
     // f64 kernels have no register left for the row counter: it is in shared memory.

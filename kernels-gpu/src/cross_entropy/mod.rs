@@ -191,7 +191,7 @@ macro_rules! kernels {
             FORWARD_STREAM = forward_stream:
                 forward_stream::<E, MODE>,
                 (CrossEntropyArgs), STREAM_BLOCK by stream_blocks::<E>(MODE),
-                6 barriers of $streams;
+                3 barriers of $streams;
             FORWARD_BACKWARD = forward_backward:
                 forward_backward_registers::<E, MODE, { vectors_with_gradients(size_of::<E>()) }>,
                 (CrossEntropyArgs),
@@ -223,7 +223,8 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 { blocks.div_ceil(2) } else { blocks }
 }
 
-/// Resident blocks of the `_packed` kernels: as many as registers allow without spills.
+/// Resident blocks of the `_packed` kernels: as many as registers allow, with spills of a few bytes
+/// where one block less was slower.
 pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32 {
     match mode {
         mode::PROBABILITIES if size_of::<E>() == 2 => 4,
@@ -234,8 +235,8 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32
     }
 }
 
-/// Resident blocks of the `_lane_rows` kernels: as many as registers allow without spills (ptxas
-/// 13.0, sm_90).
+/// Resident blocks of the `_lane_rows` kernels: as many as registers allow (ptxas 13.0, sm_90),
+/// with spills of a few bytes where one block less was slower.
 pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> u32 {
     if mode == mode::PROBABILITIES && computes != computes::LOSS {
         // A lane has two rows, of logits and of probabilities.

@@ -101,7 +101,6 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
 
 impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
     type Real = R;
-    const PARTS: usize = Stats::<R>::parts_used(MODE);
     const LAGS: bool = lags::<R>(MODE);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -4,7 +4,7 @@ use crate::abi::CrossEntropyArgs;
 use crate::reduce::BlockRank;
 use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
-use cuda_std::warp::WARP_SIZE;
+use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 /// The rows that a worker of a grid of `abi::grid_of_workers` takes. They are adjacent, so that
 /// blocks, which start in order, access memory in order.
@@ -63,6 +63,13 @@ impl RowGroup {
         let (threads, shift) = (args.group_threads.get(), args.group_shift);
         let (in_block, of_block) = (thread_idx_x() >> shift, block_dim_x() >> shift);
         RowGroup { threads, lane: thread_idx_x() & (threads - 1), in_block, of_block }
+    }
+
+    /// A warp.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn of_warp() -> Self {
+        let (in_block, of_block) = (warp_id(), block_dim_x() / WARP_SIZE);
+        RowGroup { threads: WARP_SIZE, lane: lane_id(), in_block, of_block }
     }
 
     /// One row group of all threads of the block.

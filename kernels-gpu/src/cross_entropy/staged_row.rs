@@ -83,11 +83,11 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32>(args: 
         unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
         return;
     }
-    let rank = || BlockRank::of_block(args.normaliser_blocks);
+    let rank = || BlockRank::with_shift(args.adder_shift, args.normaliser_blocks);
     let row_at = |index| Rows::row(args, rank(), index);
     let Some(mut row) = row_at(0) else {
         // SAFETY: the kernels' conditions 1 and 2.
-        unsafe { finish_grid::<true, 3, E, MODE, _>(&pass, rank(), workspace) };
+        unsafe { finish_grid::<true, 8, E, MODE, _>(&pass, rank(), workspace) };
         return;
     };
     let first = thread_idx_x() == 0;

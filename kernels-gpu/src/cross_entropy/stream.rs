@@ -8,11 +8,13 @@ use super::log_prob::{self, exps_and_dot};
 use super::mode;
 use super::online_softmax::OnlineSoftmax;
 use super::pass::{Classes, Pass, ShareSums, writes};
+use super::row_group::RowGroup;
 use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::Workspace;
 use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
 use cuda_std::memory::Vec16;
+use cuda_std::thread::block_idx_x;
 
 /// Streams rows through shared memory, and writes their losses and the call's.
 ///
@@ -187,6 +189,12 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn layout(&self) -> &StreamArgs {
         &self.args.stream
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn begin(&self, first: (u64, u32)) {
+        // SAFETY: the caller's conditions.
+        unsafe { self.begin_at(block_idx_x(), first, RowGroup::of_warp()) };
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -3,7 +3,7 @@
 
 use super::block::block_sums;
 use super::workspace::{F64Words, Terms, Workspace};
-use crate::abi::ADDER_PERIOD;
+use crate::abi::ADDER_SHIFT;
 use crate::element::{MAX_LANES, Real, unrolled};
 use core::marker::PhantomData;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
@@ -11,7 +11,7 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, threa
 /// A block's rank in a grid of `abi::grid_of_workers`, which begins behind the first `offset`
 /// blocks of the launch.
 ///
-/// Blocks come in periods of `abi::ADDER_PERIOD`. The last block of each period is an adder, the
+/// Blocks come in periods of `1 << shift`. The last block of each period is an adder, the
 /// others are workers. An adder sums what the workers of the period before its own have published:
 /// nearly all of them are done by then, so it hardly waits.
 ///
@@ -23,14 +23,20 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, threa
 pub(crate) struct BlockRank<const EARLY: u32> {
     block: u32,
     offset: u32,
+    shift: u32,
 }
 
 impl<const EARLY: u32> BlockRank<EARLY> {
-    const WORKERS_PER_PERIOD: u32 = ADDER_PERIOD - 1;
-
+    /// The rank in a grid with an adder every `1 << ADDER_SHIFT` blocks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_block(offset: u32) -> Self {
-        BlockRank { block: block_idx_x().wrapping_sub(offset), offset }
+        Self::with_shift(ADDER_SHIFT, offset)
+    }
+
+    /// The rank in a grid with an adder every `1 << shift` blocks.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn with_shift(shift: u32, offset: u32) -> Self {
+        BlockRank { block: block_idx_x().wrapping_sub(offset), offset, shift }
     }
 
     /// The block's index among the workers. Meaningless for an [adder](Self::is_adder); it may be
@@ -38,13 +44,13 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     /// too.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn worker(self) -> u32 {
-        self.block - self.block / ADDER_PERIOD
+        self.block - (self.block >> self.shift)
     }
 
     /// Whether the block is the last of a period.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_adder(self) -> bool {
-        (self.block + 1).is_multiple_of(ADDER_PERIOD)
+        (self.block + 1) & ((1 << self.shift) - 1) == 0
     }
 
     /// Workers and adders of the grid.
@@ -56,7 +62,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     /// Workers of the grid.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn workers(self) -> u32 {
-        self.blocks() - (self.blocks() / ADDER_PERIOD).max(1)
+        self.blocks() - (self.blocks() >> self.shift).max(1)
     }
 
     /// The last adder: the only block that waits for blocks of a higher index. These make progress
@@ -64,10 +70,11 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn last_adder(self) -> u32 {
         let blocks = self.blocks();
-        if blocks <= ADDER_PERIOD {
+        let shift = self.shift;
+        if blocks <= 1 << shift {
             return blocks - 1;
         }
-        (1 + (blocks / ADDER_PERIOD).saturating_sub(EARLY)) * ADDER_PERIOD - 1
+        ((1 + (blocks >> shift).saturating_sub(EARLY)) << shift) - 1
     }
 
     /// Whether the block is the adder that finishes the grid.
@@ -115,15 +122,17 @@ impl<const EARLY: u32> BlockRank<EARLY> {
         workspace: Workspace,
         finish: impl FnOnce([f64; 4]),
     ) {
-        let (index, is_last_adder) = (self.block / ADDER_PERIOD, self.is_last_adder());
+        let shift = self.shift;
+        let (index, is_last_adder) = (self.block >> shift, self.is_last_adder());
         // The first periods, whose workers are summed by adders other than the last one.
-        let periods = (self.last_adder() / ADDER_PERIOD).saturating_sub(1);
+        let periods = (self.last_adder() >> shift).saturating_sub(1);
         let (thread, threads) = (thread_idx_x(), block_dim_x());
         let (words, workers) = (Pairs::<R>::WORDS as u32, self.workers());
+        let of_period = (1 << shift) - 1;
         let (from, to) = if is_last_adder {
-            (periods * Self::WORKERS_PER_PERIOD, workers)
+            (periods * of_period, workers)
         } else if (1..=periods).contains(&index) {
-            ((index - 1) * Self::WORKERS_PER_PERIOD, index * Self::WORKERS_PER_PERIOD)
+            ((index - 1) * of_period, index * of_period)
         } else {
             return;
         };

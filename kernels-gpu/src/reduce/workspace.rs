@@ -110,8 +110,9 @@ impl Workspace {
     /// # Safety
     /// 1. All lanes of a warp call this.
     /// 2. The words are published by blocks of a lower index, or by this block: before a barrier,
-    ///    or by its first warp. One block of a grid may wait for blocks of a higher index
-    ///    ([`BlockRank`](super::BlockRank)), and any block if all are resident at the same time.
+    ///    or by a warp of a lower number, which waits for none of a higher number before. One block
+    ///    of a grid may wait for blocks of a higher index ([`BlockRank`](super::BlockRank)), and
+    ///    any block if all are resident at the same time.
     /// 3. With `CLEARS`, one thread calls this for each word.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn wait<const N: usize, const CLEARS: bool>(

@@ -53,8 +53,15 @@ pub(crate) trait RowLoss {
     /// The number of rows, and of elements in a row.
     fn shape(&self) -> (u64, u32);
 
-    /// How row groups share the rows.
+    /// How warps share the rows.
     fn layout(&self) -> &StreamArgs;
+
+    /// Waits for the launches before this one. May prefetch as many `bytes` from address `start`
+    /// on, which the warp loads first, before it waits.
+    ///
+    /// # Safety
+    /// The bytes are in global memory; all lanes of the warp call it.
+    unsafe fn begin(&self, first: (u64, u32));
 
     /// The target of a row.
     ///
@@ -85,7 +92,7 @@ pub(crate) trait RowLoss {
         counts: [u32; N],
     ) -> bool;
 
-    /// Whether the statistics of a row, or of a group's part of one, are as accurate as they would
+    /// Whether the statistics of a row, or of a warp's part of one, are as accurate as they would
     /// be with `EXACT`. If not, the part is computed again with `EXACT`.
     fn is_exact(stats: &Self::Stats) -> bool;
 
@@ -120,8 +127,6 @@ pub(crate) trait RowLoss {
 pub(crate) trait RowStats: Copy {
     /// The type that the statistics are computed in.
     type Real: crate::element::Real;
-    /// How many of the four numbers of [`parts`](Self::parts) are used.
-    const PARTS: usize;
     /// Whether statistics that [begin](Self::begin) are to be [settled](Self::settled).
     const LAGS: bool;
     /// The statistics of no element.

@@ -7,7 +7,7 @@
 //! copied to parts of two lines is requested twice, which cost a tenth of the bandwidth (H200,
 //! 2026-11-24: 0.80 and 0.90 of the ceiling).
 
-use super::segment::{RowGroup, Segments};
+use super::segment::Segments;
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
 use super::{RowLoss, load_element, row_address};
 use crate::abi::VECTOR_BYTES;
@@ -107,7 +107,7 @@ impl<L: RowLoss> Ring<L> {
     }
 }
 
-/// Copies the tiles of a row group's segments to a ring, in order.
+/// Copies the tiles of a warp's segments to a ring, in order.
 pub(crate) struct Loader<L: RowLoss> {
     segments: Segments,
     tile: u32,
@@ -146,13 +146,13 @@ impl<L: RowLoss> Loader<L> {
     /// 1. The rows of the loss's tensors are in global memory.
     /// 2. This thread does not read the slot's tile any more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) unsafe fn load(&mut self, loss: &L, group: RowGroup, ring: &Ring<L>, slot: u32) {
+    pub(crate) unsafe fn load(&mut self, loss: &L, ring: &Ring<L>, slot: u32) {
         if self.segments.has_next() {
             // SAFETY: the caller's conditions.
-            unsafe { self.copy(group, ring, slot) };
+            unsafe { self.copy(ring, slot) };
             self.tile += 1;
             if self.tile == self.segments.next().end {
-                self.segments.advance();
+                self.segments.advance(loss.layout());
                 self.tile = self.segments.next().begin;
                 self.begin_row(loss);
             }
@@ -163,8 +163,8 @@ impl<L: RowLoss> Loader<L> {
     /// # Safety
     /// As [`load`](Self::load), and there is a next tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn copy(&self, group: RowGroup, ring: &Ring<L>, slot: u32) {
-        let first = group.first_vector(self.tile);
+    unsafe fn copy(&self, ring: &Ring<L>, slot: u32) {
+        let first = self.tile * WARP_VECTORS;
         let vector = first + lane_id();
         let whole = self.span.has_tile(first);
         let (from, to) = (self.span.address(vector), ring.at(slot, 0));

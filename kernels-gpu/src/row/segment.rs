@@ -1,10 +1,10 @@
-//! Which row group computes which part of which row.
+//! Which warp computes which part of which row.
 
-use super::span::WARP_VECTORS;
-use crate::abi::StreamArgs;
-use cuda_std::warp::{lane_id, warp_id};
+use crate::abi::{STREAM_BLOCK, StreamArgs};
+use cuda_std::thread::block_idx_x;
+use cuda_std::warp::{WARP_SIZE, warp_id};
 
-/// A part of a row: its tiles `begin..end`. A tile is what the threads of a row group load at once.
+/// A part of a row: its tiles `begin..end`. A tile is what a warp loads at once.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) row: u32,
@@ -12,57 +12,45 @@ pub(crate) struct Segment {
     pub(crate) end: u32,
 }
 
-/// The segments of a row group, in order.
+/// The segments of a warp, the last row's first. So a warp has published its part of a row that it
+/// begins, and that later warps end, long before these need it.
 #[derive(Clone, Copy)]
 pub(crate) struct Segments {
     next: Segment,
-    last_row: u32,
-    row_step: u32,
-    /// The end of the segments between the first and the last.
-    end: u32,
-    /// The end of the last segment.
-    last_end: u32,
+    /// The row of the segment that is taken last.
+    first_row: u32,
+    /// The first tile of that segment.
+    first_tile: u32,
 }
 
+/// The number of no row.
+const NONE: u32 = u32::MAX;
+
 impl Segments {
-    /// The segments of row group `group`. With `args.split`, each group has an equal share of all
-    /// tiles, which are consecutive; otherwise group g has rows g, g + groups, and so on.
+    /// The segments of this warp. Each warp has an equal share of all tiles, which are consecutive.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn of_group(args: &StreamArgs, rows: u32, group: u32) -> Self {
+    pub(crate) fn of_warp(args: &StreamArgs, rows: u32) -> Self {
+        let warp = warp_of_grid();
         // Neither is ever 0. The compiler cannot know that, and would emit a panic for the
         // division.
-        let (tiles, groups) = (args.row_tiles.max(1), args.groups.max(1));
-        if args.split == 0 {
-            return Segments {
-                next: Segment { row: group, begin: 0, end: tiles },
-                last_row: rows.wrapping_sub(1),
-                row_step: groups,
-                end: tiles,
-                last_end: tiles,
-            };
-        }
+        let (tiles, warps) = (args.row_tiles.max(1), args.warps.max(1));
         let all = u64::from(rows) * u64::from(tiles);
-        let share = |group: u32| u64::from(group) * all / u64::from(groups);
-        let (first, end) = (share(group), share(group + 1));
+        let share = |warp: u32| u64::from(warp) * all / u64::from(warps);
+        let (first, end) = (share(warp), share(warp + 1));
         let position =
             |tile: u64| ((tile / u64::from(tiles)) as u32, (tile % u64::from(tiles)) as u32);
-        let (row, begin) = position(first);
+        let (first_row, first_tile) = position(first);
         let (last_row, last_tile) = position(end.saturating_sub(1));
-        let end_of_first = if row == last_row { last_tile + 1 } else { tiles };
-        let row = if first == end { u32::MAX } else { row };
-        Segments {
-            next: Segment { row, begin, end: end_of_first },
-            last_row,
-            row_step: 1,
-            end: tiles,
-            last_end: last_tile + 1,
-        }
+        let begin = if last_row == first_row { first_tile } else { 0 };
+        let row = if warp < args.warps && all > 0 { last_row } else { NONE };
+        let next = Segment { row, begin, end: last_tile + 1 };
+        Segments { next, first_row, first_tile }
     }
 
     /// Whether there is another segment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn has_next(&self) -> bool {
-        self.next.row != u32::MAX && self.next.row <= self.last_row && self.last_row != u32::MAX
+        self.next.row != NONE
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -71,42 +59,31 @@ impl Segments {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn advance(&mut self) {
-        let row = self.next.row.saturating_add(self.row_step);
-        let end = if row == self.last_row { self.last_end } else { self.end };
-        self.next = Segment { row, begin: 0, end };
+    pub(crate) fn advance(&mut self, args: &StreamArgs) {
+        if self.next.row == self.first_row {
+            self.next.row = NONE;
+            return;
+        }
+        let row = self.next.row - 1;
+        let begin = if row == self.first_row { self.first_tile } else { 0 };
+        self.next = Segment { row, begin, end: args.row_tiles };
     }
 }
 
-/// The threads that share a row: a warp, or a block.
-#[derive(Clone, Copy)]
-pub(crate) struct RowGroup {
-    warps: u32,
-    /// This warp's index in the group.
-    pub(crate) warp: u32,
+/// The first warp of the grid that has a segment of `row`: the inverse of the shares in
+/// [`Segments::of_warp`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn first_warp(args: &StreamArgs, rows: u64, row: u32) -> u32 {
+    let tiles = u64::from(args.row_tiles);
+    let all = (rows * tiles).max(1);
+    (((u64::from(row) * tiles + 1) * u64::from(args.warps) - 1) / all) as u32
 }
 
-impl RowGroup {
-    /// A warp if `warps` is 1, otherwise the block, which has `warps` warps.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn new(warps: u32) -> Self {
-        RowGroup { warps: warps.max(1), warp: if warps == 1 { 0 } else { warp_id() } }
-    }
+/// Warps of a block.
+pub(crate) const BLOCK_WARPS: u32 = STREAM_BLOCK / WARP_SIZE;
 
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn is_warp(self) -> bool {
-        self.warps == 1
-    }
-
-    /// Whether this is the group's first thread.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn leads(self) -> bool {
-        self.warp == 0 && lane_id() == 0
-    }
-
-    /// The first vector of this warp's part of tile `tile`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn first_vector(self, tile: u32) -> u32 {
-        (tile * self.warps + self.warp) * WARP_VECTORS
-    }
+/// This warp's number in the grid.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn warp_of_grid() -> u32 {
+    block_idx_x() * BLOCK_WARPS + warp_id()
 }

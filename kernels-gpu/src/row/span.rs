@@ -55,6 +55,14 @@ impl<E: Element> RowSpan<E> {
         self.line + u64::from(vector) * u64::from(VECTOR_BYTES)
     }
 
+    /// The address of vector `vector` or, if that is before the row, of the row's first; and the
+    /// bytes from there to the end of the row's last.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn bytes_from(&self, vector: u32) -> (u64, u32) {
+        let vector = vector.max(self.first);
+        (self.address(vector), self.end.saturating_sub(vector) * VECTOR_BYTES)
+    }
+
     /// The column of a vector's first element.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn column(&self, vector: u32) -> u32 {

@@ -1,134 +1,128 @@
-//! Rows that are split among row groups: each group publishes the statistics of its part in the
-//! workspace, and the last group of the row to arrive merges them and finishes the row.
+//! Rows that are split among warps: each warp publishes the statistics of its part in the
+//! workspace, and the warp that has the row's end merges them.
 
-use super::segment::Segment;
+use super::segment::{BLOCK_WARPS, first_warp, warp_of_grid};
 use super::{Real, RowLoss, RowStats, TERMS};
 use crate::element::{Real as _, unrolled};
 use crate::reduce::Workspace;
-use cuda_std::atomic::fence;
-use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
+use cuda_std::thread::grid_dim_x;
+use cuda_std::warp::{WARP_SIZE, lane_id};
 
-/// A row that is split among `count` row groups from group `first` on.
+/// A row of which this warp has a part, but not the beginning.
 #[derive(Clone, Copy)]
 pub(super) struct SplitRow {
-    row: u32,
+    /// The first warp that has a part.
     first: u32,
-    count: u32,
-    /// Row groups of the grid.
-    groups: u32,
+    /// This warp.
+    warp: u32,
+    workspace: Workspace,
 }
 
-/// Words of the statistics of a row group's part of a row.
+/// Words of the statistics of a part.
 const PART_WORDS: u32 = 4;
 
+/// The first word of the part that warp number `warp` publishes, behind the sums of all blocks. A
+/// warp publishes one part at most: that of the row which it has the beginning or the middle of.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn word_of(warp: u32) -> u32 {
+    TERMS as u32 * grid_dim_x() + warp * PART_WORDS
+}
+
+/// Publishes the statistics of a warp's part of a row that a later warp ends.
+///
+/// # Safety
+/// [`stream`](super::stream::stream)'s conditions; all lanes of the warp call it, once at most.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) unsafe fn publish<S: RowStats>(workspace: Workspace, stats: S) {
+    if lane_id() == 0 {
+        let warp = warp_of_grid();
+        let parts = stats.parts();
+        unrolled!(for part in 0..4; {
+            // SAFETY: the caller's conditions; the warp's own words.
+            unsafe { workspace.publish(word_of(warp) + part as u32, parts[part].to_f64()) };
+        });
+    }
+}
+
 impl SplitRow {
-    /// Computes which groups have parts of `row`: the inverse of the shares in
-    /// [`Segments::of_group`](super::segment::Segments::of_group).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn new<L: RowLoss>(loss: &L, row: u32) -> Self {
-        let (tiles, groups) = (u64::from(loss.layout().row_tiles), loss.layout().groups);
-        let all = (loss.shape().0 * tiles).max(1);
-        let group = |tile: u64| (((tile + 1) * u64::from(groups) - 1) / all) as u32;
-        let first = group(u64::from(row) * tiles);
-        let last = group((u64::from(row) + 1) * tiles - 1);
-        SplitRow { row, first, count: last - first + 1, groups }
+    pub(super) fn new<L: RowLoss>(loss: &L, row: u32, workspace: Workspace) -> Self {
+        let first = first_warp(loss.layout(), loss.shape().0, row);
+        SplitRow { first, warp: warp_of_grid(), workspace }
     }
 
-    /// The first word behind the terms of the grid. Each group has two entries of terms: one for
-    /// the rows that it has whole, and one for the split row that begins in it.
+    /// The first warp of the block that has a part.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn base(&self) -> u32 {
-        TERMS as u32 * 2 * self.groups
+    fn first_of_block(&self) -> u32 {
+        self.first.max(self.warp - self.warp % BLOCK_WARPS)
     }
 
-    /// The first word of a group's part. A group has words for two parts: it may have the end of
-    /// one row and the beginning of another.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn part_word(&self, group: u32, is_beginning: bool) -> u32 {
-        self.base() + (2 * group + u32::from(is_beginning)) * PART_WORDS
-    }
-
-    /// Publishes this group's part. Returns the statistics of the row in the last of its groups to
-    /// arrive, and `None` in the others. Parts are merged in an order that does not depend on which
-    /// group is last.
+    /// `stats`, those of the warp's part, merged with those of all warps before it.
     ///
     /// # Safety
-    /// [`stream`](super::stream::stream)'s conditions; one warp of each of the row's groups calls
-    /// it, once.
+    /// As [`publish`]; all these warps publish their parts and, with `merges_blocks`, the last
+    /// warp of each block before this one [those of its block](Self::merge_block).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn merge<L: RowLoss>(
-        &self,
-        loss: &L,
-        workspace: Workspace,
-        group: u32,
-        segment: Segment,
-        stats: L::Stats,
-    ) -> Option<L::Stats> {
-        let counter = self.base() + 2 * self.groups * PART_WORDS + self.first;
-        // SAFETY: each group writes the words of its own part; the counter is this row's.
+    pub(super) unsafe fn merge<L: RowLoss>(&self, loss: &L, stats: L::Stats) -> L::Stats {
+        let Self { first, warp, .. } = *self;
+        // SAFETY: the caller's conditions.
         unsafe {
-            let mut is_last = false;
-            if lane_id() == 0 {
-                let parts = stats.parts();
-                let word = self.part_word(group, segment.begin == 0);
-                unrolled!(for part in 0..4; {
-                    workspace.set_word(word + part as u32, parts[part].to_bits64());
-                });
-                // The first fence releases this part; the second acquires the others' parts.
-                fence();
-                is_last = workspace.arrive(counter, self.count);
-                fence();
+            if loss.layout().merges_blocks == 0 {
+                return self.merge_parts(loss, stats, warp - first, |index| first + index);
             }
-            if !any(is_last) {
-                return None;
-            }
-            sync_warp();
-            let mut sum = L::Stats::none();
-            let mut from = 0;
-            while from < self.count {
-                let part = from + lane_id();
-                if part < self.count {
-                    let word = self.part_word(self.first + part, part == 0);
-                    let mut parts = [Real::<L>::ZERO; 4];
-                    unrolled!(for index in 0..4; {
-                        let bits = workspace.take_word(word + index as u32);
-                        parts[index] = Real::<L>::from_bits64(bits);
-                    });
-                    sum = sum.with(L::Stats::from_parts(parts), loss.scale());
-                }
-                from += WARP_SIZE;
-            }
-            Some(sum.over_lanes(WARP_SIZE, loss.scale()))
+            let of_block = self.first_of_block();
+            let first_block = first / BLOCK_WARPS;
+            let blocks = warp / BLOCK_WARPS - first_block;
+            self.merge_parts(loss, stats, blocks + warp - of_block, |index| {
+                let last_of_block = (first_block + index + 1) * BLOCK_WARPS - 1;
+                if index < blocks { last_of_block } else { of_block + index - blocks }
+            })
         }
     }
 
-    /// Finishes the row, and writes its terms to the entry of the group in which it begins.
+    /// `stats`, those of the part of a block's last warp, merged with those of the block's other
+    /// warps, if blocks are merged before rows are.
     ///
     /// # Safety
-    /// [`stream`](super::stream::stream)'s conditions; all lanes of a warp call it, once a row.
+    /// As [`publish`]; these warps publish their parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn finish<L: RowLoss>(
+    pub(super) unsafe fn merge_block<L: RowLoss>(&self, loss: &L, stats: L::Stats) -> L::Stats {
+        let is_last = (self.warp + 1).is_multiple_of(BLOCK_WARPS);
+        if loss.layout().merges_blocks == 0 || !is_last {
+            return stats;
+        }
+        let first = self.first_of_block();
+        // SAFETY: the caller's conditions.
+        unsafe { self.merge_parts(loss, stats, self.warp - first, |index| first + index) }
+    }
+
+    /// `stats` merged with `count` published parts: number `index` is that of warp `warp(index)`.
+    ///
+    /// # Safety
+    /// As [`publish`]; these warps have lower numbers, publish their parts, and no other warp takes
+    /// them.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn merge_parts<L: RowLoss>(
         &self,
         loss: &L,
-        workspace: Workspace,
-        target: &L::Target,
-        picked: Real<L>,
         stats: L::Stats,
-    ) {
-        if lane_id() > 0 {
-            return;
-        }
-        // SAFETY: the caller's conditions; the entry is this row's.
-        unsafe {
-            let row_terms = loss.finish_row(self.row.into(), target, picked, stats, workspace);
-            if !loss.needs_sums() {
-                // No block reads the terms then, and the next launch expects zeros.
-                return;
+        count: u32,
+        warp: impl Fn(u32) -> u32,
+    ) -> L::Stats {
+        let mut sum = L::Stats::none();
+        let mut from = 0;
+        while from < count {
+            let index = from + lane_id();
+            // SAFETY: the caller's conditions.
+            let words: [u64; 4] = unsafe {
+                self.workspace.take(index >= count, word_of(warp(index)), |part| part as u32 * 8)
+            };
+            if index < count {
+                let parts = words.map(|bits| Real::<L>::from_f64(f64::from_bits(bits)));
+                sum = sum.with(L::Stats::from_parts(parts), loss.scale());
             }
-            unrolled!(for term in 0..TERMS; {
-                let entry = term as u32 * 2 * self.groups + self.groups + self.first;
-                workspace.set_sum(entry, row_terms[term]);
-            });
+            from += WARP_SIZE;
         }
+        sum.over_lanes(WARP_SIZE, loss.scale()).with(stats, loss.scale())
     }
 }

@@ -1,22 +1,20 @@
-//! A forward pass over long rows: a row group, which is a warp or a block, streams rows through a
-//! ring in shared memory ([`super::ring`]).
+//! A forward pass over long rows: each warp streams its share of all rows through a ring in shared
+//! memory ([`super::ring`]).
 //!
-//! Blocks are persistent. Where rows are few, each group is a block, and groups have equal shares
-//! of all tiles, so that rows are split among groups ([`super::split_row`]).
+//! Blocks are persistent. Warps have equal shares of all tiles, so that rows are split among warps
+//! ([`super::split_row`]). No warp waits for others before the end of its share.
 
 use super::ring::{Loader, Ring};
-use super::segment::{RowGroup, Segment, Segments};
+use super::segment::{Segment, Segments};
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
-use super::split_row::SplitRow;
+use super::split_row::{SplitRow, publish};
 use super::{NO_COLUMN, Real, RowLoss, RowStats, TERMS, load_element, row_address, vector_of};
-use crate::abi::{STREAM_BLOCK, STREAM_DEPTH};
+use crate::abi::{STREAM_DEPTH, WARP_TILE_BYTES};
 use crate::element::{Element, MAX_LANES, Real as _, unrolled};
-use crate::grid::sum_in_last_block;
-use crate::reduce::Workspace;
+use crate::reduce::{Workspace, grid_sums};
 use cuda_std::hint::opaque;
 use cuda_std::memory::{Vec16, wait_for_copies};
-use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+use cuda_std::warp::{WARP_SIZE, lane_id};
 
 /// Computes all rows, and their sums over the grid.
 ///
@@ -24,76 +22,73 @@ use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 /// 1. The tensors of the loss are as [`RowLoss::target`] says.
 /// 2. `workspace` satisfies [`Workspace::new`]'s conditions, and what the loss writes overlaps
 ///    nothing else.
-/// 3. The launch fits [`RowLoss::layout`], with dynamic shared memory for the rings of a block's
-///    warps.
+/// 3. The launch fits [`RowLoss::layout`], and has at most `abi::MAX_STREAM_BLOCKS` blocks of
+///    `abi::STREAM_BLOCK` threads, with dynamic shared memory for the rings of their warps.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
     let (layout, (rows, cols)) = (loss.layout(), loss.shape());
-    let group = RowGroup::new(layout.warps);
-    let (block, warps) = (block_idx_x(), block_dim_x() / WARP_SIZE);
-    let index = if group.is_warp() { block * warps + warp_id() } else { block };
-    let mut segments = Segments::of_group(layout, rows as u32, index);
+    let mut segments = Segments::of_warp(layout, rows as u32);
     // SAFETY: conditions 1 and 3.
-    let mut tiles = unsafe { Tiles::new(loss, group, segments) };
+    let mut tiles = unsafe {
+        loss.begin(first_bytes(loss, segments));
+        Tiles::new(loss, segments)
+    };
     let mut terms = [0.0; TERMS];
-    let mut turn = 0;
-    let mut starts_split_row = false;
     let mut near = 0;
     while segments.has_next() {
         let segment = segments.next();
         let row = u64::from(segment.row);
         let span = RowSpan::new(loss.tensors()[0], segment.row, cols);
+        let ends_row = segment.end == layout.row_tiles;
         // SAFETY: the kernel's conditions; the tiles of the segment are next in the ring.
         unsafe {
             let target = loss.target(row);
-            let picked = load_picked(loss, row, &target, group.leads());
+            let picked = load_picked(loss, row, &target, ends_row && lane_id() == 0);
             let stats = tiles.accumulate(loss, &span, segment, near);
-            let mut stats = merge_group(stats.settled_over_warp(loss.scale()), loss, group, turn);
+            let mut stats = stats.settled_over_warp(loss.scale());
             if !L::is_exact(&stats) {
                 let exact = tiles.accumulate_again(loss, &span, segment);
-                let of_warp = exact.over_lanes(WARP_SIZE, loss.scale());
-                stats = merge_group(of_warp, loss, group, REDO);
+                stats = exact.over_lanes(WARP_SIZE, loss.scale());
             }
             near = stats.top();
-            if segment.begin == 0 && segment.end == layout.row_tiles {
-                if group.leads() {
-                    let row_terms = loss.finish_row(row, &target, picked, stats, workspace);
-                    unrolled!(for term in 0..TERMS; { terms[term] += row_terms[term]; });
-                }
-            } else {
-                starts_split_row |= segment.begin == 0;
-                if group.warp == 0 {
-                    let split_row = SplitRow::new(loss, segment.row);
-                    if let Some(stats) = split_row.merge(loss, workspace, index, segment, stats) {
-                        // Which block finishes the row is left to chance. For a fixed order of
-                        // the sums, its terms go to an entry of their own.
-                        split_row.finish(loss, workspace, &target, picked, stats);
-                    }
-                }
+            if segment.begin > 0 {
+                let split_row = SplitRow::new(loss, segment.row, workspace);
+                stats = if ends_row {
+                    split_row.merge(loss, stats)
+                } else {
+                    split_row.merge_block(loss, stats)
+                };
+            }
+            if !ends_row {
+                publish(workspace, stats);
+            } else if lane_id() == 0 {
+                let of_row = loss.finish_row(row, &target, picked, stats, workspace);
+                unrolled!(for term in 0..TERMS; { terms[term] += of_row[term]; });
             }
         }
-        segments.advance();
-        turn ^= 1;
+        segments.advance(layout);
     }
-    if !loss.needs_sums() {
-        return;
-    }
-    let blocks = grid_dim_x();
-    let entries = if layout.split != 0 { 2 * blocks } else { blocks };
-    // SAFETY: the kernel's conditions; all threads of the grid call it, once.
-    unsafe {
-        if layout.split != 0 && !starts_split_row && thread_idx_x() == 0 {
-            unrolled!(for term in 0..TERMS; {
-                workspace.set_sum(term as u32 * entries + blocks + block, 0.0);
-            });
-        }
-        sum_in_last_block(workspace, terms, entries, |sums| loss.finish(sums, workspace));
+    if loss.needs_sums() {
+        // SAFETY: the kernel's conditions; all threads of the grid call it, once.
+        unsafe { grid_sums(terms, workspace, |sums| loss.finish(sums, workspace)) };
     }
 }
 
-/// A row group's tiles on their way through the ring.
+/// The address of the bytes that a warp loads first, and how many are the row's.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn first_bytes<L: RowLoss>(loss: &L, segments: Segments) -> (u64, u32) {
+    let Segment { row, begin, end } = segments.next();
+    if !segments.has_next() {
+        return (0, 0);
+    }
+    let span = RowSpan::<L::Element>::new(loss.tensors()[0], row, loss.shape().1);
+    let first = begin * WARP_VECTORS;
+    let (from, bytes) = span.bytes_from(first);
+    (from, bytes.min((end - begin) * WARP_TILE_BYTES))
+}
+
+/// A warp's tiles on their way through the ring.
 struct Tiles<L: RowLoss> {
-    group: RowGroup,
     ring: Ring<L>,
     loader: Loader<L>,
     /// The slot of the next tile.
@@ -106,9 +101,9 @@ impl<L: RowLoss> Tiles<L> {
     /// # Safety
     /// [`stream`]'s conditions 1 and 3.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn new(loss: &L, group: RowGroup, segments: Segments) -> Self {
+    unsafe fn new(loss: &L, segments: Segments) -> Self {
         let ring = Ring::new(STREAM_DEPTH);
-        let mut tiles = Tiles { group, ring, loader: Loader::new(loss, segments), slot: 0 };
+        let mut tiles = Tiles { ring, loader: Loader::new(loss, segments), slot: 0 };
         unrolled!(for _slot in 0..STREAM_DEPTH as usize; {
             // SAFETY: the caller's conditions; the slot is empty.
             unsafe { tiles.load_next(loss) };
@@ -123,7 +118,7 @@ impl<L: RowLoss> Tiles<L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_next(&mut self, loss: &L) {
         // SAFETY: the caller's condition.
-        unsafe { self.loader.load(loss, self.group, &self.ring, self.slot) };
+        unsafe { self.loader.load(loss, &self.ring, self.slot) };
         self.slot = self.ring.next(self.slot);
     }
 
@@ -147,7 +142,7 @@ impl<L: RowLoss> Tiles<L> {
         unsafe {
             while tile < segment.end {
                 wait_for_copies::<{ STREAM_DEPTH - 1 }>();
-                let first = self.group.first_vector(tile);
+                let first = tile * WARP_VECTORS;
                 let in_batch = if L::PADS { span.has_of_tile(first) } else { span.has_tile(first) };
                 if !in_batch || !self.add_tile(loss, span, first, &mut stats) {
                     self.add_by_vector(loss, span, first, &mut stats);
@@ -224,8 +219,8 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Adds the row's head and tail, one element a lane, in the first warp of the group that has
-    /// the row's first segment.
+    /// Adds the row's head and tail, one element a lane, in the warp that has the row's first
+    /// segment.
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
@@ -237,7 +232,7 @@ impl<L: RowLoss> Tiles<L> {
         segment: Segment,
         stats: &mut L::Stats,
     ) {
-        if segment.begin > 0 || self.group.warp > 0 {
+        if segment.begin > 0 {
             return;
         }
         let Some(column) = span.head_and_tail(lane_id()) else { return };
@@ -267,7 +262,7 @@ impl<L: RowLoss> Tiles<L> {
         let mut stats = L::Stats::none();
         let [first, second] = loss.tensors();
         let row = |tensor| row_address::<L::Element>(tensor, segment.row.into());
-        let mut vector = self.group.first_vector(segment.begin) + lane_id();
+        let mut vector = segment.begin * WARP_VECTORS + lane_id();
         // SAFETY: the caller's condition.
         unsafe {
             self.add_head_and_tail::<true>(loss, span, segment, &mut stats);
@@ -289,7 +284,7 @@ impl<L: RowLoss> Tiles<L> {
                     k += 1;
                 }
                 tile += 1;
-                vector = self.group.first_vector(tile) + lane_id();
+                vector += WARP_VECTORS;
             }
         }
         stats
@@ -324,47 +319,4 @@ unsafe fn load_elements<E: Element>(row: u64, column: u32) -> Vec16 {
         elements[lane] = unsafe { load_element(row, column + lane as u32) };
     });
     E::pack(elements)
-}
-
-cuda_std::shared_array! {
-    /// The statistics of each warp's part of a row. Three buffers: two for alternate rows, and one
-    /// for a second, exact computation.
-    fn warp_stats() -> [u64; 96];
-}
-
-/// The buffer of a second, exact computation.
-const REDO: u32 = 2;
-
-/// Merges the statistics of the warps of a group, and returns the result in all of them. `turn`
-/// selects the buffer: 0 and 1 in alternate rows, or [`REDO`]. With two buffers, one barrier a row
-/// is enough: a warp may write the statistics of the next row while another still reads these, and
-/// writes this buffer again only behind the next row's barrier.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn merge_group<L: RowLoss>(of_warp: L::Stats, loss: &L, group: RowGroup, turn: u32) -> L::Stats {
-    /// Warps of a block.
-    const WARPS: u32 = STREAM_BLOCK / WARP_SIZE;
-    if group.is_warp() {
-        return of_warp;
-    }
-    let used = L::Stats::PARTS;
-    let at = |part: usize, warp: u32| (turn * 4 + part as u32) * WARPS + warp;
-    if lane_id() == 0 {
-        let parts = of_warp.parts();
-        unrolled!(for part in 0..4; {
-            if part < used {
-                // SAFETY: the warp's own element; a barrier has passed since it was read last.
-                unsafe { warp_stats().set(at(part, warp_id()), parts[part].to_bits64()) };
-            }
-        });
-    }
-    sync_threads();
-    let mut parts = [Real::<L>::ZERO; 4];
-    unrolled!(for part in 0..4; {
-        if part < used {
-            // SAFETY: the warp wrote it before the barrier.
-            let bits = unsafe { warp_stats().get(at(part, lane_id() % WARPS)) };
-            parts[part] = Real::<L>::from_bits64(bits);
-        }
-    });
-    L::Stats::from_parts(parts).over_lanes(WARPS, loss.scale())
 }

@@ -6,7 +6,9 @@ use super::{Regime, SamplesLaunch};
 use crate::plan::packed::{Device, Packed, RESERVED, Rows};
 use crate::plan::staged::Staged;
 use crate::plan::{Launch, Pass, RowsLaunch, stream};
-use kernels_gpu::abi::{LINE_VECTORS, ROWS_BLOCK, VECTOR_BYTES, grid_of_workers};
+use kernels_gpu::abi::{
+    ADDER_SHIFT, LINE_VECTORS, ROWS_BLOCK, VECTOR_BYTES, adder_shift, grid_of_workers,
+};
 use std::num::NonZeroU32;
 
 /// [`Regime::ShortWhole`].
@@ -18,14 +20,16 @@ pub(super) fn short_whole(shape: &Shape) -> SamplesLaunch {
         Pass::Backward | Pass::ForwardBackward => 0,
     };
     let threads = shape.kernels.short_block as usize;
-    let block = Block { threads, group_threads: shape.row_lanes(), shared_bytes };
+    let group_threads = shape.row_lanes();
+    let block = Block { group_threads, shared_bytes, ..Block::of_row(threads) };
     rows_by_group(shape, Regime::ShortWhole, block)
 }
 
 /// [`Regime::Staged`].
 pub(super) fn staged(shape: &Shape, staged: Staged) -> SamplesLaunch {
     let Staged { threads, shared_bytes } = staged;
-    let block = Block { shared_bytes, ..Block::of_row(threads as usize) };
+    let adder_shift = adder_shift(shape.element_bytes, threads);
+    let block = Block { shared_bytes, adder_shift, ..Block::of_row(threads as usize) };
     rows_by_group(shape, Regime::Staged, block)
 }
 
@@ -34,7 +38,9 @@ pub(super) fn packed(shape: &Shape, packed: Packed, device: Device) -> SamplesLa
     let workers = packed.blocks(shape.pass, shape.rows, device);
     let blocks = match shape.pass {
         Pass::Backward => workers.max(1),
-        Pass::Forward | Pass::ForwardBackward => grid_of_workers(workers as u32) as usize,
+        Pass::Forward | Pass::ForwardBackward => {
+            grid_of_workers(workers as u32, ADDER_SHIFT) as usize
+        }
     };
     SamplesLaunch {
         tile: packed.args_of(shape.rows),
@@ -101,7 +107,8 @@ fn long_forward(shape: &Shape) -> SamplesLaunch {
     let is_row_per_block = plan.rows_of_block == NonZeroU32::MIN;
     if is_row_per_block && threads == shape.kernels.long_block as usize {
         plan.tail = Tail::new(shape, threads);
-        plan.rows.launch.blocks = grid_of_workers(shape.rows as u32 + plan.tail.more_blocks());
+        let workers = shape.rows as u32 + plan.tail.more_blocks();
+        plan.rows.launch.blocks = grid_of_workers(workers, ADDER_SHIFT);
     }
     plan
 }
@@ -178,27 +185,30 @@ struct Block {
     threads: usize,
     group_threads: usize,
     shared_bytes: usize,
+    /// See [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
+    adder_shift: u32,
 }
 
 impl Block {
     /// A block of `threads` threads that share one row.
     fn of_row(threads: usize) -> Self {
-        Block { threads, group_threads: threads, shared_bytes: 0 }
+        Block { threads, group_threads: threads, shared_bytes: 0, adder_shift: ADDER_SHIFT }
     }
 }
 
 /// The launch of `regime` whose row groups take whole rows.
 fn rows_by_group(shape: &Shape, regime: Regime, block: Block) -> SamplesLaunch {
-    let Block { threads, group_threads, shared_bytes } = block;
+    let Block { threads, group_threads, shared_bytes, adder_shift } = block;
     let groups = threads / group_threads;
     let (blocks, rows_of_block) = if shape.pass == Pass::Backward {
         (shape.rows.div_ceil(groups).max(1) as u32, 1)
     } else {
         // A block takes consecutive rows: one per row group, or more if the workspace has no room
         // for the sums of so many blocks.
-        let rounds = shape.rows.div_ceil(groups).div_ceil(shape.max_workers()).max(1);
+        let rounds = shape.rows.div_ceil(groups).div_ceil(shape.max_workers(adder_shift)).max(1);
         let rows_of_block = rounds * groups;
-        (grid_of_workers(shape.rows.div_ceil(rows_of_block) as u32), rows_of_block)
+        let workers = shape.rows.div_ceil(rows_of_block) as u32;
+        (grid_of_workers(workers, adder_shift), rows_of_block)
     };
     let launch = Launch {
         blocks,
@@ -210,6 +220,7 @@ fn rows_by_group(shape: &Shape, regime: Regime, block: Block) -> SamplesLaunch {
     SamplesLaunch {
         rows,
         rows_of_block: number(rows_of_block),
+        adder_shift,
         ..SamplesLaunch::new(regime, launch)
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use tail::Tail;
 use super::packed::{self, Device, Packed};
 use super::{Launch, Pass, RowsLaunch};
 use kernels_gpu::abi::{
-    LINE_VECTORS, MAX_NORMALISER_BLOCKS, NORMALISER_FLIGHT, StreamArgs, TileArgs,
+    ADDER_SHIFT, LINE_VECTORS, MAX_NORMALISER_BLOCKS, NORMALISER_FLIGHT, StreamArgs, TileArgs,
 };
 use shape::Shape;
 use std::num::NonZeroU32;
@@ -24,6 +24,8 @@ pub(crate) struct SamplesLaunch {
     pub(crate) rows_of_block: NonZeroU32,
     /// The last rows, which several blocks share, where the other rows have a block each.
     pub(crate) tail: Tail,
+    /// How many blocks have an adder each, as a power of two; see `abi::grid_of_workers`.
+    pub(crate) adder_shift: u32,
     /// The tiles of packed rows; see [`packed`].
     pub(crate) tile: TileArgs,
     /// How streamed rows are shared; see [`stream`](super::stream).
@@ -42,6 +44,7 @@ impl SamplesLaunch {
             regime,
             rows_of_block: one,
             tail: Tail::NONE,
+            adder_shift: ADDER_SHIFT,
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
             has_few_rows: false,

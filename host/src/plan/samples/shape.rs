@@ -4,7 +4,7 @@ use super::SamplesKernels;
 use crate::plan::Pass;
 use crate::plan::packed::{Device, Packed, Rows};
 use crate::plan::staged::{self, Staged};
-use kernels_gpu::abi::{ADDER_PERIOD, max_workers, vectors_within, words_of_worker};
+use kernels_gpu::abi::{ADDER_SHIFT, max_workers, vectors_within, words_of_worker};
 
 /// The rows of a pass, and the kernels that there are for them.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ impl Shape {
 /// The most rows of a forward pass that count as few: `Regime::Few` takes them if all are resident
 /// at once, and `Regime::Registers` takes none of them. It is the period of adders; figures on
 /// either side of it are not known.
-const MOST_FEW_ROWS: usize = ADDER_PERIOD as usize;
+const MOST_FEW_ROWS: usize = 1 << ADDER_SHIFT;
 
 /// How many threads are resident on an H100 at a time. H200, 2026-11-22, forward, f32: 1024 rows of
 /// 4096 columns, with a thread per vector, waited for room and took twice as long as with fewer
@@ -194,12 +194,13 @@ impl Shape {
 impl Shape {
     /// Whether `workers` blocks can publish their sums; a backward pass has none.
     fn has_room_for_sums(&self, workers: usize) -> bool {
-        self.pass == Pass::Backward || workers <= self.max_workers()
+        self.pass == Pass::Backward || workers <= self.max_workers(ADDER_SHIFT)
     }
 
-    /// The most blocks whose sums the workspace has room for.
-    pub(super) fn max_workers(&self) -> usize {
-        max_workers(self.words_of_worker()) as usize
+    /// The most blocks whose sums the workspace has room for, with an adder every
+    /// `1 << adder_shift` blocks.
+    pub(super) fn max_workers(&self, adder_shift: u32) -> usize {
+        max_workers(self.words_of_worker(), adder_shift) as usize
     }
 
     /// Words of the workspace that a block publishes for its sums.

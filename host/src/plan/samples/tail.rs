@@ -3,7 +3,7 @@
 use super::launch::FLIGHT;
 use super::shape::Shape;
 use crate::plan::MANY_BLOCKS;
-use kernels_gpu::abi::{ADDER_PERIOD, MAX_PARTIALS, STATS_PARTS};
+use kernels_gpu::abi::{ADDER_SHIFT, MAX_PARTIALS, STATS_PARTS};
 use std::num::NonZeroU32;
 
 /// The last rows of a pass, which are split into parts with a block each; see
@@ -84,6 +84,6 @@ impl Tail {
 /// it. What the parts of split rows publish is behind them.
 fn words_before(shape: &Shape, workers: usize) -> u32 {
     let workers = workers as u32;
-    let sums = shape.sums() * workers.div_ceil(ADDER_PERIOD - 1);
+    let sums = shape.sums() * workers.div_ceil((1 << ADDER_SHIFT) - 1);
     (shape.words_of_worker() * workers + sums).next_multiple_of(STATS_PARTS)
 }

@@ -82,23 +82,22 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// As [`prefetch`](Self::prefetch) for `row`, if it is below `rows`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn begin(&self, block: u32, row: u64, group: RowGroup) {
-        let is_row = row < self.args.rows;
-        let start = is_row.then(|| Row::<E>::address(self.args.input, row));
-        // SAFETY: the caller's conditions.
-        unsafe { self.begin_at(block, start, group) };
+        let bytes = if row < self.args.rows { u32::MAX } else { 0 };
+        let start = Row::<E>::address(self.args.input, row);
+        // SAFETY: the caller's conditions; `early_bytes` is no more than a row has.
+        unsafe { self.begin_at(block, (start, bytes), group) };
     }
 
-    /// [`begin`](Self::begin) for the row that begins at `start`, if there is one.
+    /// [`begin`](Self::begin) for a group that first loads so many bytes from address `start` on.
     ///
     /// # Safety
-    /// As [`begin`](Self::begin).
+    /// As [`prefetch`](Self::prefetch), for so many of these bytes as `early_bytes` says.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) unsafe fn begin_at(&self, block: u32, start: Option<u64>, group: RowGroup) {
-        if block < self.args.early_blocks
-            && let Some(start) = start
-        {
+    pub(crate) unsafe fn begin_at(&self, block: u32, (start, bytes): (u64, u32), group: RowGroup) {
+        if block < self.args.early_blocks {
+            let bytes = bytes.min(self.args.early_bytes);
             // SAFETY: the caller's conditions.
-            unsafe { self.prefetch_bytes(start, 0, self.args.early_bytes, group) };
+            unsafe { self.prefetch_bytes(start, 0, bytes, group) };
         }
         wait_for_launches_before();
     }

@@ -60,7 +60,10 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, co
             Lanes::new(&pass, row_to_read(args, row, true)).rematerialize()
         });
         // SAFETY: the caller's conditions.
-        unsafe { pass.begin_at(block_idx_x(), lanes.as_ref().map(Lanes::start), group) };
+        unsafe {
+            let bytes = lanes.as_ref().map_or((0, 0), |lanes| (lanes.start(), u32::MAX));
+            pass.begin_at(block_idx_x(), bytes, group);
+        }
     }
     let Some(rows) = rows else {
         // SAFETY: the kernels' conditions 1 and 2.

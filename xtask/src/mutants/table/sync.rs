@@ -65,7 +65,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             // SAFETY: written before the barrier.",
         from: "sync_threads();",
         to: "",
-        test: "cross_entropy::no_rows",
+        test: "split_rows::the_mean_and_its_gradient_at_any_alignment",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -76,9 +76,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
             // SAFETY: the workspace's counter; one thread of the block.",
         from: "fence();",
         to: "",
-        test: "grids::shares_of_two_rows",
+        test: "split_rows::the_mean_and_its_gradient_at_any_alignment",
         seen: Seen::OnGpu {
-            test: "grids::shares_of_two_rows",
+            test: "split_rows::the_mean_and_its_gradient_at_any_alignment",
             why: "the emulator makes each store visible at once",
         },
     },
@@ -90,37 +90,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
             fence();",
         from: "fence();",
         to: "",
-        test: "grids::shares_of_two_rows",
+        test: "split_rows::the_mean_and_its_gradient_at_any_alignment",
         seen: Seen::OnGpu {
-            test: "grids::shares_of_two_rows",
-            why: "the emulator makes each store visible at once",
-        },
-    },
-    Mutant {
-        name: "split_row_without_release",
-        what: "a group arrives before its part of a row is visible",
-        file: "row/split_row.rs",
-        lines: "fence();
-            is_last = workspace.arrive(counter, self.count);",
-        from: "fence();",
-        to: "",
-        test: "grids::shares_of_two_rows",
-        seen: Seen::OnGpu {
-            test: "grids::shares_of_two_rows",
-            why: "the emulator makes each store visible at once",
-        },
-    },
-    Mutant {
-        name: "split_row_without_acquire",
-        what: "the last group of a row reads the others' parts too early",
-        file: "row/split_row.rs",
-        lines: "is_last = workspace.arrive(counter, self.count);
-            fence();",
-        from: "fence();",
-        to: "",
-        test: "grids::shares_of_two_rows",
-        seen: Seen::OnGpu {
-            test: "grids::shares_of_two_rows",
+            test: "split_rows::the_mean_and_its_gradient_at_any_alignment",
             why: "the emulator makes each store visible at once",
         },
     },
@@ -132,26 +104,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         from: "wait_for_copies::<{ STREAM_DEPTH - 1 }>();",
         to: "wait_for_copies::<STREAM_DEPTH>();",
         test: "cross_entropy::no_rows",
-        seen: Seen::OnEmulator,
-    },
-    Mutant {
-        name: "stream_merge_unordered",
-        what: "the parts of a row's warps are merged before they are there",
-        file: "row/stream.rs",
-        lines: "sync_threads();",
-        from: "sync_threads();",
-        to: "",
-        test: "cross_entropy::no_rows",
-        seen: Seen::OnEmulator,
-    },
-    Mutant {
-        name: "stream_merge_one_buffer",
-        what: "all rows take one buffer, for which one barrier a row is too few",
-        file: "row/stream.rs",
-        lines: "turn ^= 1;",
-        from: "turn ^= 1;",
-        to: "turn ^= 0;",
-        test: "grids::shares_of_two_rows",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -412,9 +364,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "early_blocks_do_not_wait",
         what: "the first blocks read rows while the launch before may still write them",
         file: "cross_entropy/pass/prefetch.rs",
-        lines: "unsafe { self.prefetch_bytes(start, 0, self.args.early_bytes, group) };
-            }
-            wait_for_launches_before();",
+        lines: "unsafe { self.prefetch_bytes(start, 0, bytes, group) };
+        }
+        wait_for_launches_before();",
         from: "wait_for_launches_before();",
         to: "if block >= self.args.early_blocks { wait_for_launches_before(); }",
         test: "cross_entropy::another_loss_in_the_same_memory",

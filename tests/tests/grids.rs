@@ -133,6 +133,24 @@ fn shares_of_two_rows() {
     }
 }
 
+/// Rows of f64 that small blocks stage, so many that more than one adder sums what they publish.
+#[test]
+fn staged_rows_with_more_adders_than_one() {
+    let (rows, cols, stream) = (1100, 512, gpu().stream().unwrap());
+    let x: Vec<f64> = uniforms(29, rows * cols).into_iter().map(f64::from).collect();
+    let class = |row: usize| row * 37 % cols;
+    let of_row =
+        |(row, x): (usize, &[f64])| x.iter().map(|&x| x.exp()).sum::<f64>().ln() - x[class(row)];
+    let expected = x.chunks(cols).enumerate().map(of_row).sum::<f64>() / rows as f64;
+    let classes: Vec<i64> = (0..rows).map(|row| class(row) as i64).collect();
+    let x = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+    for _ in 0..2 {
+        let (loss, _) = CrossEntropy::mean().forward_backward(&x, &classes, &stream).unwrap();
+        assert_relative_eq!(loss.item().unwrap(), expected, max_relative = 1e-13);
+    }
+}
+
 /// A row is so long that it has more parts than the warp that merges them has lanes.
 #[test]
 fn more_parts_of_a_row_than_lanes_of_a_warp() {

@@ -185,7 +185,7 @@ struct Block {
     threads: usize,
     group_threads: usize,
     shared_bytes: usize,
-    /// See [`CrossEntropyArgs`](kernels_gpu::abi::CrossEntropyArgs).
+    /// log2 of the blocks that have an adder; see `abi::grid_of_workers`.
     adder_shift: u32,
 }
 

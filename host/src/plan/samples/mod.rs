@@ -24,14 +24,14 @@ pub(crate) struct SamplesLaunch {
     pub(crate) rows_of_block: NonZeroU32,
     /// The last rows, which several blocks share, where the other rows have a block each.
     pub(crate) tail: Tail,
-    /// How many blocks have an adder each, as a power of two; see `abi::grid_of_workers`.
+    /// log2 of the blocks that have an adder; see `abi::grid_of_workers`.
     pub(crate) adder_shift: u32,
     /// The tiles of packed rows; see [`packed`].
     pub(crate) tile: TileArgs,
     /// How streamed rows are shared; see [`stream`](super::stream).
     pub(crate) stream: StreamArgs,
-    /// Whether streamed rows are so few that several blocks share each where gradients are computed;
-    /// see [`are_few`](super::stream::are_few).
+    /// Whether streamed rows are so few that several blocks share each where gradients are
+    /// computed; see [`are_few`](super::stream::are_few).
     pub(crate) has_few_rows: bool,
 }
 

@@ -126,8 +126,9 @@ pub const LAG: u32 = 8;
 pub const ADDER_SHIFT: u32 = 10;
 
 /// The [shift](ADDER_SHIFT) of a grid of blocks of `threads` threads that stage rows. The last
-/// adder adds up as many as two periods when all rows are done. In f64 a worker publishes two words:
-/// of 2046 workers, 32 threads took 24 of 56 µs (8208×511, forward-backward, H200, 2026-11-28).
+/// adder adds up as many as two periods when all rows are done. In f64 a worker publishes two
+/// words: of 2046 workers, 32 threads took 24 of 56 µs (8208×511, forward-backward, H200,
+/// 2026-11-28).
 pub const fn adder_shift(element_bytes: usize, threads: u32) -> u32 {
     match (element_bytes, threads) {
         (8, ..=32) => ADDER_SHIFT - 2,

@@ -18,7 +18,6 @@ mod ceiling;
 mod cross_entropy;
 mod cut;
 pub mod element;
-mod grid;
 mod huber;
 mod kl_div;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -71,7 +70,7 @@ table::losses! {
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
         lane rows [f32, f64, f16, bf16], wide rows [],
-        staged [], split []);
+        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16]);
     // The log-probability of a class and the entropy of its row, on the row kernels of
     // cross-entropy: the same parameters, as far as it has kernels.
     log_prob: log_prob(4 by 1024, 5 resident);

@@ -78,7 +78,7 @@ pub(crate) use types;
 /// of the loss.
 macro_rules! kernels {
     ($loss:ident, $dtypes:tt, $(
-        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:literal barriers
+        $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:tt barriers
             $(of $only:tt)?;
     )+) => {
         $(
@@ -104,7 +104,7 @@ macro_rules! family {
     };
     (
         $loss:ident, [$($dtype:ident),*], $family:ident, $pass:ident, ($args:ty), $block:tt,
-        $resident:expr, $barriers:literal, |$arg:ident| $call:expr
+        $resident:expr, $barriers:tt, |$arg:ident| $call:expr
     ) => {
         $(
             #[cfg(all(target_arch = "nvptx64", any(not(one_dtype), $dtype)))]

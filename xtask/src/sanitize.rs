@@ -23,7 +23,7 @@ pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 23] = [
+const SUITES: [&str; 24] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -45,6 +45,7 @@ const SUITES: [&str; 23] = [
     "mse",
     "options",
     "split_rows",
+    "staged_targets",
     "stress",
     "tiled_rows",
 ];

@@ -108,9 +108,10 @@ impl<'a> Launches<'a> {
         let regime = self.plan(pass, args).plan.regime;
         let is_few = self.is_few(regime, args);
         let is_long = regime == Regime::Long
-            && plan::is_split(self.row_bytes(), self.element_bytes, args.share != 0.0);
+            && (self.staged_tensors(args) == Some(2)
+                || plan::is_split(self.row_bytes(), self.element_bytes, args.share != 0.0));
         if (is_few || is_long)
-            && let Some((family, split)) = self.split()?
+            && let Some((family, split)) = self.split(args)?
         {
             return self.queue_split(family, split, args);
         }
@@ -143,16 +144,41 @@ impl<'a> Launches<'a> {
         is_shared && !fits_registers && (1..=layout::SAVED_ROWS).contains(&self.rows)
     }
 
+    /// Tensors that kernels stage to compute loss and gradients from: the logits and, where the
+    /// target has a share for every class, the probabilities, or else the class weights, if these
+    /// are aligned as the logits of each row. `None` if probabilities are not, or get a gradient:
+    /// in f64, exponentials replace the logits that it would be computed from. H200, 2026-11-28,
+    /// forward-backward with smoothing and weights, ceiling ÷ ours with weights read from global
+    /// memory and staged: bf16, 8192 columns 0.53 and 0.56, 145,584 columns 0.41 and 0.50; f32,
+    /// 8192 columns 0.67 and 0.68, 24,288 columns 0.52 and 0.66; but f64, 1024 columns 0.67 and
+    /// 0.58.
+    fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
+        let is_alike = |rows: Matrix| rows_are_alike(&rows, &args.input, self.element_bytes);
+        if args.class_bytes == 0 {
+            let is_of_logits = args.grad_input.start != 0 && args.grad_target.start == 0;
+            return (is_of_logits && is_alike(args.probabilities())).then_some(2);
+        }
+        let weights = Matrix { start: args.weight, row_stride: 0 };
+        let has_weights = args.share != 0.0 && args.weight != 0;
+        let stages_weights = has_weights && self.element_bytes < 8 && is_alike(weights);
+        Some(if stages_weights { 2 } else { 1 })
+    }
+
     /// The kernel that computes loss and gradients with several blocks per row, and its launch, if
     /// there is one.
-    fn split(&self) -> Result<Option<(&'static Family<CrossEntropyArgs>, plan::Split)>> {
+    fn split(
+        &self,
+        args: &CrossEntropyArgs,
+    ) -> Result<Option<(&'static Family<CrossEntropyArgs>, plan::Split)>> {
         let gpu = self.stream.gpu();
         let Some(family) = self.kernels.split else { return Ok(None) };
+        let Some(tensors) = self.staged_tensors(args) else { return Ok(None) };
         let Some(entry) = family.entry(self.dtype) else { return Ok(None) };
         let split = plan::split(
             self.rows,
             self.cols,
             self.element_bytes,
+            tensors,
             (entry.block, gpu.dynamic_shared(entry)?),
             gpu.room_for(entry.resident),
         );
@@ -169,6 +195,9 @@ impl<'a> Launches<'a> {
         let plan::Split { launch: shape, splits, part_vectors, rows_of_ticket } = split;
         let rows_of_block = rows_of_ticket;
         let mut args = CrossEntropyArgs { splits, part_vectors, rows_of_block, ..*args };
+        if self.staged_tensors(&args) == Some(2) {
+            args.staged_vectors = part_vectors;
+        }
         args.plain = args.is_plain().into();
         if args.divisor == 0.0 {
             let blocks = plan::normaliser_blocks(self.rows, shape.threads);
@@ -192,6 +221,7 @@ impl<'a> Launches<'a> {
         let room = |regime| entry(regime).map(|entry| gpu.room_for(entry.resident));
         let rows_of_warp = packed::rows_of_warp(self.rows, gpu.cache().multiprocessors);
         let packed = packed::packed(pass, self.layout, rows_of_warp);
+        let tensors = self.staged_tensors(args);
         let can = SamplesKernels {
             per_thread: self.kernels.per_thread,
             vectors_with_gradients: (self.kernels.vectors_with_gradients)(self.element_bytes),
@@ -200,7 +230,10 @@ impl<'a> Launches<'a> {
                 .then(|| room(Regime::Stream))
                 .flatten()
                 .map(|device| (self.layout, device)),
-            staged: entry(Regime::Staged).map(|entry| (gpu.room_for(entry.resident), entry.block)),
+            staged: entry(Regime::Staged)
+                .filter(|_| tensors.is_some())
+                .map(|entry| (gpu.room_for(entry.resident), entry.block)),
+            tensors: tensors.unwrap_or(1),
             vectors_beside: (self.kernels.vectors_beside)(self.element_bytes),
             shared_bytes: gpu.room_for(1).shared_bytes,
             is_smoothed: args.share != 0.0,
@@ -255,6 +288,7 @@ impl<'a> Launches<'a> {
         args.plain = args.is_plain().into();
         args.group_shift = group_threads.trailing_zeros();
         args.adder_shift = plan.adder_shift;
+        args.staged_vectors = plan.staged_vectors;
         args.tile = plan.tile;
         args.stream = plan.stream;
         if plan.tail.rows > 0 {

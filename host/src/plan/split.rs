@@ -43,9 +43,10 @@ pub(crate) fn is_split(row_bytes: usize, element_bytes: usize, is_smoothed: bool
     row_bytes > most
 }
 
-/// The launch over `rows` rows of `cols` elements, in blocks of at most `threads` threads, each of
-/// which may have `dynamic_bytes` of dynamic shared memory if it is alone on its multiprocessor.
-/// `None` if there is no row, or one has more bytes than the shared memory of the whole device.
+/// The launch over `rows` rows of `cols` elements, of logits alone or, with `tensors` of 2, also of
+/// probabilities or class weights, in blocks of at most `threads` threads, each of which may have
+/// `dynamic_bytes` of dynamic shared memory if it is alone on its multiprocessor. `None` if there
+/// is no row, or one has more bytes than the shared memory of the whole device.
 ///
 /// In f64 a multiprocessor has one smaller block more than its registers have room for of the
 /// others, where shared memory has room for it too: H200, 2026-11-27, ceiling ÷ ours with two and
@@ -55,6 +56,7 @@ pub(crate) fn split(
     rows: usize,
     cols: usize,
     element_bytes: usize,
+    tensors: usize,
     (threads, dynamic_bytes): (u32, u32),
     device: Device,
 ) -> Option<Split> {
@@ -65,7 +67,8 @@ pub(crate) fn split(
     let tiles = vectors.div_ceil(SPLIT_TILE_VECTORS as usize);
     // What is not dynamic, of each block's share of the multiprocessor's shared memory.
     let others = shared_bytes - dynamic_bytes as usize;
-    let room_beside = |blocks: usize| (shared_bytes / blocks).saturating_sub(others) / TILE_BYTES;
+    let tile_bytes = tensors * TILE_BYTES;
+    let room_beside = |blocks: usize| (shared_bytes / blocks).saturating_sub(others) / tile_bytes;
     let fewest_of = |room: usize| tiles.div_ceil(room.max(1));
     // Smaller blocks, if a row is in as few of them as of larger ones, and there are rows for all.
     let small = registers_for + 1;
@@ -101,7 +104,7 @@ pub(crate) fn split(
         launch: Launch {
             blocks,
             threads,
-            shared_bytes: (part_tiles * TILE_BYTES) as u32,
+            shared_bytes: (part_tiles * tile_bytes) as u32,
             cooperative: true,
         },
         splits: NonZeroU32::new(parts as u32)?,
@@ -125,7 +128,7 @@ mod tests {
     const ROOM: u32 = (228 << 10) / 2 - 2432 - 1024;
 
     fn plan(rows: usize, cols: usize, element_bytes: usize) -> Option<Split> {
-        split(rows, cols, element_bytes, (320, DYNAMIC_BYTES), DEVICE)
+        split(rows, cols, element_bytes, 1, (320, DYNAMIC_BYTES), DEVICE)
     }
 
     /// Blocks of the grid, and blocks that share a row.

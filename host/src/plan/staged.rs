@@ -9,20 +9,33 @@ use kernels_gpu::abi::{LINE_VECTORS, VECTOR_BYTES};
 pub(crate) struct Staged {
     pub(crate) threads: u32,
     pub(crate) shared_bytes: usize,
+    /// Vectors of logits, behind which another tensor is staged; 0 if there is none.
+    pub(crate) staged_vectors: u32,
 }
 
 /// The fewest bytes of a row; shorter rows are packed, or in registers. In f64, where packed rows
 /// are exponentiated once as well: H200, 2026-11-27, forward-backward, ceiling ÷ ours packed and
 /// staged, 255 columns 0.67 and 0.46, 408 columns 0.87 and 0.72, 500 columns 0.70 and 0.66, 512
-/// columns 0.79 and 0.83. The number for other types was chosen, not searched for.
-const fn min_bytes(element_bytes: usize) -> usize {
-    if element_bytes == 8 { 4096 } else { 2048 }
+/// columns 0.79 and 0.83. From probabilities (2026-11-28), 111 columns 0.45 and 0.33, 192 columns
+/// 0.51 and 0.60, 218 columns 0.46 and 0.52, 296 columns 0.43 and 0.74; in f32, 408 columns 0.84
+/// and
+/// 0.74, 683 columns 0.70 and 0.86; in bf16, 944 columns 0.55 and 0.45, 1064 columns 0.54 and 0.60.
+/// For classes of other types the number was chosen, not searched for.
+const fn min_bytes(element_bytes: usize, tensors: usize) -> usize {
+    match (element_bytes, tensors) {
+        (8, 1) => 4096,
+        (8, _) => 1536,
+        _ => 2048,
+    }
 }
 
 /// Vectors of a row per thread of a block that stages a row in shared memory, where there are rows
-/// for all multiprocessors: four times as many as a thread of the other kernels has, so that what
-/// every thread does once a row is a smaller part. Chosen, not searched for.
-const VECTORS: usize = 16;
+/// for all multiprocessors: of logits alone, and of each tensor where there are two. So many
+/// threads have registers in as many blocks as shared memory has room for. H200, 2026-11-28,
+/// forward-backward from probabilities, ceiling ÷ ours with 8, 12 and 16: f32, 2048 columns 0.97,
+/// 0.97, 0.95, 4616 columns 0.86, 0.94, 0.94; f64, 1423 columns 0.75, 0.85, 0.85, 1984 columns
+/// 0.92, 0.95, 0.94. For logits alone the number was chosen, not searched for.
+const VECTORS: [usize; 2] = [16, 14];
 
 /// Where there are few rows, more threads share each, until a thread has so many vectors. H200,
 /// 2324×1024 in f64: 0.27 of the ceiling with a warp per row, 0.52 with three.
@@ -35,41 +48,47 @@ const BLOCKS: usize = 2;
 /// Bytes of the kernel's arrays in shared memory, beside the row.
 const ARRAYS: usize = 2432;
 
-/// How rows of `vectors` vectors are staged, in blocks of at most `most_threads` threads; `None` if
-/// they are too short or too long for that.
+/// How rows of `vectors` vectors are staged, of logits alone or, with `tensors` of 2, also of
+/// probabilities or class weights, in blocks of at most `most_threads` threads; `None` if they are
+/// too short or too long for that.
 pub(super) fn plan(
     rows: usize,
     vectors: usize,
     element_bytes: usize,
-    device: Device,
-    most_threads: u32,
+    tensors: usize,
+    (device, most_threads): (Device, u32),
 ) -> Option<Staged> {
     // Vectors are numbered from the cache line that the row begins in.
-    let shared_bytes = (vectors + LINE_VECTORS as usize) * VECTOR_BYTES as usize;
+    let tensor_vectors = vectors + LINE_VECTORS as usize;
+    let shared_bytes = tensors * tensor_vectors * VECTOR_BYTES as usize;
     let room = device.shared_bytes / BLOCKS - RESERVED - ARRAYS;
-    if vectors * (VECTOR_BYTES as usize) < min_bytes(element_bytes) || shared_bytes > room {
+    if vectors * (VECTOR_BYTES as usize) < min_bytes(element_bytes, tensors) || shared_bytes > room
+    {
         return None;
     }
-    let warps_for = |vectors_of_thread| vectors.div_ceil(32 * vectors_of_thread);
-    let resident = device.multiprocessors * device.registers_for * most_threads as usize / 32;
+    let warps_of_multiprocessor = device.registers_for * most_threads as usize / 32;
+    let fewest = fewest_warps(vectors, element_bytes, tensors);
     // Twice as many warps as are resident at a time, if possible.
-    let wanted = (2 * resident).div_ceil(rows.max(1));
-    let warps =
-        wanted.clamp(fewest_warps(warps_for(VECTORS), element_bytes), warps_for(FEWEST_VECTORS));
-    Some(Staged { threads: most_threads.min(warps as u32 * 32), shared_bytes })
+    let wanted = (2 * device.multiprocessors * warps_of_multiprocessor).div_ceil(rows.max(1));
+    let most = vectors.div_ceil(32 * FEWEST_VECTORS).max(fewest);
+    let threads = most_threads.min(wanted.clamp(fewest, most) as u32 * 32);
+    let staged_vectors = if tensors == 1 { 0 } else { tensor_vectors as u32 };
+    Some(Staged { threads, shared_bytes, staged_vectors })
 }
 
-/// `warps` or, for 16-bit elements, the nearest power of two: four schedulers share the warps of a
-/// block. H200, 2026-11-27, bf16 forward-backward, ceiling ÷ ours: 9139 columns 0.85 with three
-/// warps and 0.89 with two, 18,659 columns 0.82 with five and 0.89 with four, 27,184 columns 0.71
-/// with seven and 0.78 with eight. In f32, 8312 columns 0.87 with three, 0.88 with five and with
-/// six, 0.86 with eight.
-fn fewest_warps(warps: usize, element_bytes: usize) -> usize {
-    let above = warps.next_power_of_two();
+/// The warps of a block, where there are rows for all multiprocessors. For 16-bit elements it is a
+/// power of two, since four schedulers share the warps of a block; a thread then has up to 1.3
+/// times [`VECTORS`]. H200, bf16 forward-backward, ceiling ÷ ours (2026-11-27 and 28): 9139 columns
+/// 0.85 with three warps and 0.89 with two; 13,000 columns 0.88, 0.94 and 0.82 with two, four and
+/// five; 18,659 columns 0.82 with five and 0.89 with four; 27,184 columns 0.90 with four and 0.93
+/// with eight. From probabilities, 3608 columns of f16 0.81 with one and 0.60 with two, 8192
+/// columns of bf16 0.94 with two and 0.90 with four, 19,880 columns 0.66 with four and 0.78 with
+/// eight.
+fn fewest_warps(vectors: usize, element_bytes: usize, tensors: usize) -> usize {
+    let vectors_of_warp = 32 * VECTORS[tensors - 1];
     match element_bytes {
-        2 if 4 * warps <= 3 * above => above / 2,
-        2 => above,
-        _ => warps,
+        2 => (10 * vectors).div_ceil(13 * vectors_of_warp).next_power_of_two(),
+        _ => vectors.div_ceil(vectors_of_warp),
     }
 }
 
@@ -82,7 +101,7 @@ mod tests {
 
     /// The threads of a block for rows of `cols` f64.
     fn threads(rows: usize, cols: usize) -> Option<u32> {
-        plan(rows, cols.div_ceil(2), 8, DEVICE, 256).map(|staged| staged.threads)
+        plan(rows, cols.div_ceil(2), 8, 1, (DEVICE, 256)).map(|staged| staged.threads)
     }
 
     #[test]
@@ -92,6 +111,14 @@ mod tests {
         assert_eq!(threads(1 << 20, 8192), Some(256));
         // No more threads than the kernel's block has.
         assert_eq!(threads(1 << 20, 14_000), Some(256));
+    }
+
+    #[test]
+    fn rows_of_two_tensors_take_twice_as_much_shared_memory() {
+        let staged = |cols: usize| plan(1 << 20, cols / 4, 4, 2, (DEVICE, 256));
+        let Staged { threads, shared_bytes, staged_vectors } = staged(4096).unwrap();
+        assert_eq!((threads, shared_bytes, staged_vectors), (96, 2 * 16 * 1032, 1032));
+        assert!(staged(14_100).is_some() && staged(14_200).is_none());
     }
 
     #[test]
@@ -116,11 +143,12 @@ mod tests {
     /// Four warps of a block have a scheduler each.
     #[test]
     fn rows_of_16_bits_have_a_power_of_two_warps() {
-        let warps = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|warps| fewest_warps(warps, 2));
-        assert_eq!(warps, [1, 2, 2, 4, 4, 4, 8, 8, 8]);
-        assert_eq!([3, 5, 7].map(|warps| fewest_warps(warps, 4)), [3, 5, 7]);
+        let warps =
+            |bytes| [512, 665, 666, 1331, 1332].map(|vectors| fewest_warps(vectors, bytes, 1));
+        assert_eq!(warps(2), [1, 1, 2, 2, 4]);
+        assert_eq!(warps(4), [1, 2, 2, 3, 3]);
         let threads =
-            |cols: usize| plan(1 << 20, cols.div_ceil(8), 2, DEVICE, 256).unwrap().threads;
-        assert_eq!([4097, 9139, 18_659, 27_184].map(threads), [64, 64, 128, 256]);
+            |cols: usize| plan(1 << 20, cols.div_ceil(8), 2, 1, (DEVICE, 256)).unwrap().threads;
+        assert_eq!([4097, 9139, 18_659, 27_184].map(threads), [32, 64, 128, 256]);
     }
 }

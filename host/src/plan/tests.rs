@@ -72,6 +72,7 @@ fn losses_of_more_arithmetic_get_fewer_blocks() {
 }
 
 const KERNELS: SamplesKernels = SamplesKernels {
+    tensors: 1,
     per_thread: 4,
     vectors_with_gradients: 4,
     packed: None,

@@ -213,9 +213,11 @@ pub struct CrossEntropyArgs {
     pub keep: f64,
     /// ε/C, the share of each of the C classes with label smoothing.
     pub share: f64,
-    /// Vectors of a row's logits that a block stages in dynamic shared memory between the reduction
-    /// pass and the gradient pass, behind the vectors in registers. It reads the rest of the row
-    /// twice. The results do not depend on it.
+    /// In `_long` kernels, the vectors of a row's logits that a block stages in dynamic shared
+    /// memory between the reduction pass and the gradient pass, behind the vectors in registers. It
+    /// reads the rest of the row twice. The results do not depend on it. In `_staged` and `_split`
+    /// kernels, the vectors of logits that a block has room for, behind which it stages the
+    /// target's probabilities, or the class weights; 0 if it stages logits alone.
     pub staged_vectors: u32,
     /// Prefetch distance in rows: a block prefetches the row so many behind its own into the L2
     /// cache; 0 for none. The results do not depend on it.
@@ -225,7 +227,8 @@ pub struct CrossEntropyArgs {
     /// How many of the first blocks prefetch their rows before the launches before this one have
     /// ended (programmatic dependent launch); 0 for none. The results do not depend on it.
     pub early_blocks: u32,
-    /// Bytes of a row that these blocks prefetch, from its beginning on; no more than a row has.
+    /// Bytes that these blocks prefetch, from the beginning of a row on, or of the tiles of each
+    /// warp where rows are streamed; no more than these have.
     pub early_bytes: u32,
     /// Whether the call [is plain](Self::is_plain), 1 or 0. The host evaluates it, because a kernel
     /// would wait for each of the fields that it depends on.

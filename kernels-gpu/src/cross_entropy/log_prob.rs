@@ -271,9 +271,9 @@ macro_rules! kernels {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::LOG_PROB as MODE;
         use crate::cross_entropy::{
-            alignment, backward_registers, block_of_vectors, computes, row_lanes, log_prob::long_block,
-            forward_backward_long, forward_backward_registers, forward_stream, packed,
-            resident_any_alignment, resident_packed, stream_blocks,
+            alignment, backward_registers, block_of_vectors, computes, forward_backward_long,
+            forward_backward_registers, forward_stream, log_prob::long_block, packed,
+            resident_any_alignment, resident_packed, row_lanes, stream_blocks,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -315,7 +315,8 @@ macro_rules! kernels {
             FORWARD_BACKWARD_LONG = forward_backward_long:
                 forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>,
                 (CrossEntropyArgs), (long_block::<E>($block)) by 1, 8 barriers;
-            BACKWARD_LONG = backward_long: backward_registers::<E, MODE, $vectors, { alignment::LINE }>,
+            BACKWARD_LONG = backward_long:
+                backward_registers::<E, MODE, $vectors, { alignment::LINE }>,
                 (CrossEntropyArgs), 256 by resident_any_alignment::<E>($resident), 1 barriers;
         }
     };

@@ -18,7 +18,8 @@
 //! 4. A block has this much dynamic shared memory: 16 bytes for each of `staged_vectors` in
 //!    `forward_backward_long`; 16 bytes in `forward` and `forward_backward`; 16 bytes for each
 //!    vector that `ROWS_BLOCK` threads hold in registers in `forward_short_whole`; a whole row in
-//!    `forward_backward_staged`, and `part_vectors` vectors of one in `forward_backward_split`.
+//!    `forward_backward_staged`, and `part_vectors` vectors of one in `forward_backward_split`,
+//!    both twice unless `staged_vectors` is 0.
 
 use crate::element::Element;
 
@@ -81,10 +82,9 @@ pub(crate) mod mode {
 /// * `forward_long`: one block per row, which holds one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
 ///   what fits of the rest in shared memory.
-/// * `forward_backward_staged`, for class targets, with or without smoothing: one block per row,
-///   which it stages in shared memory.
-/// * `forward_backward_split`, for the same: a group of blocks per row, each of which stages a part
-///   of the row in shared memory.
+/// * `forward_backward_staged`: one block per row, which it stages in shared memory.
+/// * `forward_backward_split`: a group of blocks per row, each of which stages a part of the row in
+///   shared memory.
 /// * `forward_stream`: rows are streamed through rings in shared memory.
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
@@ -104,12 +104,13 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            alignment, backward_registers, backward_short, block, block_of_vectors, computes,
-            few_block, forward_backward_long, forward_backward_registers, forward_backward_split,
-            forward_backward_staged, forward_long, forward_registers, forward_stream, mode, packed,
-            resident, resident_any_alignment, resident_lane_rows, resident_long, resident_packed,
-            resident_short, resident_short_with_gradients, resident_wide_rows, row_lanes, short,
-            staged_blocks, stream_blocks,
+            alignment, backward_registers, backward_short, barriers, block, block_of_vectors,
+            computes, few_block, forward_backward_long, forward_backward_registers,
+            forward_backward_split, forward_backward_staged, forward_long, forward_registers,
+            forward_stream, mode, packed, resident, resident_any_alignment, resident_lane_rows,
+            resident_long, resident_packed, resident_short, resident_short_with_gradients,
+            resident_wide_rows, row_lanes, short, split_block, staged_blocks, staged_flight,
+            stream_blocks,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -201,11 +202,13 @@ macro_rules! kernels {
                 forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>,
                 (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             FORWARD_BACKWARD_SPLIT = forward_backward_split:
-                forward_backward_split::<E, MODE>,
-                (CrossEntropyArgs), 320 by 2, 14 barriers of $split;
+                forward_backward_split::<E, MODE, { staged_flight::<E>(MODE) }>,
+                (CrossEntropyArgs), (split_block(MODE)) by 2,
+                (barriers(MODE, 14)) barriers of $split;
             FORWARD_BACKWARD_STAGED = forward_backward_staged:
-                forward_backward_staged::<E, MODE>,
-                (CrossEntropyArgs), 256 by staged_blocks(MODE), 11 barriers of $staged;
+                forward_backward_staged::<E, MODE, { staged_flight::<E>(MODE) }>,
+                (CrossEntropyArgs), 256 by staged_blocks(MODE),
+                (barriers(MODE, 11)) barriers of $staged;
             BACKWARD = backward:
                 backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>,
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
@@ -269,6 +272,32 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
 /// Resident blocks of the `_staged` kernels: as many as registers allow without spills.
 pub(crate) const fn staged_blocks(mode: u32) -> u32 {
     if mode::is_dense(mode) { 2 } else { 3 }
+}
+
+/// The barriers of a kernel that has `of_classes` of them for class targets and one in a branch of
+/// ignored rows, which probabilities have none of.
+pub(crate) const fn barriers(mode: u32, of_classes: u32) -> u32 {
+    if mode == mode::PROBABILITIES { of_classes - 1 } else { of_classes }
+}
+
+/// Vectors that a thread of the `_staged` and `_split` kernels computes at a time: fewer if the
+/// target has a share for every class, so that fewer are left at the end of a row, which are
+/// computed one by one. H200, 2026-11-28, ceiling ÷ ours with four and with two: f16 from
+/// probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91; f32 with smoothing and
+/// weights, 5880 columns 0.73 and 0.77. But bf16 of classes, 13,825 columns 0.94 and 0.91, f64 with
+/// smoothing, 3143 columns 0.63 and 0.62.
+pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
+    match mode {
+        mode::CLASS => 4,
+        mode::SMOOTHED if size_of::<E>() == 8 => 4,
+        _ => 2,
+    }
+}
+
+/// The most threads of a `_split` block, two of which are on a multiprocessor: as many as registers
+/// allow without spills.
+pub(crate) const fn split_block(mode: u32) -> u32 {
+    if mode == mode::PROBABILITIES { 256 } else { 320 }
 }
 
 /// Whether registers allow one block more than [`resident`] of a kernel with one row group per row:

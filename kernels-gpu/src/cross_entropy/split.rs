@@ -15,8 +15,7 @@ use super::staged_row::StagedRow;
 use super::stats::Stats;
 use crate::abi::{CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real, unrolled};
-use crate::grid::sum_words_in_last_block;
-use crate::reduce::{Exchange, Workspace};
+use crate::reduce::{Exchange, Workspace, sum_words_in_last_block};
 use cuda_std::memory::wait_for_copies;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
@@ -28,10 +27,12 @@ cuda_std::shared_array! {
     fn shared_row() -> [u64; 7];
 }
 
-/// The loss and the gradients, for targets that are classes, with or without smoothing.
+/// The loss and the gradients.
 ///
 /// # Safety
-/// 1. The kernels' conditions ([`super`]); targets are classes.
+/// 1. The kernels' conditions ([`super`]), and
+///    [`forward_backward_staged`](super::forward_backward_staged)'s condition 4 of `part_vectors`
+///    vectors.
 /// 2. The launch is cooperative, and the grid is a number of groups of `splits` blocks, the first
 ///    `normaliser_blocks` of which sum the normaliser. A block has two warps or more.
 /// 3. `part_vectors` is as [`CrossEntropyArgs`] says. A block has dynamic shared memory for as many
@@ -39,7 +40,9 @@ cuda_std::shared_array! {
 /// 4. The workspace has room for two sums of each ticket, and behind them for what the blocks
 ///    exchange: at most `abi::max_tickets` groups of `rows_of_block` rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &CrossEntropyArgs) {
+pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const FLIGHT: usize>(
+    args: &CrossEntropyArgs,
+) {
     let pass = Pass::<E, MODE>::new(args);
     // SAFETY: the kernels' conditions.
     let (workspace, normaliser) = unsafe {
@@ -56,7 +59,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
     let leads = part == 0 && thread_idx_x() == 0;
     let part_of = |row: u32| {
         let base = part * args.part_vectors;
-        StagedRow::<E, MODE>::part(&pass, row.into(), base, base + args.part_vectors)
+        StagedRow::<E, MODE, FLIGHT>::part(&pass, row.into(), base, base + args.part_vectors)
     };
     let mut row = index * rows_of_ticket.get();
     if u64::from(row) < args.rows {
@@ -143,11 +146,12 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32>(args: &
                 exchange.clear_before(round, part);
             }
             // Exponentials that are kept are relative to the largest logit of the part.
-            let by_exp = if StagedRow::<E, MODE>::KEEPS_EXPS && of_part.max != factors.center {
-                (of_part.max - factors.center).exp_below() * factors.factor
-            } else {
-                factors.factor
-            };
+            let by_exp =
+                if StagedRow::<E, MODE, FLIGHT>::KEEPS_EXPS && of_part.max != factors.center {
+                    (of_part.max - factors.center).exp_below() * factors.factor
+                } else {
+                    factors.factor
+                };
             let at_class = pass.at_class(&label, &factors, logit);
             let next_part = (u64::from(next) < args.rows).then(|| part_of(next));
             staged.store_gradients(

@@ -7,7 +7,7 @@ use super::lagging::{CERTAIN, Lagging};
 use super::log_prob::{self, exps_and_dot};
 use super::mode;
 use super::online_softmax::OnlineSoftmax;
-use super::pass::{Classes, Pass, ShareSums, writes};
+use super::pass::{Classes, Pass, ShareSums, weights, writes};
 use super::row_group::RowGroup;
 use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
@@ -81,7 +81,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if WHOLE {
             // SAFETY: the caller's conditions.
             return unsafe {
-                self.add_shares::<N, true>(sums, center, (x, t), columns.map(Classes::from))
+                self.add_shares::<N, { weights::LOADED }>(
+                    sums,
+                    center,
+                    (x, t),
+                    columns.map(Classes::from),
+                )
             };
         }
         unrolled!(for k in 0..N; {

@@ -27,10 +27,10 @@ pub(super) fn short_whole(shape: &Shape) -> SamplesLaunch {
 
 /// [`Regime::Staged`].
 pub(super) fn staged(shape: &Shape, staged: Staged) -> SamplesLaunch {
-    let Staged { threads, shared_bytes } = staged;
+    let Staged { threads, shared_bytes, staged_vectors } = staged;
     let adder_shift = adder_shift(shape.element_bytes, threads);
     let block = Block { shared_bytes, adder_shift, ..Block::of_row(threads as usize) };
-    rows_by_group(shape, Regime::Staged, block)
+    SamplesLaunch { staged_vectors, ..rows_by_group(shape, Regime::Staged, block) }
 }
 
 /// [`Regime::Packed`], [`Regime::LaneRows`] or [`Regime::WideRows`].

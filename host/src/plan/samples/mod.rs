@@ -26,6 +26,9 @@ pub(crate) struct SamplesLaunch {
     pub(crate) tail: Tail,
     /// log2 of the blocks that have an adder; see `abi::grid_of_workers`.
     pub(crate) adder_shift: u32,
+    /// Vectors of logits that a block of [`Regime::Staged`] has room for, if it stages another
+    /// tensor behind them; otherwise 0.
+    pub(crate) staged_vectors: u32,
     /// The tiles of packed rows; see [`packed`].
     pub(crate) tile: TileArgs,
     /// How streamed rows are shared; see [`stream`](super::stream).
@@ -45,6 +48,7 @@ impl SamplesLaunch {
             rows_of_block: one,
             tail: Tail::NONE,
             adder_shift: ADDER_SHIFT,
+            staged_vectors: 0,
             tile: TileArgs::default(),
             stream: StreamArgs::default(),
             has_few_rows: false,
@@ -96,6 +100,8 @@ pub(crate) struct SamplesKernels {
     /// The limits of the device, and the most threads of a block, if there is a kernel of
     /// [`Regime::Staged`].
     pub(crate) staged: Option<(Device, u32)>,
+    /// Tensors of which a row is staged: the logits, and the probabilities or class weights.
+    pub(crate) tensors: usize,
     /// Vectors of a row that a thread has in registers in [`Regime::Long`], beside those that its
     /// block stages, in the forward-backward pass.
     pub(crate) vectors_beside: usize,

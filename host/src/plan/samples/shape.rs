@@ -78,22 +78,23 @@ impl Shape {
     /// How rows are staged, if that is faster than to pack them or to have them in registers; see
     /// also [`prefers_staged`](Self::prefers_staged).
     pub(super) fn staged(&self) -> Option<Staged> {
-        let (device, most_threads) = self.kernels.staged?;
+        let limits = self.kernels.staged?;
         let is_packed = self.kernels.packed.is_some();
         if !self.prefers_staged() && (is_packed || self.prefers_registers()) {
             return None;
         }
-        staged::plan(self.rows, self.vectors, self.element_bytes, device, most_threads)
+        staged::plan(self.rows, self.vectors, self.element_bytes, self.kernels.tensors, limits)
     }
 
     /// Whether rows that are [long enough](staged::plan) are staged though they could be packed or
     /// held in registers: in f64, whose exponentials take so long that they should be computed
-    /// once, and with smoothing, whose packed rows look up each class weight by itself. H200,
-    /// 2026-11-26, forward-backward with smoothing and weights, ceiling ÷ ours packed or with a
-    /// block per row, and staged: f32, 1000 columns 0.50 and 0.54; bf16, 1500 columns 0.24 and
-    /// 0.38.
+    /// once; with smoothing, whose packed rows look up each class weight by itself; and with
+    /// probabilities. H200, 2026-11-26, forward-backward with smoothing and weights, ceiling ÷ ours
+    /// packed or with a block per row, and staged: f32, 1000 columns 0.50 and 0.54; bf16, 1500
+    /// columns 0.24 and 0.38. From probabilities, 2026-11-28: f32, 512 columns 0.79 and 0.87, 2048
+    /// columns 0.91 and 0.95, 3848 columns 0.82 and 0.95; f16, 2391 columns 0.46 and 0.77.
     fn prefers_staged(&self) -> bool {
-        self.element_bytes == 8 || self.kernels.is_smoothed
+        self.element_bytes == 8 || self.kernels.is_smoothed || self.kernels.tensors == 2
     }
 
     /// Whether rows are faster in the registers of a block than staged.

@@ -6,7 +6,7 @@ use super::vector::{get, set};
 use super::{Lanes, alignment};
 use crate::cross_entropy::label::Label;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Classes, Factors, Pass};
+use crate::cross_entropy::pass::{Classes, Factors, Pass, weights};
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cut::Row;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
@@ -84,7 +84,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 unsafe {
                     let of = |vector, lane: usize| E::extract(vector, lane as u32).widen();
                     let t = |lane| of(tile.t[k], lane);
-                    pass.subtract_shares::<true>(
+                    pass.subtract_shares::<{ weights::LOADED }>(
                         &mut values,
                         factors,
                         t,
@@ -96,7 +96,12 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                         let x = |lane| of(x, lane);
                         let mut by_target = [E::Real::ZERO; MAX_LANES];
                         let classes = Classes::from(span.first);
-                        pass.set_gradients_of_targets::<true>(&mut by_target, factors, x, classes);
+                        pass.set_gradients_of_targets::<{ weights::LOADED }>(
+                            &mut by_target,
+                            factors,
+                            x,
+                            classes,
+                        );
                         to[1].store_vectors(span, [E::narrow_all(by_target)], |_| 0, |_| true);
                     }
                 }

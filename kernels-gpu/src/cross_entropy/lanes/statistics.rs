@@ -9,7 +9,7 @@ use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
 use super::vector::{sum, widen};
 use crate::cross_entropy::log_prob::{exps_and_dot, scaled};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Classes, Pass, ShareSums};
+use crate::cross_entropy::pass::{Classes, Pass, ShareSums, weights};
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
@@ -296,7 +296,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             }
             let (tensors, classes) = (([x], [tile.t[k]]), [Classes::from(span.first)]);
             // SAFETY: the caller's condition.
-            unsafe { pass.add_shares::<1, true>(sums, center, tensors, classes) };
+            unsafe { pass.add_shares::<1, { weights::LOADED }>(sums, center, tensors, classes) };
         }
     }
 }

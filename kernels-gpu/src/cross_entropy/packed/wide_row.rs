@@ -4,7 +4,7 @@
 use super::LIKELY;
 use super::lane_row::{Access, LaneRow, SharedRow};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Classes, Factors, Pass};
+use crate::cross_entropy::pass::{Classes, Factors, Pass, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::tile::Shared;
@@ -254,7 +254,12 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
                     if accesses == Self::ACCESSES {
                         let tensors = ([vector], [vector]);
                         let classes = [Classes::from(class)];
-                        pass.add_shares::<1, true>(&mut shares, max, tensors, classes);
+                        pass.add_shares::<1, { weights::LOADED }>(
+                            &mut shares,
+                            max,
+                            tensors,
+                            classes,
+                        );
                     } else {
                         let has = |lane: usize| Self::has(lane, accesses);
                         let class = |lane| has(lane).then(|| class + lane as u32);
@@ -298,7 +303,12 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
                     let (class, t) = (self.class_of(index), |_| E::Real::ZERO);
                     if accesses == Self::ACCESSES {
                         let classes = Classes::from(class);
-                        pass.subtract_shares::<true>(&mut values, factors, t, classes);
+                        pass.subtract_shares::<{ weights::LOADED }>(
+                            &mut values,
+                            factors,
+                            t,
+                            classes,
+                        );
                     } else {
                         let has = |lane: usize| Self::has(lane, accesses);
                         let class = |lane| has(lane).then(|| class + lane as u32);

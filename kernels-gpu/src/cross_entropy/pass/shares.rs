@@ -26,16 +26,30 @@ impl Classes {
     }
 }
 
+/// Where a kernel finds the class weights of whole vectors, if the call has class weights.
+pub(in crate::cross_entropy) mod weights {
+    /// The call has none.
+    pub(in crate::cross_entropy) const NONE: u32 = 0;
+    /// In global memory.
+    pub(in crate::cross_entropy) const LOADED: u32 = 1;
+    /// In shared memory, in place of the target's probabilities, if `staged_vectors` is not 0;
+    /// otherwise in global memory.
+    pub(in crate::cross_entropy) const STAGED: u32 = 2;
+}
+
 /// Runs `$body` where `$weight_of(k, lane)` is the weight of element `lane` of vector k of `$count`
-/// whole vectors of `$classes`. Branches once, around the body: between vectors, a branch would
-/// have the loads of one wait for the arithmetic of the one before, and LLVM keeps a vector that is
-/// written in branches in local memory.
+/// whole vectors of `$classes`; `$staged` is the same for weights that are staged. Branches once,
+/// around the body: between vectors, a branch would have the loads of one wait for the arithmetic
+/// of the one before, and LLVM keeps a vector that is written in branches in local memory.
 macro_rules! with_weights {
-    ($pass:expr, $classes:expr, $count:expr, $weight_of:ident; $body:block) => {
-        if !WEIGHTED || $pass.args.weight == 0 {
+    ($pass:expr, $classes:expr, $count:expr, $staged:expr, $weight_of:ident; $body:block) => {
+        if WEIGHTS == weights::NONE || $pass.args.weight == 0 {
             let $weight_of = |_, _| E::Real::ONE;
             $body
-        } else if $pass.has_vectors_of_weights($classes[0]) {
+        } else if WEIGHTS == weights::STAGED && $pass.args.staged_vectors != 0 {
+            let $weight_of = $staged;
+            $body
+        } else if WEIGHTS == weights::LOADED && $pass.has_vectors_of_weights($classes[0]) {
             let mut weights = [Vec16::default(); $count];
             unrolled!(for k in 0..$count; {
                 // SAFETY: the caller's conditions; the weights are vectors.
@@ -79,15 +93,15 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Adds the shares of N whole vectors of logits `x`, of these `classes`, to `sums`. `t` has the
-    /// probabilities, where these are the target. `WEIGHTED` says that the call may have class
-    /// weights.
+    /// probabilities, where these are the target, or the staged class weights, as
+    /// [`WEIGHTS`](weights) says.
     ///
     /// # Safety
     /// The kernels' condition 1; the row has these classes. The first classes of the vectors differ
     /// by whole vectors, so that the weights of all are on 16-byte boundaries if those of one are.
     /// If there are no class weights, `classes` is not used.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(in crate::cross_entropy) unsafe fn add_shares<const N: usize, const WEIGHTED: bool>(
+    pub(in crate::cross_entropy) unsafe fn add_shares<const N: usize, const WEIGHTS: u32>(
         &self,
         sums: &mut ShareSums<E::Real>,
         center: E::Real,
@@ -111,7 +125,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             let elements = N as i32 * E::LANES as i32;
             sum[0] = self.unit().fma(E::Real::from_i32(elements), sum[0]);
         } else {
-            with_weights!(self, classes, N, weight_of; {
+            let staged = |k: usize, lane: usize| of(t[k], lane);
+            with_weights!(self, classes, N, staged, weight_of; {
                 unrolled!(for k in 0..N; {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         let share = self.share_by_weight(weight_of(k, lane), of(t[k], lane));
@@ -186,13 +201,13 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Subtracts from the gradients of a whole vector of logits what their classes' shares of the
-    /// target take. `t` returns the probabilities, where these are the target. A function: LLVM
-    /// keeps a vector that is passed on here in local memory.
+    /// target take. `t` returns an element of what [`add_shares`](Self::add_shares) has. A
+    /// function: LLVM keeps a vector that is passed on here in local memory.
     ///
     /// # Safety
     /// As [`add_shares`](Self::add_shares).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(in crate::cross_entropy) unsafe fn subtract_shares<const WEIGHTED: bool>(
+    pub(in crate::cross_entropy) unsafe fn subtract_shares<const WEIGHTS: u32>(
         &self,
         gradients: &mut [E::Real; MAX_LANES],
         factors: &Factors<E::Real>,
@@ -203,7 +218,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             return;
         }
         if MODE == mode::PROBABILITIES {
-            with_weights!(self, [classes], 1, weight_of; {
+            with_weights!(self, [classes], 1, |_, lane| t(lane), weight_of; {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     let share = self.share_by_weight(weight_of(0, lane), t(lane));
                     gradients[lane] = (-factors.by_share).fma(share, gradients[lane]);
@@ -213,7 +228,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         // The unit is a power of two, so this product rounds nothing, unless it is subnormal.
         let by_weight = -(factors.by_share * self.unit());
-        with_weights!(self, [classes], 1, weight_of; {
+        with_weights!(self, [classes], 1, |_, lane| t(lane), weight_of; {
             unrolled!(for lane in 0..E::LANES as usize; {
                 gradients[lane] = by_weight.fma(weight_of(0, lane), gradients[lane]);
             });
@@ -265,14 +280,14 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// # Safety
     /// As [`add_shares`](Self::add_shares).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(in crate::cross_entropy) unsafe fn set_gradients_of_targets<const WEIGHTED: bool>(
+    pub(in crate::cross_entropy) unsafe fn set_gradients_of_targets<const WEIGHTS: u32>(
         &self,
         gradients: &mut [E::Real; MAX_LANES],
         factors: &Factors<E::Real>,
         x: impl Fn(usize) -> E::Real,
         classes: Classes,
     ) {
-        with_weights!(self, [classes], 1, weight_of; {
+        with_weights!(self, [classes], 1, |_, _| E::Real::ONE, weight_of; {
             unrolled!(for lane in 0..E::LANES as usize; {
                 gradients[lane] = by_target(factors, weight_of(0, lane), x(lane));
             });

@@ -1,13 +1,13 @@
 //! The gradients of staged rows.
 
-use super::{FLIGHT, StagedRow};
+use super::{Peeled, StagedRow};
 use crate::cross_entropy::label::Label;
-use crate::cross_entropy::pass::{Classes, Factors};
+use crate::cross_entropy::pass::{Classes, Factors, weights};
 use crate::cut::Row;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use cuda_std::thread::thread_idx_x;
 
-impl<E: Element, const MODE: u32> StagedRow<'_, E, MODE> {
+impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
     /// Writes the gradients of the part, `at_class` for the row's class. The gradient of any other
     /// logit is `by_exp` times the exponential that is kept of it; where none are kept, it is as
     /// [`Factors`] says. Starts to copy the same part of the `next` row, vector by vector, to where
@@ -29,53 +29,14 @@ impl<E: Element, const MODE: u32> StagedRow<'_, E, MODE> {
         let to = Row::<E>::new(self.pass.args.grad_input, row, self.row.start());
         // SAFETY: the caller's conditions.
         unsafe {
-            each_batch!(self, index, N; {
-                let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N];
-                // The gradient of a row that is ignored is 0, whatever its logits.
-                if factors.counts {
-                    let staged = self.get::<N>(index);
-                    let mut all = [[E::Real::ZERO; MAX_LANES]; N];
-                    if Self::KEEPS_EXPS {
-                        unrolled!(for k in 0..N; {
-                            unrolled!(for lane in 0..E::LANES as usize; {
-                                all[k][lane] = E::extract(staged[k], lane as u32).widen();
-                            });
-                        });
-                    } else {
-                        let base = Base::Center(factors.center, E::Real::ONE);
-                        E::masked_exps(staged, base, |k, exps| { all[k] = exps; });
-                    }
-                    unrolled!(for k in 0..N; {
-                        let mut values = [E::Real::ZERO; MAX_LANES];
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            values[lane] = all[k][lane] * by_exp;
-                            if Self::DENSE && !Self::HAS_SHARE_VECTORS {
-                                let vector = self.cut.vector(index + k as u32 * self.step);
-                                let class = vector.first + lane as u32;
-                                values[lane] = values[lane] - self.share_gradient(factors, class);
-                            }
-                        });
-                        if Self::DENSE && Self::HAS_SHARE_VECTORS {
-                            let vector = self.cut.vector(index + k as u32 * self.step);
-                            let (classes, t) = (Classes::from(vector.first), |_| E::Real::ZERO);
-                            self.pass.subtract_shares::<true>(&mut values, factors, t, classes);
-                        }
-                        gradients[k] = E::narrow_all(values);
-                    });
-                }
-                let vector = self.cut.vector(index);
-                to.store_vectors(vector, gradients, |k| k as u32 * self.step, |_| true);
-                if let Some(next) = next {
-                    unrolled!(for k in 0..N; { next.copy_one(index + k as u32 * self.step); });
-                }
-            });
+            each_batch!(self.store_vectors(to, factors, by_exp, next));
             if let Some(next) = next {
                 next.copy_beside(self);
             }
-            if let Some((index, x)) = self.peeled() {
+            if let Some(Peeled { index, x, t }) = self.peeled() {
                 let mut gradient = (x - factors.center).exp_below() * factors.factor;
                 if Self::DENSE {
-                    gradient = gradient - self.share_gradient(factors, index);
+                    gradient = gradient - self.pass.gradient_of_share(factors, index, t);
                 }
                 let gradient = if factors.counts { gradient } else { E::Real::ZERO };
                 to.store(index, E::narrow(gradient));
@@ -86,14 +47,106 @@ impl<E: Element, const MODE: u32> StagedRow<'_, E, MODE> {
         }
     }
 
-    /// What the share of a class takes from the gradient of its logit.
+    /// Writes the gradients of N vectors from `index` on, and starts to copy those of the `next`
+    /// row.
     ///
     /// # Safety
-    /// The kernels' condition 1; `class` is below `cols`.
+    /// As [`store_gradients`](Self::store_gradients), and the vectors are this thread's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn share_gradient(&self, factors: &Factors<E::Real>, class: u32) -> E::Real {
+    unsafe fn store_vectors<const N: usize>(
+        &self,
+        index: u32,
+        to: Row<E>,
+        factors: &Factors<E::Real>,
+        by_exp: E::Real,
+        next: Option<&Self>,
+    ) {
+        let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N];
         // SAFETY: the caller's conditions.
-        unsafe { self.pass.gradient_of_share(factors, class, E::Real::ZERO) }
+        unsafe {
+            // The gradient of a row that is ignored is 0, whatever its logits.
+            if factors.counts {
+                let mut values = self.gradients_of_exps::<N>(index, factors, by_exp);
+                unrolled!(for k in 0..N; {
+                    if Self::DENSE {
+                        let vector = index + k as u32 * self.step;
+                        self.subtract_shares(vector, &mut values[k], factors);
+                    }
+                    gradients[k] = E::narrow_all(values[k]);
+                });
+            }
+            let vector = self.cut.vector(index);
+            to.store_vectors(vector, gradients, |k| k as u32 * self.step, |_| true);
+            if let Some(next) = next {
+                unrolled!(for k in 0..N; { next.copy_one(index + k as u32 * self.step); });
+            }
+        }
+    }
+
+    /// The exponentials of N vectors from `index` on, times `by_exp`.
+    ///
+    /// # Safety
+    /// As [`store_vectors`](Self::store_vectors).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn gradients_of_exps<const N: usize>(
+        &self,
+        index: u32,
+        factors: &Factors<E::Real>,
+        by_exp: E::Real,
+    ) -> [[E::Real; MAX_LANES]; N] {
+        let mut values = [[E::Real::ZERO; MAX_LANES]; N];
+        // SAFETY: the caller's conditions.
+        let staged = unsafe { self.get::<N>(index) };
+        if Self::KEEPS_EXPS {
+            unrolled!(for k in 0..N; {
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    values[k][lane] = E::extract(staged[k], lane as u32).widen();
+                });
+            });
+        } else {
+            let base = Base::Center(factors.center, E::Real::ONE);
+            E::masked_exps(staged, base, |k, exps| {
+                values[k] = exps;
+            });
+        }
+        unrolled!(for k in 0..N; {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                values[k][lane] = values[k][lane] * by_exp;
+            });
+        });
+        values
+    }
+
+    /// Subtracts from the gradients of a vector what its classes' shares of the target take.
+    ///
+    /// # Safety
+    /// As [`store_vectors`](Self::store_vectors).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn subtract_shares(
+        &self,
+        index: u32,
+        values: &mut [E::Real; MAX_LANES],
+        factors: &Factors<E::Real>,
+    ) {
+        let first = self.cut.vector(index).first;
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let [targets] = self.get_targets::<1>(index);
+            let t = |lane: usize| E::extract(targets, lane as u32).widen();
+            if Self::HAS_SHARE_VECTORS {
+                let (pass, classes) = (self.pass, Classes::from(first));
+                if Self::STAGES_WEIGHTS {
+                    pass.subtract_shares::<{ weights::STAGED }>(values, factors, t, classes);
+                } else {
+                    pass.subtract_shares::<{ weights::LOADED }>(values, factors, t, classes);
+                }
+                return;
+            }
+            unrolled!(for lane in 0..E::LANES as usize; {
+                let part = self.pass.gradient_of_share(factors, first + lane as u32, t(lane));
+                values[lane] = values[lane] - part;
+            });
+        }
     }
 
     /// Whether an element of the row is this thread's.

@@ -170,7 +170,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "staged_copy_unwaited",
         what: "a staged row is read while it is copied",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/statistics.rs",
         lines: "let peeled = self.peeled();
             wait_for_copies::<0>();",
         from: "wait_for_copies::<0>();",
@@ -181,7 +181,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "staged_top_unordered",
         what: "tops of warps are merged before they are there",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/statistics.rs",
         lines: "sync_threads();
     let has = lane_id() < block_dim_x() / WARP_SIZE;",
         from: "sync_threads();",
@@ -203,7 +203,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "staged_merged_again",
         what: "the statistics of warps are overwritten while others merge them",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/statistics.rs",
         lines: "// The statistics of the warps are merged again.
                 sync_threads();",
         from: "sync_threads();",
@@ -214,7 +214,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "staged_certain_kept",
         what: "the largest logit of a staged row swallows all others",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/statistics.rs",
         lines: "if stats.others() >= E::Real::from_f64(CERTAIN) {",
         from: "stats.others() >= E::Real::from_f64(CERTAIN)",
         to: "true",
@@ -224,7 +224,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "staged_peeled_lost",
         what: "head and tail of a staged row are not in its sum",
-        file: "cross_entropy/staged_row.rs",
+        file: "cross_entropy/staged_row/statistics.rs",
         lines: "stats.rest = (x - max).exp_below();",
         from: "(x - max).exp_below()",
         to: "E::Real::ZERO",
@@ -245,7 +245,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "staged_tail_short",
         what: "the last vector of a staged row is left out",
         file: "cross_entropy/staged_row.rs",
-        lines: "while $index < $row.end {",
+        lines: "while index < $row.end {",
         from: "$row.end",
         to: "$row.end - 1",
         test: "float64_rows::rows_far_apart",

@@ -60,7 +60,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "last_block_unordered",
         what: "a block asks whether it was the last before its first thread knows",
-        file: "grid.rs",
+        file: "reduce/last_block.rs",
         lines: "sync_threads();
             // SAFETY: written before the barrier.",
         from: "sync_threads();",
@@ -71,7 +71,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "arrival_without_release",
         what: "a block arrives before its sums are visible to the last block",
-        file: "grid.rs",
+        file: "reduce/last_block.rs",
         lines: "fence();
             // SAFETY: the workspace's counter; one thread of the block.",
         from: "fence();",
@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "arrival_without_acquire",
         what: "the last block reads the others' sums before it knows them visible",
-        file: "grid.rs",
+        file: "reduce/last_block.rs",
         lines: "let is_last = workspace.arrive(Workspace::ARRIVED, grid_dim_x());
             fence();",
         from: "fence();",

@@ -3,7 +3,7 @@
 use super::Tiles;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::packed::part::{Pairs, Split};
-use crate::cross_entropy::pass::{Factors, Pass};
+use crate::cross_entropy::pass::{Factors, Pass, weights};
 use crate::cross_entropy::stats::Relative;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 
@@ -63,9 +63,13 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                         if let Some(classes) = classes {
                             let by_input = &mut by_input;
                             if Self::WEIGHTED_VECTORS {
-                                pass.subtract_shares::<true>(by_input, factors, t, classes);
+                                pass.subtract_shares::<{ weights::LOADED }>(
+                                    by_input, factors, t, classes,
+                                );
                             } else {
-                                pass.subtract_shares::<false>(by_input, factors, t, classes);
+                                pass.subtract_shares::<{ weights::NONE }>(
+                                    by_input, factors, t, classes,
+                                );
                             }
                         } else {
                             pass.subtract_shares_by_class(&mut by_input, factors, t, class);
@@ -74,7 +78,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                     if of_target {
                         let x = |lane: usize| E::extract(vector, lane as u32).widen();
                         if let Some(classes) = classes {
-                            pass.set_gradients_of_targets::<false>(
+                            pass.set_gradients_of_targets::<{ weights::NONE }>(
                                 &mut by_target,
                                 factors,
                                 x,

@@ -5,7 +5,7 @@ use crate::cross_entropy::lagging::{CERTAIN, Lagging, lags};
 use crate::cross_entropy::packed::LIKELY;
 use crate::cross_entropy::packed::chunk::Chunk;
 use crate::cross_entropy::packed::part::{Pairs, Part, Split};
-use crate::cross_entropy::pass::Pass;
+use crate::cross_entropy::pass::{Pass, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::cross_entropy::{log_prob, mode};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
@@ -341,9 +341,14 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
             if let Some(classes) = Self::classes_of_vector(pass, chunk) {
                 let tensors = ([vector], [t]);
                 if Self::WEIGHTED_VECTORS {
-                    pass.add_shares::<1, true>(&mut sums, center, tensors, [classes]);
+                    pass.add_shares::<1, { weights::LOADED }>(
+                        &mut sums,
+                        center,
+                        tensors,
+                        [classes],
+                    );
                 } else {
-                    pass.add_shares::<1, false>(&mut sums, center, tensors, [classes]);
+                    pass.add_shares::<1, { weights::NONE }>(&mut sums, center, tensors, [classes]);
                 }
             } else {
                 let class = |lane| chunk.column::<E>(lane as u32, x.cols);

@@ -1,7 +1,7 @@
 //! Sums over the grid, in the block that is the last to arrive. No block waits for another.
 
+use super::{Workspace, block_sums};
 use crate::element::unrolled;
-use crate::reduce::{Workspace, block_sums};
 use cuda_std::atomic::fence;
 use cuda_std::thread::{block_dim_x, grid_dim_x, sync_threads, thread_idx_x};
 

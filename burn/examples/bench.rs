@@ -3,7 +3,8 @@
 //! Losses and gradients are compared first, with burn's of the logits in f32.
 //!
 //! `cargo run --release --features cuda,fusion --example bench`, on a machine with a GPU, NVRTC and
-//! the headers of the CUDA toolkit. Without `fusion` burn's own operations run as they come.
+//! the headers of the CUDA toolkit. Without `fusion` burn's own operations run as they come. Names
+//! of shapes and types behind `--`, as `65536x1000 f32 bf16`, leave the others out.
 
 use burn::backend::cuda::CudaDevice;
 use burn::backend::{Autodiff, Cuda};
@@ -22,12 +23,16 @@ const CALLS: usize = 20;
 
 fn main() {
     let device = CudaDevice::default();
+    let names: Vec<String> = std::env::args().skip(1).collect();
     println!("fusion: {}", cfg!(feature = "fusion"));
     println!("| rows × classes | type | loss | forward ms | forward+backward ms | reserved MiB |");
     println!("|---|---|---|---|---|---|");
     let mut differences = Vec::new();
     for (rows, cols) in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
+            if !named(&names, &format!("{rows}x{cols}")) || !named(&names, dtype.name()) {
+                continue;
+            }
             let normal = Distribution::Normal(0.0, 2.0);
             let logits = Tensor::<Inner, 2>::random([rows, cols], normal, &device).cast(dtype);
             let classes: Vec<i32> = (0..rows).map(|row| (row * 7919 % cols) as i32).collect();
@@ -41,6 +46,12 @@ fn main() {
     }
     println!("\nlargest difference from burn in f32, of the loss; of gradients × rows");
     differences.iter().for_each(|line| println!("{line}"));
+}
+
+/// Whether a shape or a type is among the names, or none of its kind is. Shapes have an `x`.
+fn named(names: &[String], name: &str) -> bool {
+    let mut of_kind = names.iter().filter(|other| other.contains('x') == name.contains('x'));
+    of_kind.clone().next().is_none() || of_kind.any(|other| other == name)
 }
 
 fn burns<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {

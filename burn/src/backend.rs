@@ -71,6 +71,8 @@ pub enum Target<B: Backend> {
 pub struct Call {
     pub loss: Loss,
     pub reduction: To,
+    /// Whether the loss is rounded to the input's type, or stays in the one it is computed in.
+    pub rounded: bool,
 }
 
 #[doc(hidden)]
@@ -96,8 +98,14 @@ pub enum To {
 
 #[cfg(any(feature = "cuda", feature = "emulator", feature = "fusion"))]
 impl Call {
-    /// The type of the loss. Sums of 16-bit numbers are in `f32`.
+    /// The type of the loss.
     pub(crate) fn loss_dtype(&self, input: DType) -> DType {
+        if self.rounded { input } else { self.computed_dtype(input) }
+    }
+
+    /// The type that the kernels write the loss in, and read its gradient in. Sums of 16-bit
+    /// numbers are in `f32`.
+    pub(crate) fn computed_dtype(&self, input: DType) -> DType {
         match (self.reduction, input) {
             (To::Unreduced, _) | (_, DType::F64) => input,
             _ => DType::F32,

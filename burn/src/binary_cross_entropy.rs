@@ -1,6 +1,6 @@
 //! Binary cross-entropy.
 
-use crate::backend::{FusedLossBackend, Loss, Target, To};
+use crate::backend::{Call, FusedLossBackend, Loss, Target, To};
 use crate::{apply, has_kernels};
 use burn::config::Config;
 use burn::module::Module;
@@ -98,7 +98,8 @@ impl<B: FusedLossBackend> BinaryCrossEntropyLoss<B> {
             }
         });
         let target = Target::Values(values.into_primitive().tensor());
-        apply(Loss::BceWithLogits, To::Mean, logits, target, weight).cast(dtype)
+        let call = Call { loss: Loss::BceWithLogits, reduction: To::Mean, rounded: true };
+        apply(call, logits, target, weight)
     }
 
     /// burn's own.

@@ -1,6 +1,6 @@
 //! Cross-entropy.
 
-use crate::backend::{FusedLossBackend, Loss, Target, To, is_class_of_kernels};
+use crate::backend::{Call, FusedLossBackend, Loss, Target, To, is_class_of_kernels};
 use crate::{apply, has_kernels};
 use burn::config::Config;
 use burn::module::Module;
@@ -117,18 +117,21 @@ impl<B: FusedLossBackend> CrossEntropyLoss<B> {
             label_smoothing: self.smoothing.map_or(0.0, f64::from),
         };
         let classes = Target::Classes(classes.into_primitive());
-        // burn's mean counts padding, the kernels' does not.
-        let to = if pad_tokens.is_empty() { To::Mean } else { To::Sum };
-        let loss: Tensor<B, 1> = apply(loss, to, logits, classes, weight.clone());
-        let loss = match (to, weight) {
-            (To::Sum, None) => loss / rows as f64,
-            (To::Sum, Some(weight)) => {
-                let of_rows = weight.cast(loss.dtype()).gather(0, targets);
-                loss / of_rows.sum()
+        if pad_tokens.is_empty() {
+            let call = Call { loss, reduction: To::Mean, rounded: true };
+            return apply(call, logits, classes, weight);
+        }
+        // burn's mean counts padding, the kernels' does not. The sum may be more than `dtype` has.
+        let call = Call { loss, reduction: To::Sum, rounded: false };
+        let sum: Tensor<B, 1> = apply(call, logits, classes, weight.clone());
+        let mean = match weight {
+            None => sum / rows as f64,
+            Some(weight) => {
+                let of_rows = weight.cast(sum.dtype()).gather(0, targets);
+                sum / of_rows.sum()
             }
-            _ => loss,
         };
-        loss.cast(dtype)
+        mean.cast(dtype)
     }
 
     /// burn's own.

@@ -1,6 +1,6 @@
 //! The losses that compare an input and a target of one shape element by element.
 
-use crate::backend::{FusedLossBackend, Loss, Target, To};
+use crate::backend::{Call, FusedLossBackend, Loss, Target, To};
 use crate::{Reduction, apply, has_kernels};
 use burn::config::Config;
 use burn::module::Module;
@@ -294,7 +294,6 @@ fn pairwise<B: FusedLossBackend, const D: usize, const E: usize>(
 ) -> Tensor<B, E> {
     let (expected, got) = (input.dims(), target.dims());
     assert!(expected == got, "targets: expected a tensor of shape {expected:?}, got {got:?}");
-    let dtype = input.dtype();
-    let target = Target::Values(target.cast(dtype).into_primitive().tensor());
-    apply(loss, to, input, target, None).cast(dtype)
+    let target = Target::Values(target.cast(input.dtype()).into_primitive().tensor());
+    apply(Call { loss, reduction: to, rounded: true }, input, target, None)
 }

@@ -11,14 +11,27 @@ use fused_loss::{Element, Float, Grads, Result, Targets, View, ViewMut};
 /// The loss.
 pub(crate) fn forward<B: Memory>(call: Call, operands: Operands<B>) -> FloatTensor<B> {
     let (shape, dtype) = (operands.input.shape(), operands.input.dtype());
-    let loss =
-        Output { shape: call.loss_shape(&shape), dtype: call.loss_dtype(dtype), over_input: false };
+    let loss = Output {
+        shape: call.loss_shape(&shape),
+        dtype: call.computed_dtype(dtype),
+        over_input: false,
+    };
     let (inputs, has_weight) = inputs(operands, None);
     let mut results = B::queue(inputs, vec![loss], move |queue, inputs, outputs| {
         let operands = Places::new(call, inputs, has_weight);
         for_float!(dtype, T => forward_of::<T>(call, queue, operands, outputs[0]))
     });
-    results.remove(0)
+    in_dtype::<B>(results.remove(0), call.loss_dtype(dtype))
+}
+
+/// The number in this type.
+///
+/// A loss is rounded, and its gradient widened, as a part of the call: casts beside it would cost
+/// more than the kernels. burn-fusion would see one of the loss, which the backward pass does not
+/// use, and one of the gradient, which it does. It keeps no plan for such streams that fits the
+/// next step's, and so searches for one in each.
+fn in_dtype<B: Memory>(number: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if number.dtype() == dtype { number } else { B::float_cast(number, dtype.into()) }
 }
 
 /// The gradients of input and target, as far as they are wanted.
@@ -36,9 +49,10 @@ pub(crate) fn backward<B: Memory>(
         wanted.iter().filter(|&&wanted| wanted).map(|_| gradient(alone)).collect();
     // The pass that computes gradients of classes computes the loss once more, which is dropped.
     if let Loss::CrossEntropy { .. } = call.loss {
-        let (shape, dtype) = (call.loss_shape(&shape), call.loss_dtype(dtype));
+        let (shape, dtype) = (call.loss_shape(&shape), call.computed_dtype(dtype));
         outputs.push(Output { shape, dtype, over_input: false });
     }
+    let upstream = in_dtype::<B>(upstream, call.computed_dtype(dtype));
     let (inputs, has_weight) = inputs(operands, Some(upstream));
     let results = B::queue(inputs, outputs, move |queue, inputs, outputs| {
         let operands = Places::new(call, inputs, has_weight);

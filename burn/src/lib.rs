@@ -77,7 +77,7 @@ pub use elementwise::{
     SmoothL1LossConfig,
 };
 
-use backend::{Call, Loss, Operands, Target, To};
+use backend::{Call, Operands, Target};
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 
 /// Whether tensors of this type go to the kernels, or to burn's own losses.
@@ -85,10 +85,9 @@ fn has_kernels<B: FusedLossBackend>(dtype: DType) -> bool {
     B::HAS_KERNELS && backend::is_float_of_kernels(dtype)
 }
 
-/// A loss by the kernels, in the type that they compute it in.
+/// A loss by the kernels.
 fn apply<B: FusedLossBackend, const D: usize, const E: usize>(
-    loss: Loss,
-    reduction: To,
+    call: Call,
     input: Tensor<B, D>,
     target: Target<B>,
     weight: Option<Tensor<B, 1>>,
@@ -98,6 +97,6 @@ fn apply<B: FusedLossBackend, const D: usize, const E: usize>(
         target,
         weight: weight.map(|weight| weight.into_primitive().tensor()),
     };
-    let loss = B::fused_loss(Call { loss, reduction }, operands);
+    let loss = B::fused_loss(call, operands);
     Tensor::from_primitive(TensorPrimitive::Float(loss))
 }

@@ -97,6 +97,7 @@ fn step<B: AutodiffBackend, const D: usize>(
     let (input, target) = (input.require_grad(), target.require_grad());
     let before = values(input.clone().inner());
     let loss = loss(input.clone(), target.clone());
+    assert_eq!(loss.dtype(), input.dtype(), "the loss is of the input's type");
     let gradients = (loss.clone() * 0.7 + loss.clone() * loss.clone() * 0.2).backward();
     let of_input = input.grad(&gradients).expect("the input requires a gradient");
     let of_target = target.grad(&gradients);

@@ -1,6 +1,6 @@
 //! The losses on burn's tape.
 
-use crate::backend::{Call, FusedLossBackend, Operands, Target};
+use crate::backend::{Call, FusedLossBackend, Operands, Target, To};
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -35,6 +35,7 @@ impl<B: FusedLossBackend, C: CheckpointStrategy> FusedLossBackend for Autodiff<B
     fn fused_loss_backward(
         call: Call,
         _: Operands<Self>,
+        _: Option<FloatTensor<Self>>,
         _: FloatTensor<Self>,
         _: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
@@ -56,7 +57,8 @@ fn on_tape<B: FusedLossBackend, C: CheckpointStrategy, const N: usize>(
     match OnTape.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(step) => {
             let loss = B::fused_loss(call, operands.clone());
-            step.finish((call, operands), loss)
+            let kept = (call.reduction != To::Unreduced).then(|| loss.clone());
+            step.finish((call, operands, kept), loss)
         }
         OpsKind::UnTracked(step) => step.finish(B::fused_loss(call, operands)),
     }
@@ -66,7 +68,7 @@ fn on_tape<B: FusedLossBackend, C: CheckpointStrategy, const N: usize>(
 struct OnTape;
 
 impl<B: FusedLossBackend, const N: usize> Backward<B, N> for OnTape {
-    type State = (Call, Operands<B>);
+    type State = (Call, Operands<B>, Option<FloatTensor<B>>);
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let upstream = gradients.consume::<B>(&ops.node);
@@ -75,8 +77,8 @@ impl<B: FusedLossBackend, const N: usize> Backward<B, N> for OnTape {
             *wanted = parent.is_some();
         }
         // Moved: where nobody else has the input, its memory may become the gradient's.
-        let (call, operands) = ops.state;
-        let computed = B::fused_loss_backward(call, operands, upstream, wanted);
+        let (call, operands, loss) = ops.state;
+        let computed = B::fused_loss_backward(call, operands, loss, upstream, wanted);
         for (parent, gradient) in ops.parents.into_iter().zip(computed) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, gradient);

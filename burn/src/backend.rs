@@ -30,15 +30,16 @@ pub trait FusedLossBackend: Backend {
     }
 
     /// The gradients of the input and of the target, as far as they are wanted, from that of the
-    /// loss.
+    /// loss. The loss itself is there where it is one number.
     #[doc(hidden)]
     fn fused_loss_backward(
         call: Call,
         operands: Operands<Self>,
+        loss: Option<FloatTensor<Self>>,
         upstream: FloatTensor<Self>,
         wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
-        let _ = (operands, upstream, wanted);
+        let _ = (operands, loss, upstream, wanted);
         unreachable!("{NO_KERNELS}: {call:?}")
     }
 }

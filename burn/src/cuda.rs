@@ -34,6 +34,7 @@ where
     fn fused_loss_backward(
         call: Call,
         operands: Operands<Self>,
+        _: Option<FloatTensor<Self>>,
         upstream: FloatTensor<Self>,
         wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {

@@ -21,6 +21,7 @@ impl<B: FusionBackend + FusedLossBackend> FusedLossBackend for Fusion<B> {
     fn fused_loss_backward(
         call: Call,
         operands: Operands<Self>,
+        loss: Option<FloatTensor<Self>>,
         upstream: FloatTensor<Self>,
         wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
@@ -30,8 +31,8 @@ impl<B: FusionBackend + FusedLossBackend> FusedLossBackend for Fusion<B> {
             TensorIr::uninit(handle, input.shape.clone(), input.dtype)
         };
         let gradients = wanted.iter().filter(|&&wanted| wanted).map(|_| gradient()).collect();
-        let upstream = Some((upstream, wanted));
-        let results = register::<B>("fused_loss_backward", call, operands, upstream, gradients);
+        let backward = Some(Gradient { upstream, loss, wanted });
+        let results = register::<B>("fused_loss_backward", call, operands, backward, gradients);
         let mut results = results.into_iter();
         wanted.map(|wanted| if wanted { results.next() } else { None })
     }
@@ -39,12 +40,23 @@ impl<B: FusionBackend + FusedLossBackend> FusedLossBackend for Fusion<B> {
 
 type Tensor<B> = FusionTensor<<B as FusionBackend>::FusionRuntime>;
 
+/// What a backward pass has beside the operands.
+struct Gradient<B: FusionBackend> {
+    upstream: Tensor<B>,
+    /// No kernel reads the loss. As an input it joins what was computed of it, `loss * 0.5` for
+    /// example, to what was computed of its gradient: burn-fusion ends both groups of operations
+    /// here, and executes them by the plan of the step before. A group that is left open fits no
+    /// plan, and burn-fusion searches for one in each step, for longer than the kernels run.
+    loss: Option<Tensor<B>>,
+    wanted: [bool; 2],
+}
+
 /// Puts a call behind the operations that were registered before.
 fn register<B: FusionBackend + FusedLossBackend>(
     name: &'static str,
     call: Call,
     operands: Operands<Fusion<B>>,
-    upstream: Option<(Tensor<B>, [bool; 2])>,
+    backward: Option<Gradient<B>>,
     results: Vec<TensorIr>,
 ) -> Vec<Tensor<B>> {
     let Operands { input, target, weight } = operands;
@@ -54,9 +66,12 @@ fn register<B: FusionBackend + FusedLossBackend>(
         Target::Values(target) => (target, false),
     };
     let has_weight = weight.is_some();
-    let (upstream, wanted) = upstream.unzip();
+    let (upstream, loss, wanted) = match backward {
+        Some(Gradient { upstream, loss, wanted }) => (Some(upstream), loss, Some(wanted)),
+        None => (None, None, None),
+    };
     let tensors: Vec<_> =
-        [Some(input), Some(target), weight, upstream].into_iter().flatten().collect();
+        [Some(input), Some(target), weight, upstream, loss].into_iter().flatten().collect();
     let streams = OperationStreams::with_inputs(&tensors);
     let inputs: Vec<TensorIr> = tensors.into_iter().map(FusionTensor::into_ir).collect();
     let description = CustomOpIr::new(name, &inputs, &results);
@@ -98,7 +113,8 @@ impl<B: FusionBackend + FusedLossBackend> Operation<B::FusionRuntime> for Regist
             None => [Some(B::fused_loss(self.call, operands)), None],
             Some(wanted) => {
                 let upstream = handles.get_float_tensor::<B>(next());
-                B::fused_loss_backward(self.call, operands, upstream, wanted)
+                let loss = inputs.next().map(|loss| handles.get_float_tensor::<B>(loss));
+                B::fused_loss_backward(self.call, operands, loss, upstream, wanted)
             }
         };
         for (output, result) in self.description.outputs.iter().zip(results.into_iter().flatten()) {

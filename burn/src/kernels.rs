@@ -26,10 +26,8 @@ pub(crate) fn forward<B: Memory>(call: Call, operands: Operands<B>) -> FloatTens
 
 /// The number in this type.
 ///
-/// A loss is rounded, and its gradient widened, as a part of the call: casts beside it would cost
-/// more than the kernels. burn-fusion would see one of the loss, which the backward pass does not
-/// use, and one of the gradient, which it does. It keeps no plan for such streams that fits the
-/// next step's, and so searches for one in each.
+/// A loss is rounded, and its gradient widened, as a part of the call: that costs the CPU less than
+/// casts beside it, which burn-fusion would plan and compile a kernel for.
 fn in_dtype<B: Memory>(number: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if number.dtype() == dtype { number } else { B::float_cast(number, dtype.into()) }
 }

@@ -29,6 +29,7 @@ where
     fn fused_loss_backward(
         call: crate::backend::Call,
         operands: crate::backend::Operands<Self>,
+        _: Option<NdArrayTensor>,
         upstream: NdArrayTensor,
         wanted: [bool; 2],
     ) -> [Option<NdArrayTensor>; 2] {

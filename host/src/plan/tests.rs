@@ -135,10 +135,10 @@ fn kernels(cols: usize) -> SamplesKernels {
 #[test]
 fn short_rows_are_packed_or_register_resident() {
     let regime = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).regime;
-    for cols in [1, 2, 10, 32, 96, 127, 129, 500 + 1, 1000, 1023] {
+    for cols in [1, 2, 10, 32, 60, 127, 129, 500 + 1, 1000, 1023] {
         assert_eq!(regime(262_144, cols), Regime::Packed, "{cols} columns");
     }
-    assert_eq!([128, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 3]);
+    assert_eq!([64, 96, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 4]);
     assert_eq!([1025, 1216, 1407].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
     assert_eq!(regime(65536, 1409), Regime::Long);
     assert_ne!(regime(65536, 1220), Regime::Packed);
@@ -146,6 +146,16 @@ fn short_rows_are_packed_or_register_resident() {
     let most = 32 * max_workers(1, ADDER_SHIFT) as usize;
     assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
     assert_eq!(regime(0, 5), Regime::Packed);
+}
+
+/// A backward pass that would fill the shared memory of the device six times or more packs rows of
+/// less than 512 bytes.
+#[test]
+fn few_bytes_of_short_rows_are_register_resident() {
+    let many = 6 * 132 * (228 << 10) / (64 * 4);
+    let regime = |rows, cols| samples(Pass::Backward, rows, cols, 4, kernels(cols)).regime;
+    assert_eq!((regime(many - 1, 64), regime(many, 64)), (Regime::ShortWhole, Regime::Packed));
+    assert_eq!((regime(1000, 60), regime(1 << 20, 128)), (Regime::Packed, Regime::ShortWhole));
 }
 
 /// A thread has eight vectors of a long row in f32 and twelve in 16 bits. Where there are fewer
@@ -168,7 +178,7 @@ fn many_long_rows_have_few_threads_each() {
 #[test]
 fn few_rows_are_packed_if_a_warp_has_them() {
     let regime = |cols| samples(Pass::Forward, 100, cols, 4, kernels(cols)).regime;
-    assert_eq!([100, 508, 516, 1000].map(regime)[..2], [Regime::Packed, Regime::ShortWhole]);
+    assert_eq!([60, 508, 516, 1000].map(regime)[..2], [Regime::Packed, Regime::ShortWhole]);
     assert_eq!([516, 1000].map(regime), [Regime::Few; 2]);
 }
 
@@ -475,9 +485,9 @@ fn passes_that_write_prefetch_rows() {
 fn packed_rows_are_not_prefetched() {
     let cache = Cache { bytes: 60 << 20, multiprocessors: 132 };
     for pass in PASSES {
-        let plan = samples(pass, 262_144, 100, 4, kernels(100));
+        let plan = samples(pass, 262_144, 60, 4, kernels(60));
         assert_eq!(plan.regime, Regime::Packed);
-        assert_eq!(ahead(pass, &plan, 400, 4, cache), Ahead { rows: 0, bytes: 0 }, "{pass:?}");
+        assert_eq!(ahead(pass, &plan, 240, 4, cache), Ahead { rows: 0, bytes: 0 }, "{pass:?}");
     }
 }
 

@@ -17,10 +17,10 @@ pub(super) struct Shape {
     pub(super) kernels: SamplesKernels,
 }
 
-/// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200, ceiling ÷
-/// ours, in registers and packed: 262144×128 f32 forward 0.95 and 0.92, 65536×1000 bf16 forward
-/// 0.83 and 0.69; 4194304×32 f32 0.75 and 0.90.
-const SHORT_WHOLE_MIN_BYTES: usize = 512;
+/// How many times a device's shared memory rows have to fill so that they are better packed. A warp
+/// that packs rows waits for its first tile, and the others for the last; rows in registers are
+/// finer parts of the work.
+const FEW_TURNS: usize = 6;
 
 impl Shape {
     /// Whether the rows are of `Regime::ShortWhole`.
@@ -32,26 +32,51 @@ impl Shape {
         block_rows > 0
             && !has_lagging_center
             && self.fits_warp()
-            && self.vectors * 16 >= SHORT_WHOLE_MIN_BYTES
+            && self.vectors * 16 >= self.short_whole_min_bytes()
             && self.fills(self.kernels.per_thread, row_lanes)
             && self.prefers_warp_registers(row_lanes)
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }
 
+    /// Whether packed rows would fill the device's shared memory [a few times](FEW_TURNS) at most.
+    fn takes_few_turns(&self) -> bool {
+        let bytes = self.rows.saturating_mul(self.vectors * 16);
+        let fills = |device: Device| device.multiprocessors * device.shared_bytes;
+        self.kernels.packed.is_some_and(|(_, device)| bytes < FEW_TURNS * fills(device))
+    }
+
+    /// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200,
+    /// 2026-11-28, ceiling ÷ ours, in registers and packed, of 64, 128 and 400 MiB: 64 columns of
+    /// f32 forward 0.84 and 0.68, 0.90 and 0.80, 0.95 and 0.91; forward-backward 0.86 and 0.78,
+    /// 0.88 and 0.85, 0.90 and 0.89; backward 0.90 and 0.90, 0.92 and 0.94, 0.92 and 0.95; 128
+    /// columns of bf16 forward 0.76 and 0.62, 0.81 and 0.72, 0.87 and 0.86; forward-backward 0.83
+    /// and 0.71, 0.84 and 0.80, 0.86 and 0.88. But 64 MiB of 32 columns of f32, forward-backward,
+    /// 0.66 and 0.79.
+    fn short_whole_min_bytes(&self) -> usize {
+        match (self.element_bytes, self.pass) {
+            (8, _) => 512,
+            (_, Pass::Forward) | (4, Pass::ForwardBackward) => 256,
+            _ if self.takes_few_turns() => 256,
+            _ => 512,
+        }
+    }
+
     /// Whether rows are faster in the registers of `row_lanes` lanes than packed: all but those of
-    /// 16-bit elements whose exponentials are computed, and those of f64 whose losses and gradients
-    /// are, that leave an eighth of the registers empty or more. H200, 2026-11-27, ceiling ÷ ours
-    /// in registers and packed: 256 MiB of bf16 forward, 384 columns 0.74 and 0.86, 448 columns
-    /// 0.83 and 0.85, 512 columns 0.90 and 0.86; forward-backward, 384 columns 0.81 and 0.86, 800
-    /// columns 0.83 and 0.84; backward, 384 columns 0.97 and 0.91; f32 forward, 200 columns 0.93
-    /// and 0.88. But bf16 forward, 63 MiB of 424 columns, 0.72 and 0.62: each warp has few tiles of
-    /// so few rows. f64 forward-backward, 96 columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240
-    /// columns 0.73 and 0.69.
+    /// 16-bit elements whose exponentials are computed, unless they are few, and those of f64 whose
+    /// losses and gradients are, that leave an eighth of the registers empty or more. H200,
+    /// 2026-11-27, ceiling ÷ ours in registers and packed: 256 MiB of bf16 forward, 384 columns
+    /// 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86; forward-backward, 384
+    /// columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384 columns 0.97 and 0.91; f32
+    /// forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of 424 columns, 0.72 and 0.62,
+    /// and forward-backward, 848 columns (2026-11-28), of 64 MiB 0.81 and 0.64, of 128 MiB 0.84 and
+    /// 0.77, of 512 MiB 0.86 and 0.93. f64 forward-backward, 96 columns 0.61 and 0.82, 100 columns
+    /// 0.63 and 0.68, 240 columns 0.73 and 0.69.
     fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
         let registers = self.kernels.per_thread * row_lanes;
         let is_full = 8 * self.vectors > 7 * registers;
         match (self.element_bytes, self.pass) {
-            (2, Pass::Forward | Pass::ForwardBackward) | (8, Pass::ForwardBackward) => is_full,
+            (2, Pass::Forward | Pass::ForwardBackward) => is_full || self.takes_few_turns(),
+            (8, Pass::ForwardBackward) => is_full,
             _ => true,
         }
     }

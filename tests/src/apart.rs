@@ -8,6 +8,10 @@ use std::{env, thread};
 /// What names the case to the process that runs it.
 const CASE: &str = "FUSED_LOSS_TEST_APART";
 
+/// The name of all cases: each runs in the process that it was started in. A sanitizer watches that
+/// one alone.
+const ALL: &str = "all";
+
 /// Begins the process that runs `test` of the calling binary again, in a shell that `first`
 /// prepares.
 fn begin(test: &str, first: &str) -> Child {
@@ -45,7 +49,7 @@ fn end(mut child: Child, test: &str) -> String {
 
 /// Whether this is the process in which `test` runs apart.
 fn is_apart(test: &str) -> bool {
-    env::var_os(CASE).is_some_and(|name| name == test)
+    env::var_os(CASE).is_some_and(|name| name == test || name == ALL)
 }
 
 /// Runs `case`, which is the whole of `test`, in a process of its own, in a shell that `first`

@@ -2,6 +2,7 @@
 //! float64 references that results are held against.
 
 pub mod apart;
+pub mod brief;
 pub mod faults;
 pub mod filled;
 pub mod fuzz;

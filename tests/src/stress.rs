@@ -1,6 +1,7 @@
 //! Calls of several losses in shapes that take different kernels, for tests that make them on many
 //! streams, threads and devices, and compare bits.
 
+use crate::brief::usually;
 use crate::random::uniforms;
 use fused_loss::{CrossEntropy, Error, Gpu, KlDiv, LossFunction, Mse, Stream, Tensor, View};
 
@@ -129,7 +130,7 @@ impl Problem {
 
 /// Calls of all kinds. Rows on a GPU are so many more that work of several streams overlaps.
 pub fn problems(gpu: &Gpu) -> Result<Vec<Problem>, Error> {
-    let more = if gpu.is_emulated() { 1 } else { 50 };
+    let more = if gpu.is_emulated() { 1 } else { usually(50, 1) };
     let mut problems = Vec::new();
     // Rows of a lane, of tiles, of a warp, of a block, and of several blocks.
     for [rows, cols] in [[70, 3], [40, 40], [9, 700], [4, 5_000], [1, 20_000]] {

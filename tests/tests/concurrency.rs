@@ -1,6 +1,7 @@
 //! Threads, streams, and the life of memory beside work that still uses it.
 
 use fused_loss::{CrossEntropy, Gpu, Loss, Mse, Stream, Tensor, Workspace};
+use tests::brief::{in_threads, usually};
 use tests::random::uniforms;
 use tests::{gpu, tensor};
 
@@ -23,12 +24,7 @@ fn eight_threads_get_what_one_gets() {
         (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
     };
     let alone = run();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
-        for thread in threads {
-            assert!(thread.join().unwrap() == alone, "a thread got other bits");
-        }
-    });
+    in_threads(usually(8, 2), |_| assert!(run() == alone, "a thread got other bits"));
 }
 
 #[test]
@@ -94,13 +90,9 @@ fn threads_that_share_a_stream_get_what_one_gets() {
             (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
         };
         let alone = inputs.each_ref().map(run);
-        std::thread::scope(|scope| {
-            for (input, alone) in inputs.iter().zip(&alone) {
-                scope.spawn(move || {
-                    for _ in 0..100 {
-                        assert!(run(input) == *alone, "a thread got other bits");
-                    }
-                });
+        in_threads(2, |thread| {
+            for _ in 0..usually(100, 5) {
+                assert!(run(&inputs[thread]) == alone[thread], "a thread got other bits");
             }
         });
     }
@@ -108,7 +100,7 @@ fn threads_that_share_a_stream_get_what_one_gets() {
 
 /// Elements that keep a second stream busy for some time.
 fn busy_len() -> usize {
-    if gpu().is_emulated() { 20_000 } else { 1 << 26 }
+    if gpu().is_emulated() { 20_000 } else { usually(1 << 26, 1 << 20) }
 }
 
 #[test]
@@ -124,7 +116,7 @@ fn a_hundred_runs_beside_a_busy_stream_have_the_same_bits() {
         (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
     };
     let alone = run();
-    for _ in 0..100 {
+    for _ in 0..usually(100, 5) {
         Mse::sum().backward_into(&busy, &busy, &upstream, &mut scratch, &other).unwrap();
         assert!(run() == alone, "a run beside a busy stream has other bits");
     }
@@ -154,7 +146,7 @@ fn a_hundred_runs_of_cross_entropy_beside_a_busy_stream_have_the_same_bits() {
             (loss.item().unwrap().to_bits(), gradient.to_vec().unwrap())
         };
         let alone = run();
-        for _ in 0..if gpu().is_emulated() { 5 } else { 100 } {
+        for _ in 0..if gpu().is_emulated() { 5 } else { usually(100, 5) } {
             Mse::sum().backward_into(&busy, &busy, &upstream, &mut scratch, &other).unwrap();
             assert!(run() == alone, "a run beside a busy stream has other bits");
         }
@@ -169,17 +161,14 @@ fn eight_threads_with_four_streams_each_have_the_same_bits() {
         let stream = gpu().stream().unwrap();
         Mse::mean().forward(&x, &t, &stream).unwrap().item().unwrap().to_bits()
     };
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let streams: Vec<_> = (0..4).map(|_| gpu().stream().unwrap()).collect();
-                let losses: Vec<_> = (0..16)
-                    .map(|call| Mse::mean().forward(&x, &t, &streams[call % 4]).unwrap())
-                    .collect();
-                for loss in losses {
-                    assert_eq!(loss.item().unwrap().to_bits(), alone);
-                }
-            });
+    in_threads(usually(8, 2), |_| {
+        let count = usually(4, 2);
+        let streams: Vec<_> = (0..count).map(|_| gpu().stream().unwrap()).collect();
+        let losses: Vec<_> = (0..4 * count)
+            .map(|call| Mse::mean().forward(&x, &t, &streams[call % count]).unwrap())
+            .collect();
+        for loss in losses {
+            assert_eq!(loss.item().unwrap().to_bits(), alone);
         }
     });
 }

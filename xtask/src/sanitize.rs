@@ -50,10 +50,6 @@ const SUITES: [&str; 24] = [
     "tiled_rows",
 ];
 
-/// What is run only where `--test` names the suite: several threads launch kernels there at the
-/// same time, and racecheck did not end in eight minutes. Other suites launch the same kernels.
-const TOO_SLOW: [(&str, &str); 2] = [("racecheck", "concurrency"), ("racecheck", "stress")];
-
 pub(crate) fn run(sh: &Shell, flags: &flags::Sanitize) -> Result<()> {
     let tools = chosen("--tool", &TOOLS, &flags.tool)?;
     let suites = chosen("--test", &SUITES, &flags.test)?;
@@ -72,10 +68,6 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Sanitize) -> Result<()> {
     let mut results = BTreeMap::new();
     for &tool in &tools {
         for (&suite, binary) in &binaries {
-            if flags.test.is_empty() && TOO_SLOW.contains(&(tool, suite)) {
-                println!("{tool}: {suite} is left out; name it with --test to run it");
-                continue;
-            }
             println!("{tool}: {suite}");
             let report = sanitize(&sanitizer, tool, binary)
                 .with_context(|| format!("{tool} of {suite} has no result"))?;
@@ -189,7 +181,8 @@ pub(crate) fn find_binaries(
 
 /// Runs a test binary under one of the tools.
 fn sanitize(sanitizer: &Path, tool: &str, binary: &Path) -> Result<Report> {
-    let output = Command::new(sanitizer)
+    let mut command = Command::new(sanitizer);
+    command
         .args(["--tool", tool, "--target-processes", "application-only"])
         // Tests ask for calls that the driver refuses.
         .args(["--report-api-errors", "no"])
@@ -198,8 +191,13 @@ fn sanitize(sanitizer: &Path, tool: &str, binary: &Path) -> Result<Report> {
         .args(["--test-threads", "1"])
         // The tests refuse the emulator then, of which the sanitizer sees nothing.
         .env("FUSED_LOSS_REQUIRE_GPU", "1")
-        .output()
-        .with_context(|| format!("cannot run {}", sanitizer.display()))?;
+        // Tests do not run in processes of their own, which the tool would not watch.
+        .env("FUSED_LOSS_TEST_APART", "all");
+    if tool == "racecheck" {
+        // Tests that launch kernels thousands of times, from many threads, do so a few times.
+        command.env("FUSED_LOSS_TEST_BRIEFLY", "1");
+    }
+    let output = command.output().with_context(|| format!("cannot run {}", sanitizer.display()))?;
     let text =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     Report::parse(tool, &text.concat(), output.status.success())

@@ -205,6 +205,28 @@ fn rows_that_all_blocks_share_at_a_time() {
     check_gradients(&gradient.to_vec().unwrap(), &expected, |_| 1.0);
 }
 
+/// The small device has no room for a row in the shared memory of all its blocks: one launch
+/// computes the loss, and another the gradients, which it divides by what the first has added up.
+#[test]
+fn rows_that_all_blocks_have_no_room_for() {
+    let (cols, stream) = ((490 << 10) / 4, gpu().stream().unwrap());
+    let weight: Vec<f32> = uniforms(7, cols).iter().map(|w| w + 1.5).collect();
+    let wide: Vec<f64> = weight.iter().map(|&w| f64::from(w)).collect();
+    let input = Input::drawn(9, 3, cols);
+    let options = Options { weight: &wide, ..PLAIN };
+    let expected = input.expected(options);
+    let counting = input.classes.iter().filter_map(|&class| usize::try_from(class).ok());
+    let weights: f64 = counting.map(|class| wide[class]).sum();
+    let mean = expected.iter().map(|row| row.loss).sum::<f64>() / weights;
+    let x = Tensor::from_slice(gpu(), [3, cols], &input.x).unwrap();
+    let target = Tensor::from_slice(gpu(), [3], &input.classes).unwrap();
+    let weight = Tensor::from_slice(gpu(), [cols], &weight).unwrap();
+    let loss_of = CrossEntropy::mean().weight(&weight);
+    let (loss, gradient) = loss_of.forward_backward(&x, &target, &stream).unwrap();
+    assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
+    check_gradients(&gradient.to_vec().unwrap(), &expected, |_| 1.0 / weights);
+}
+
 /// There are more rounds than have words of their own in the workspace, and a second launch has
 /// other rows: no block takes the statistics of an earlier round or launch for its row's. The
 /// loss is divided by the weights of the classes, the z-loss by the number of rows.

@@ -54,6 +54,17 @@ struct Launches<'a> {
     writes: &'a [Argument<'a>],
 }
 
+/// How a call is launched.
+enum Way {
+    /// In one launch.
+    One,
+    /// In one whose kernel computes loss and gradients with several blocks per row.
+    Split(&'static Family<CrossEntropyArgs>, plan::Split),
+    /// The loss in a launch, and the gradients in another, where all blocks take part in each row
+    /// and find it in the cache the second time.
+    Two,
+}
+
 /// How one launch of a call is made.
 struct Planned {
     plan: SamplesLaunch,
@@ -102,8 +113,30 @@ impl<'a> Launches<'a> {
     fn queue(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<()> {
         // What one launch leaves in the workspace for another is not to be another call's.
         let _lock = self.stream.lock();
+        match self.way(pass, args)? {
+            Way::One => self.queue_one(pass, args),
+            Way::Split(family, split) => self.queue_split(family, split, args),
+            Way::Two => {
+                let forward = CrossEntropyArgs {
+                    saved: args.workspace + layout::SAVED,
+                    totals: args.workspace + layout::TOTALS,
+                    ..*args
+                };
+                // The second kernel is there before the first is queued.
+                if let Some(entry) = self.plan(Pass::Backward, args).family.entry(self.dtype) {
+                    self.stream.gpu().function(entry)?;
+                }
+                self.queue_one(Pass::Forward, &forward)?;
+                self.queue_one(Pass::Backward, &forward)
+            }
+        }
+    }
+
+    /// How a call is launched: where it computes loss and gradients, by how many and how long its
+    /// rows are.
+    fn way(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<Way> {
         if pass != Pass::ForwardBackward {
-            return self.queue_one(pass, args);
+            return Ok(Way::One);
         }
         let regime = self.plan(pass, args).plan.regime;
         let is_few = self.is_few(regime, args);
@@ -113,23 +146,9 @@ impl<'a> Launches<'a> {
         if (is_few || is_long)
             && let Some((family, split)) = self.split(args)?
         {
-            return self.queue_split(family, split, args);
+            return Ok(Way::Split(family, split));
         }
-        if is_few && regime != Regime::Staged {
-            // All blocks take part in each row, and find it in the cache the second time.
-            let forward = CrossEntropyArgs {
-                saved: args.workspace + layout::SAVED,
-                totals: args.workspace + layout::TOTALS,
-                ..*args
-            };
-            // The second kernel is there before the first is queued.
-            if let Some(entry) = self.plan(Pass::Backward, args).family.entry(self.dtype) {
-                self.stream.gpu().function(entry)?;
-            }
-            self.queue_one(Pass::Forward, &forward)?;
-            return self.queue_one(Pass::Backward, &forward);
-        }
-        self.queue_one(Pass::ForwardBackward, args)
+        Ok(if is_few && regime != Regime::Staged { Way::Two } else { Way::One })
     }
 
     /// Whether there are so few rows, and they are so long, that several blocks should share each.
@@ -192,6 +211,14 @@ impl<'a> Launches<'a> {
         split: plan::Split,
         args: &CrossEntropyArgs,
     ) -> Result<()> {
+        let (shape, args) = (split.launch, self.split_args(split, args));
+        // SAFETY: as in `queue_one`. The plan's blocks are resident at the same time: the driver
+        // refuses a cooperative launch whose blocks are not.
+        unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
+    }
+
+    /// The arguments of a launch with several blocks per row, with what its plan says.
+    fn split_args(&self, split: plan::Split, args: &CrossEntropyArgs) -> CrossEntropyArgs {
         let plan::Split { launch: shape, splits, part_vectors, rows_of_ticket } = split;
         let rows_of_block = rows_of_ticket;
         let mut args = CrossEntropyArgs { splits, part_vectors, rows_of_block, ..*args };
@@ -203,9 +230,7 @@ impl<'a> Launches<'a> {
             let blocks = plan::normaliser_blocks(self.rows, shape.threads);
             args.normaliser_blocks = blocks.min(shape.blocks);
         }
-        // SAFETY: as in `queue_one`. The plan's blocks are resident at the same time: the driver
-        // refuses a cooperative launch whose blocks are not.
-        unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
+        args
     }
 
     /// How a launch is made that computes `pass`.
@@ -371,3 +396,6 @@ fn packed_rows(
         tiles: if probabilities.start == 0 { 1 } else { 2 },
     }
 }
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests;

@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "cross_entropy/staged_row/gradients.rs",
         lines: "let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N];",
         from: "[E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N]",
-        to: "{ if let Some(next) = next { unrolled!(for k in 0..N; { next.copy_one(index + k as u32 * self.step); }); } [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N] }",
+        to: "{ if let Some(next) = next { unrolled!(for k in 0..N; { unsafe { next.copy_one(index + k as u32 * self.step) }; }); } [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N] }",
         test: "split_rows::the_mean_and_its_gradient_at_any_alignment",
         seen: Seen::OnEmulator,
     },

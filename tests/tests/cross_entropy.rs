@@ -720,8 +720,8 @@ fn long_rows_of_f64_that_share_a_block() {
     }
 }
 
-/// The same with probabilities, whose rows no block stages whole: it counts its rows in shared
-/// memory.
+/// The same with probabilities that are aligned otherwise than the logits, whose rows no block
+/// stages whole: it counts its rows in shared memory.
 #[test]
 fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     let (rows, cols, stream) = (53_000, 513, gpu().stream().unwrap());
@@ -729,8 +729,8 @@ fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     let class = |row: usize| row % cols;
     let mut probabilities = vec![0.0; rows * cols];
     probabilities.chunks_mut(cols).enumerate().for_each(|(row, t)| t[class(row)] = 1.0);
-    let target = Tensor::from_slice(gpu(), [rows, cols], &probabilities).unwrap();
-    let target = Targets::from(&target);
+    let target = Placed::rows(&probabilities, [rows, cols], cols, 1, f64::NAN);
+    let target = Targets::from(target.view());
     let mut loss = Loss::zeros(gpu(), []).unwrap();
     let mut workspace = Workspace::new(gpu()).unwrap();
     CrossEntropy::sum()

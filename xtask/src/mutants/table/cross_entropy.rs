@@ -470,7 +470,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "weight: load_saved(saved::WEIGHT),",
         from: "load_saved(saved::WEIGHT)",
         to: "E::Real::ONE",
-        test: "golden::cross_entropy",
+        test: "staged_targets::weights_of_rows_at_any_alignment",
         seen: Seen::OnEmulator,
     },
 ];

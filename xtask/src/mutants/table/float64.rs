@@ -63,7 +63,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         from: "lagging.is_empty() && self.others == R::ZERO",
         to: "self.others == R::ZERO",
         test: "float64_rows::logits_that_are_not_finite",
-        seen: Seen::OnEmulator,
+        seen: Seen::Nowhere(
+            "no exponential of a logit is 0, and that of one that is not finite is NaN, so a sum of 0 \
+             has none",
+        ),
     },
     Mutant {
         name: "lagging_packed_certain",

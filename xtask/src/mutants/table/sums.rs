@@ -120,7 +120,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "store(self.partial(index), 0);",
         from: "store(self.partial(index), 0);",
         to: "",
-        test: "cross_entropy::no_rows",
+        test: "split_rows::rounds_and_launches_take_the_same_words_again",
         seen: Seen::OnEmulator,
     },
     Mutant {

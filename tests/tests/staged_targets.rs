@@ -1,7 +1,7 @@
-//! Loss and gradients of rows whose target has a share for every class: a block stages the logits of
-//! a row in shared memory, and beside them the target's probabilities or the class weights, or
-//! several blocks stage a part of both. Against float64, over alignments, options, types and rows of
-//! every kind.
+//! Loss and gradients of rows whose target has a share for every class: a block stages the logits
+//! of a row in shared memory, and beside them the target's probabilities or the class weights, or
+//! several blocks stage a part of both. Against float64, over alignments, options, types and rows
+//! of every kind.
 //!
 //! On the emulator, the device with two multiprocessors has so few blocks that each takes several
 //! rows.
@@ -207,13 +207,13 @@ fn weights_of_rows_at_any_alignment() {
                 (cols + 1, 0, [0, 0]),
             ] {
                 let case = Case { gap, has_weight: true, ..Case::<T>::new(rows, cols) };
-                let weight =
+                let placed =
                     Placed::on(gpu(), &case.weight(), [1, cols], cols, offsets[1], T::round(0.0));
                 let x = case.place(&case.x, offsets[0]);
                 let classes: Vec<i64> = (0..rows).map(|row| (row * cols / rows) as i64).collect();
                 let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
-                // SAFETY: `weight` has these elements, and outlives the call.
-                let weights = unsafe { View::from_raw(gpu(), weight.address(), [cols]) }.unwrap();
+                // SAFETY: `placed` has these elements, and outlives the call.
+                let weights = unsafe { View::from_raw(gpu(), placed.address(), [cols]) }.unwrap();
                 let loss: CrossEntropy<'_, T, Unreduced> = CrossEntropy::none();
                 let loss = loss.label_smoothing(label_smoothing).weight(weights);
                 let (losses, gradients) =

@@ -140,9 +140,9 @@ impl<'a> Launches<'a> {
         }
         let regime = self.plan(pass, args).plan.regime;
         let is_few = self.is_few(regime, args);
+        let tensors = self.staged_tensors(args).unwrap_or(1);
         let is_long = regime == Regime::Long
-            && (self.staged_tensors(args) == Some(2)
-                || plan::is_split(self.row_bytes(), self.element_bytes, args.share != 0.0));
+            && plan::is_split(self.row_bytes(), self.element_bytes, tensors, args.share != 0.0);
         if (is_few || is_long)
             && let Some((family, split)) = self.split(args)?
         {

@@ -32,9 +32,18 @@ const MIN_PART_TILES: usize = 4;
 /// columns 0.87 and 0.83, 200000 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and
 /// 0.78. With label smoothing, whose blocks are half as large, several blocks hide the loads of the
 /// class weights better (H200, 2026-11-27): bf16, 58000 columns 0.46 and 0.43, 70000 0.41 and 0.47,
-/// 131072 0.37 and 0.52; f32, 32000 columns 0.53 and 0.55, 65536 0.40 and 0.57.
-pub(crate) fn is_split(row_bytes: usize, element_bytes: usize, is_smoothed: bool) -> bool {
+/// 131072 0.37 and 0.52; f32, 32000 columns 0.53 and 0.55, 65536 0.40 and 0.57. Where
+/// probabilities or class weights are staged too, so are all rows that one block has no room to
+/// stage (2026-11-28, from probabilities): f32, 20,984 columns 0.61 and 0.80, 131,072 columns 0.56
+/// and 0.83; f64, 8192 columns 0.33 and 0.70.
+pub(crate) fn is_split(
+    row_bytes: usize,
+    element_bytes: usize,
+    tensors: usize,
+    is_smoothed: bool,
+) -> bool {
     let most = match element_bytes {
+        _ if tensors == 2 => 0,
         8 => 0,
         _ if is_smoothed => 124 << 10,
         4 => 288 << 10,
@@ -157,12 +166,13 @@ mod tests {
 
     #[test]
     fn rows_that_a_block_holds_are_not_shared() {
-        let smoothed = |cols: usize, bytes| is_split(cols * bytes, bytes, true);
+        let smoothed = |cols: usize, bytes| is_split(cols * bytes, bytes, 1, true);
         assert!(!smoothed(60_000, 2) && smoothed(70_000, 2) && smoothed(32_000, 4));
-        let is_split = |cols: usize, bytes| is_split(cols * bytes, bytes, false);
+        let is_split = |cols: usize, bytes| is_split(cols * bytes, bytes, 1, false);
         assert!(!is_split(65_536, 4) && is_split(80_001, 4));
         assert!(!is_split(151_936, 2) && is_split(200_000, 2));
         assert!(is_split(16_384, 8));
+        assert!(super::is_split(60_000, 4, 2, false));
     }
 
     /// 70 tiles: two parts of 35, of which three have room in a multiprocessor. 79 tiles would be

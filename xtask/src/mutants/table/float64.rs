@@ -64,8 +64,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         to: "self.others == R::ZERO",
         test: "float64_rows::logits_that_are_not_finite",
         seen: Seen::Nowhere(
-            "no exponential of a logit is 0, and that of one that is not finite is NaN, so a sum of 0 \
-             has none",
+            "no exponential of a logit is 0, and that of one that is not finite is NaN, so a sum \
+             of 0 has none",
         ),
     },
     Mutant {

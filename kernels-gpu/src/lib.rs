@@ -58,19 +58,23 @@ table::losses! {
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
     // forward pass a multiprocessor has registers for; and the dtypes whose forward pass streams
     // long rows, of those that do not, and of kernels with a lane per row, whose row is in
-    // registers or wider than that, with a row staged per block, and with blocks that share a row.
+    // registers or wider than that, with a row staged per block, with blocks that share a row, and
+    // with a warp per row that fills its registers.
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident,
         streams [f64], longs [f32, f16, bf16],
         lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16],
-        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16]);
+        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
+        warp whole [f32, f16, bf16]);
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
         lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16],
-        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16]);
+        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
+        warp whole []);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
         lane rows [f32, f64, f16, bf16], wide rows [],
-        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16]);
+        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
+        warp whole []);
     // The log-probability of a class and the entropy of its row, on the row kernels of
     // cross-entropy: the same parameters, as far as it has kernels.
     log_prob: log_prob(4 by 1024, 5 resident);

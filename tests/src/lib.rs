@@ -3,6 +3,7 @@
 
 pub mod apart;
 pub mod brief;
+pub mod class_rows;
 pub mod faults;
 pub mod filled;
 pub mod fuzz;

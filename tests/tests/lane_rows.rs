@@ -2,212 +2,30 @@
 //! Every number of columns in registers, every width of an access, gaps, offsets, and calls with
 //! options and without, against float64.
 
-use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, View, Workspace};
+use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, Workspace};
 use half::{bf16, f16};
+use tests::class_rows::{Case, DENSE, Options, Place};
 use tests::number::Number;
 use tests::random::uniforms;
 use tests::{Placed, gpu};
 
 const ROWS: usize = 71;
-const IGNORED: i64 = -100;
-
-/// Where the rows of logits and of gradients begin, and what is between them.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    gaps: [usize; 2],
-    offsets: [usize; 2],
-}
-
-const DENSE: Place = Place { gaps: [0; 2], offsets: [0; 2] };
-
-/// The options of a call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Options {
-    None,
-    Weights,
-    ZLoss,
-    Smoothing,
-    /// Smoothing, with class weights that begin this many elements off a boundary.
-    SmoothedWeights(usize),
-}
-
-impl Options {
-    fn has_weights(self) -> bool {
-        matches!(self, Options::Weights | Options::SmoothedWeights(_))
-    }
-
-    fn smoothing(self) -> f64 {
-        if matches!(self, Options::Smoothing | Options::SmoothedWeights(_)) { 0.25 } else { 0.0 }
-    }
-}
-
-const Z_LOSS: f64 = 0.01;
-
-struct Case<T> {
-    cols: usize,
-    place: Place,
-    options: Options,
-    x: Vec<T>,
-    weights: Vec<T>,
-    classes: Vec<i64>,
-}
-
-impl<T: Number> Case<T>
-where
-    T::Loss: Number,
-{
-    fn new(cols: usize, place: Place, options: Options) -> Self {
-        let mut x: Vec<T> = uniforms(7 + cols as u64, ROWS * cols)
-            .iter()
-            .map(|x| T::round(6.0 * f64::from(*x)))
-            .collect();
-        // A nearly certain row, logits far from 0, and a row of equal logits.
-        x[3 * cols] = T::round(40.0);
-        for column in 0..cols {
-            x[4 * cols + column] = T::round(if column == 0 { 60_000.0 } else { 59_000.0 });
-            x[5 * cols + column] = T::round(2.0);
-        }
-        let class_of = |row: usize| if row % 9 == 8 { IGNORED } else { (row * 5 % cols) as i64 };
-        let weights = (0..cols).map(|class| T::round(0.5 + 0.25 * (class % 3) as f64)).collect();
-        Case { cols, place, options, x, weights, classes: (0..ROWS).map(class_of).collect() }
-    }
-
-    /// The loss of a row, and its gradient, in float64.
-    fn expected(&self, row: usize) -> (f64, Vec<f64>) {
-        let Case { cols, classes, options, .. } = self;
-        if classes[row] == IGNORED {
-            return (0.0, vec![0.0; *cols]);
-        }
-        let class = classes[row] as usize;
-        let x: Vec<f64> = self.x[row * cols..(row + 1) * cols].iter().map(|x| x.wide()).collect();
-        let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let exps: Vec<f64> = x.iter().map(|x| (x - max).exp()).collect();
-        let sum: f64 = exps.iter().sum();
-        let log_sum_exp = sum.ln() + max;
-        let weight_of =
-            |class: usize| if options.has_weights() { self.weights[class].wide() } else { 1.0 };
-        let (weight, share) =
-            ((1.0 - options.smoothing()) * weight_of(class), options.smoothing() / *cols as f64);
-        let z_loss = if *options == Options::ZLoss { Z_LOSS } else { 0.0 };
-        let minus_log_p = |class: usize| sum.ln() - (x[class] - max);
-        let smoothed: f64 = (0..*cols).map(|class| weight_of(class) * minus_log_p(class)).sum();
-        let all_weights: f64 = (0..*cols).map(weight_of).sum();
-        let loss =
-            weight * minus_log_p(class) + share * smoothed + z_loss * log_sum_exp * log_sum_exp;
-        let gradient = (0..*cols).map(|column| {
-            let p = exps[column] / sum;
-            // p − 1 of the class, without cancellation.
-            let others = || exps.iter().enumerate().filter(|(other, _)| *other != class);
-            let by_loss =
-                if column == class { -others().map(|(_, exp)| exp / sum).sum::<f64>() } else { p };
-            let by_share = share * (all_weights * p - weight_of(column));
-            weight * by_loss + by_share + 2.0 * z_loss * log_sum_exp * p
-        });
-        (loss, gradient.collect())
-    }
-
-    fn is_near(&self, row: usize, got: &[T], expected: &[f64]) {
-        let largest = expected.iter().fold(0.0_f64, |largest, of| largest.max(of.abs()));
-        for (column, (got, &expected)) in got.iter().zip(expected).enumerate() {
-            let Case { cols, place, options, .. } = self;
-            // Smoothing may cancel nearly all of the gradient of the class.
-            let cancelled = if options.smoothing() > 0.0 { 1e-7 } else { 0.0 };
-            let allowed = T::allowed(expected, largest, 1.0) + 1e-6 * largest + cancelled;
-            assert!(
-                (got.wide() - expected).abs() <= allowed,
-                "{} {cols} columns, {place:?}, {options:?}, row {row}, column {column}: expected \
-                 {expected}, got {}",
-                T::NAME,
-                got.wide()
-            );
-        }
-    }
-
-    fn check(&self) {
-        let Case { cols, place: Place { gaps, offsets }, options, .. } = self;
-        let (shape, stream) = ([ROWS, *cols], gpu().stream().unwrap());
-        let place = |data: &[T], which: usize| {
-            let stride = cols + gaps[which];
-            Placed::rows(data, shape, stride, offsets[which], T::round(f64::NAN))
-        };
-        let x = place(&self.x, 0);
-        let classes = Tensor::from_slice(gpu(), [ROWS], &self.classes).unwrap();
-        let off = if let Options::SmoothedWeights(off) = options { *off } else { 0 };
-        // Without guards behind them, so that the emulator sees a load beyond the weights.
-        let weights = Tensor::from_slice(gpu(), [off + cols], &{
-            let mut weights = vec![T::round(f64::NAN); off];
-            weights.extend_from_slice(&self.weights);
-            weights
-        })
-        .unwrap();
-        let begin = weights.as_raw() + (off * size_of::<T>()) as u64;
-        // SAFETY: within `weights`, which lives until the test has waited for all work.
-        let weights_of_classes = unsafe { View::from_raw(gpu(), begin, [*cols]) }.unwrap();
-        let mut of_call = CrossEntropy::sum().label_smoothing(options.smoothing());
-        if options.has_weights() {
-            of_call = of_call.weight(weights_of_classes);
-        }
-        if *options == Options::ZLoss {
-            of_call = of_call.z_loss(Z_LOSS);
-        }
-        let expected: Vec<_> = (0..ROWS).map(|row| self.expected(row)).collect();
-        let sum: f64 = expected.iter().map(|(loss, _)| loss).sum();
-        let check_loss = |loss: Loss<T::Loss>| {
-            let got = loss.item().unwrap().wide();
-            assert!((got - sum).abs() <= 2e-6 * sum, "{self:?}: expected {sum}, got {got}");
-        };
-        let check_gradients = |gradients: &Placed<T>| {
-            let got = gradients.to_vec();
-            for (row, (_, expected)) in expected.iter().enumerate() {
-                self.is_near(row, &got[row * cols..(row + 1) * cols], expected);
-            }
-        };
-
-        check_loss(of_call.forward(x.view(), &classes, &stream).unwrap());
-        let (loss, saved) = of_call.forward_saving(x.view(), &classes, &stream).unwrap();
-        check_loss(loss);
-        let one = Tensor::from_slice(gpu(), [], &[T::Loss::round(1.0)]).unwrap();
-        let nothing = vec![T::round(0.0); ROWS * cols];
-        let mut gradients = place(&nothing, 1);
-        of_call
-            .backward_into(x.view(), &classes, &saved, &one, gradients.view_mut(), &stream)
-            .unwrap();
-        stream.synchronize().unwrap();
-        check_gradients(&gradients);
-
-        let mut gradients = place(&nothing, 1);
-        let mut loss = Loss::zeros(gpu(), []).unwrap();
-        let mut workspace = Workspace::new(gpu()).unwrap();
-        let to = gradients.view_mut();
-        of_call
-            .forward_backward_into(x.view(), &classes, &mut loss, to, &mut workspace, &stream)
-            .unwrap();
-        check_loss(loss);
-        check_gradients(&gradients);
-    }
-}
-
-impl<T> std::fmt::Debug for Case<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} columns, {:?}, {:?}", self.cols, self.place, self.options)
-    }
-}
 
 /// Each number of columns that a lane has registers for has code of its own.
 #[test]
 fn rows_of_each_number_of_columns_in_registers() {
     for cols in 1..=16 {
         for options in [Options::None, Options::Weights, Options::ZLoss] {
-            Case::<f32>::new(cols, DENSE, options).check();
-            Case::<bf16>::new(cols, DENSE, options).check();
-            Case::<f64>::new(cols, DENSE, options).check();
+            Case::<f32>::new([ROWS, cols], DENSE, options).check();
+            Case::<bf16>::new([ROWS, cols], DENSE, options).check();
+            Case::<f64>::new([ROWS, cols], DENSE, options).check();
         }
         for options in [Options::Smoothing, Options::SmoothedWeights(1)] {
-            Case::<f32>::new(cols, DENSE, options).check();
-            Case::<bf16>::new(cols, DENSE, options).check();
-            Case::<f64>::new(cols, DENSE, options).check();
+            Case::<f32>::new([ROWS, cols], DENSE, options).check();
+            Case::<bf16>::new([ROWS, cols], DENSE, options).check();
+            Case::<f64>::new([ROWS, cols], DENSE, options).check();
         }
-        Case::<f16>::new(cols, DENSE, Options::None).check();
+        Case::<f16>::new([ROWS, cols], DENSE, Options::None).check();
     }
 }
 
@@ -218,13 +36,13 @@ fn rows_wider_than_the_registers_of_a_lane() {
     for cols in [17, 18, 19, 20, 21, 22, 23, 24, 28, 31, 33, 34, 36, 40, 47, 56, 62, 64, 80] {
         let smoothed = [Options::Smoothing, Options::SmoothedWeights(0)];
         for options in [Options::None, Options::Weights].into_iter().chain(smoothed) {
-            Case::<f32>::new(cols, DENSE, options).check();
-            Case::<f16>::new(cols, DENSE, options).check();
+            Case::<f32>::new([ROWS, cols], DENSE, options).check();
+            Case::<f16>::new([ROWS, cols], DENSE, options).check();
         }
-        Case::<bf16>::new(cols, DENSE, Options::ZLoss).check();
+        Case::<bf16>::new([ROWS, cols], DENSE, Options::ZLoss).check();
     }
     for cols in [98, 127, 128, 160] {
-        Case::<bf16>::new(cols, DENSE, Options::None).check();
+        Case::<bf16>::new([ROWS, cols], DENSE, Options::None).check();
     }
 }
 
@@ -241,10 +59,10 @@ fn rows_with_gaps_and_off_boundaries() {
     ];
     for cols in [1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 30, 32, 64] {
         for place in places {
-            Case::<f32>::new(cols, place, Options::None).check();
-            Case::<bf16>::new(cols, place, Options::None).check();
-            Case::<f32>::new(cols, place, Options::Weights).check();
-            Case::<f32>::new(cols, place, Options::SmoothedWeights(0)).check();
+            Case::<f32>::new([ROWS, cols], place, Options::None).check();
+            Case::<bf16>::new([ROWS, cols], place, Options::None).check();
+            Case::<f32>::new([ROWS, cols], place, Options::Weights).check();
+            Case::<f32>::new([ROWS, cols], place, Options::SmoothedWeights(0)).check();
         }
     }
 }
@@ -255,7 +73,7 @@ where
     T::Loss: Number,
 {
     const SMOOTHING: f64 = 0.25;
-    let case = Case::<T>::new(cols, DENSE, Options::SmoothedWeights(0));
+    let case = Case::<T>::new([ROWS, cols], DENSE, Options::SmoothedWeights(0));
     let t: Vec<T> =
         uniforms(cols as u64, ROWS * cols).iter().map(|t| T::round(f64::from(t.abs()))).collect();
     let (shape, stream) = ([ROWS, cols], gpu().stream().unwrap());
@@ -329,10 +147,10 @@ fn probabilities_of_each_number_of_columns() {
 fn rows_of_whole_lines_off_boundaries() {
     let place = Place { gaps: [0; 2], offsets: [1; 2] };
     for cols in [32, 64, 96, 128, 256, 512, 1024] {
-        Case::<f32>::new(cols, place, Options::None).check();
-        Case::<bf16>::new(cols, place, Options::None).check();
-        Case::<f64>::new(cols, place, Options::None).check();
-        Case::<bf16>::new(cols, place, Options::Smoothing).check();
+        Case::<f32>::new([ROWS, cols], place, Options::None).check();
+        Case::<bf16>::new([ROWS, cols], place, Options::None).check();
+        Case::<f64>::new([ROWS, cols], place, Options::None).check();
+        Case::<bf16>::new([ROWS, cols], place, Options::Smoothing).check();
     }
 }
 
@@ -342,12 +160,12 @@ fn rows_of_whole_lines_off_boundaries() {
 fn weights_of_all_classes_of_longer_rows() {
     for cols in [88, 129, 255, 256, 501, 512, 1001, 1023, 2048, 2500, 4099, 8192] {
         for off in 0..4 {
-            Case::<f32>::new(cols, DENSE, Options::SmoothedWeights(off)).check();
-            Case::<bf16>::new(cols, DENSE, Options::SmoothedWeights(off)).check();
+            Case::<f32>::new([ROWS, cols], DENSE, Options::SmoothedWeights(off)).check();
+            Case::<bf16>::new([ROWS, cols], DENSE, Options::SmoothedWeights(off)).check();
         }
-        Case::<f16>::new(cols, DENSE, Options::SmoothedWeights(7)).check();
-        Case::<f32>::new(cols, DENSE, Options::Smoothing).check();
-        Case::<f64>::new(cols, DENSE, Options::SmoothedWeights(1)).check();
+        Case::<f16>::new([ROWS, cols], DENSE, Options::SmoothedWeights(7)).check();
+        Case::<f32>::new([ROWS, cols], DENSE, Options::Smoothing).check();
+        Case::<f64>::new([ROWS, cols], DENSE, Options::SmoothedWeights(1)).check();
     }
 }
 
@@ -355,7 +173,7 @@ fn weights_of_all_classes_of_longer_rows() {
 #[test]
 fn the_first_of_several_targets_that_are_no_class() {
     for cols in [3, 16, 24] {
-        let case = Case::<f32>::new(cols, DENSE, Options::None);
+        let case = Case::<f32>::new([ROWS, cols], DENSE, Options::None);
         let stream = gpu().stream().unwrap();
         let x = Tensor::from_slice(gpu(), [ROWS, cols], &case.x).unwrap();
         let mut classes = case.classes.clone();
@@ -388,7 +206,7 @@ fn the_first_of_several_targets_that_are_no_class() {
 fn rows_that_have_no_distribution() {
     for cols in [2, 5, 16, 20, 33] {
         let stream = gpu().stream().unwrap();
-        let mut x = Case::<f32>::new(cols, DENSE, Options::None).x;
+        let mut x = Case::<f32>::new([ROWS, cols], DENSE, Options::None).x;
         x[..cols].fill(f32::NEG_INFINITY);
         x[2 * cols - 1] = f32::INFINITY;
         x[2 * cols] = f32::NAN;

@@ -264,6 +264,7 @@ impl<'a> Launches<'a> {
             is_smoothed: args.share != 0.0,
             whole: self.whole,
             short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
+            warp_block: most_threads(Regime::WarpWhole),
             max_registers_block: most_threads(Regime::Registers),
             few_block: most_threads(Regime::Few),
             long_block: most_threads(Regime::Long),
@@ -350,7 +351,7 @@ impl<'a> Launches<'a> {
                 shape.shared_bytes = args.staged_vectors * 16;
                 Ok(())
             }
-            (Pass::Forward, Regime::ShortWhole) => {
+            (Pass::Forward, Regime::ShortWhole | Regime::WarpWhole) => {
                 let one_more = plan::wants_shared_of_one_more(self.row_bytes());
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }

@@ -82,6 +82,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     is_smoothed: false,
     whole: true,
     short_block: 256,
+    warp_block: 0,
     max_registers_block: 512,
     staged: None,
     few_block: 512,
@@ -156,6 +157,54 @@ fn few_bytes_of_short_rows_are_register_resident() {
     let regime = |rows, cols| samples(Pass::Backward, rows, cols, 4, kernels(cols)).regime;
     assert_eq!((regime(many - 1, 64), regime(many, 64)), (Regime::ShortWhole, Regime::Packed));
     assert_eq!((regime(1000, 60), regime(1 << 20, 128)), (Regime::Packed, Regime::ShortWhole));
+}
+
+/// With kernels of a warp per row that has eight vectors a lane, loss and gradients of f32 have
+/// rows of more than four in registers. Other rows do if they fill the registers, or are few.
+#[test]
+fn rows_of_a_warp_are_register_resident_or_packed() {
+    let few = 6 * 132 * (228 << 10) / 4096;
+    let regime = |pass, rows, cols, bytes| {
+        let kernels = SamplesKernels { warp_block: 256, ..kernels(cols * bytes / 4) };
+        samples(pass, rows, cols, bytes, kernels).regime
+    };
+    for rows in [100, 1 << 19] {
+        let of_f32 = |cols| regime(Pass::ForwardBackward, rows, cols, 4);
+        assert_eq!([516, 1000, 1024].map(of_f32), [Regime::WarpWhole; 3]);
+        assert_ne!(of_f32(1028), Regime::WarpWhole);
+    }
+    let forward = |rows, cols| regime(Pass::Forward, rows, cols, 4);
+    assert_eq!(
+        [few - 1, 2 * few].map(|rows| forward(rows, 1000)),
+        [Regime::WarpWhole, Regime::Packed]
+    );
+    assert_eq!([few, 2 * few].map(|rows| forward(rows, 1024)), [Regime::WarpWhole; 2]);
+    for pass in [Pass::Forward, Pass::ForwardBackward] {
+        let of_16_bits = |rows, cols| regime(pass, rows, cols, 2);
+        assert_eq!([few, 2 * few].map(|rows| of_16_bits(rows, 1800)), [Regime::WarpWhole; 2]);
+        assert_eq!(
+            [(few, 1792), (2 * few, 1792)].map(|(rows, cols)| of_16_bits(rows, cols)),
+            [Regime::WarpWhole, Regime::Packed]
+        );
+        assert_eq!(
+            [1408, 1400].map(|cols| of_16_bits(few, cols)),
+            [Regime::WarpWhole, Regime::Packed]
+        );
+    }
+}
+
+/// Loss and gradients of class targets alone, of rows that have no room in a warp.
+#[test]
+fn few_long_rows_have_a_block_each() {
+    let regime = |rows, cols: usize| {
+        let limits =
+            (Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 }, 256);
+        let kernels = SamplesKernels { staged: Some(limits), ..kernels(cols) };
+        samples(Pass::ForwardBackward, rows, cols, 4, kernels).regime
+    };
+    let few = 6 * 132 * (228 << 10) / (1152 * 4);
+    assert_eq!([few - 1, few].map(|rows| regime(rows, 1152)), [Regime::Registers, Regime::Packed]);
+    assert_eq!([1029, 1023].map(|cols| regime(1000, cols)), [Regime::Staged, Regime::Packed]);
 }
 
 /// A thread has eight vectors of a long row in f32 and twelve in 16 bits. Where there are fewer

@@ -13,16 +13,27 @@ use std::num::NonZeroU32;
 
 /// [`Regime::ShortWhole`].
 pub(super) fn short_whole(shape: &Shape) -> SamplesLaunch {
+    let threads = shape.kernels.short_block as usize;
+    let block = Block { group_threads: shape.row_lanes(), ..Block::of_row(threads) };
+    whole(shape, Regime::ShortWhole, shape.kernels.per_thread, block)
+}
+
+/// [`Regime::WarpWhole`].
+pub(super) fn warp_whole(shape: &Shape) -> SamplesLaunch {
+    let threads = shape.kernels.warp_block as usize;
+    let block = Block { group_threads: 32, ..Block::of_row(threads) };
+    whole(shape, Regime::WarpWhole, shape.warp_per_thread(), block)
+}
+
+/// A row group of at most a warp per row, of `per_thread` vectors a thread.
+fn whole(shape: &Shape, regime: Regime, per_thread: usize, block: Block) -> SamplesLaunch {
     // In the forward pass, each thread stages all of its vectors, of which one has the logit of the
     // target's class.
     let shared_bytes = match shape.pass {
-        Pass::Forward => 16 * shape.kernels.per_thread * ROWS_BLOCK as usize,
+        Pass::Forward => 16 * per_thread * ROWS_BLOCK as usize,
         Pass::Backward | Pass::ForwardBackward => 0,
     };
-    let threads = shape.kernels.short_block as usize;
-    let group_threads = shape.row_lanes();
-    let block = Block { group_threads, shared_bytes, ..Block::of_row(threads) };
-    rows_by_group(shape, Regime::ShortWhole, block)
+    rows_by_group(shape, regime, Block { shared_bytes, ..block })
 }
 
 /// [`Regime::Staged`].

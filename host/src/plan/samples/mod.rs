@@ -69,6 +69,9 @@ pub(crate) enum Regime {
     /// A warp or a part of one per row, register-resident. Rows begin and end on 16-byte
     /// boundaries.
     ShortWhole,
+    /// A warp per row, register-resident, of twice as many vectors a thread. Rows begin and end on
+    /// 16-byte boundaries.
+    WarpWhole,
     /// A block per row, register-resident.
     Registers,
     /// A block per row, register-resident, for the forward pass over few rows: a thread per vector,
@@ -114,6 +117,8 @@ pub(crate) struct SamplesKernels {
     /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no
     /// such kernel.
     pub(crate) short_block: u32,
+    /// The most threads of a block of [`Regime::WarpWhole`].
+    pub(crate) warp_block: u32,
     /// The most threads of a block of [`Regime::Registers`].
     pub(crate) max_registers_block: u32,
     /// The most threads of a block of [`Regime::Few`].
@@ -138,6 +143,8 @@ pub(crate) fn samples(
     let shape = Shape { pass, rows, vectors, element_bytes, kernels };
     if shape.is_short_whole() {
         launch::short_whole(&shape)
+    } else if shape.is_warp_whole() {
+        launch::warp_whole(&shape)
     } else if let Some(staged) = shape.staged() {
         launch::staged(&shape, staged)
     } else if let Some((packed, device)) = shape.packed() {

@@ -87,6 +87,47 @@ impl Shape {
         self.vectors <= 32 * self.kernels.per_thread
     }
 
+    /// Whether the rows are of `Regime::WarpWhole`.
+    pub(super) fn is_warp_whole(&self) -> bool {
+        let block_rows = self.kernels.warp_block as usize / 32;
+        block_rows > 0
+            && !self.fits_warp()
+            && self.vectors <= 32 * self.warp_per_thread()
+            && self.fills(self.warp_per_thread(), 32)
+            && self.prefers_warp()
+            && !self.is_few()
+            && self.has_room_for_sums(self.rows.div_ceil(block_rows))
+    }
+
+    /// Whether rows of more than [`fits_warp`](Self::fits_warp) are faster in the registers of a
+    /// warp than packed: with gradients in f32, all; others where few turns are taken, but for
+    /// 16-bit elements that leave more than five sixteenths of the registers empty; and those that
+    /// fill the registers. H200, 2026-11-28, ceiling ÷ ours in registers and packed: f32
+    /// forward-backward, 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and 0.88, 544
+    /// columns 0.90 and 0.81; forward, 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB 0.81 and
+    /// 0.79, of 405 MiB 0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91. 16 bits
+    /// forward-backward, 2048 columns, of 24 MiB 0.77 and 0.50, of 294 MiB 0.91 and 0.90; 1336
+    /// columns, of 78 MiB 0.70 and 0.70; 1344 columns, of 105 MiB 0.73 and 0.78; forward, 2000
+    /// columns, of 70 MiB 0.79 and 0.61, of 534 MiB 0.91 and 0.86; 1448 columns, of 25 MiB 0.63 and
+    /// 0.49; 1384 columns, of 158 MiB 0.65 and 0.74; 1536 columns, of 434 MiB 0.75 and 0.86.
+    fn prefers_warp(&self) -> bool {
+        let registers = 32 * self.warp_per_thread();
+        let is_full = match self.element_bytes {
+            2 => 8 * self.vectors > 7 * registers,
+            _ => self.vectors == registers,
+        };
+        let leaves_few_empty = self.element_bytes > 2 || 16 * self.vectors >= 11 * registers;
+        match (self.element_bytes, self.pass) {
+            (4, Pass::ForwardBackward) => true,
+            _ => is_full || leaves_few_empty && self.takes_few_turns(),
+        }
+    }
+
+    /// Vectors of a row that a thread has in registers in `Regime::WarpWhole`.
+    pub(super) fn warp_per_thread(&self) -> usize {
+        2 * self.kernels.per_thread
+    }
+
     /// The lanes that share a row in the registers of a warp: at least two, because the kernels
     /// have shared memory for the rows of 128 row groups a block.
     pub(super) fn row_lanes(&self) -> usize {
@@ -105,7 +146,7 @@ impl Shape {
     /// also [`prefers_staged`](Self::prefers_staged).
     pub(super) fn staged(&self) -> Option<Staged> {
         let limits = self.kernels.staged?;
-        let is_packed = self.kernels.packed.is_some();
+        let is_packed = self.packed().is_some();
         if !self.prefers_staged() && (is_packed || self.prefers_registers()) {
             return None;
         }
@@ -128,10 +169,27 @@ impl Shape {
         self.fits_registers() && self.vectors <= MOST_REGISTER_VECTORS
     }
 
-    /// How rows are packed, if they are short enough. Few rows have a block each instead, unless a
-    /// warp has room for a row.
+    /// How rows are packed, if they are short enough. Few rows, and some of which few turns are
+    /// taken, have a block each instead, unless a warp has room for a row.
     pub(super) fn packed(&self) -> Option<(Packed, Device)> {
-        self.kernels.packed.filter(|_| self.fits_warp() || !self.is_few())
+        let has_block = self.is_few() || self.prefers_block();
+        self.kernels.packed.filter(|_| self.fits_warp() || !has_block)
+    }
+
+    /// Whether loss and gradients of rows that could be packed are faster with a block per row, in
+    /// registers or staged: of long rows of classes, where few turns are taken. H200, 2026-11-28,
+    /// ceiling ÷ ours with a block per row and packed: f32, 1208 columns, of 90 MiB 0.89 and 0.74,
+    /// 1109 columns, of 24 MiB 0.62 and 0.46, 1137 columns, of 132 MiB 0.80 and 0.77; bf16, 2544
+    /// columns, of 35 MiB 0.73 and 0.53, 2151 columns, of 20 MiB 0.53 and 0.44, 2113 columns, of
+    /// 118 MiB 0.73 and 0.72, but 2336 columns, of 115 MiB 0.73 and 0.79. Shorter: bf16, 1853
+    /// columns, of 56 MiB 0.56 and 0.60; f32, 961 columns, of 67 MiB 0.67 and 0.64.
+    fn prefers_block(&self) -> bool {
+        const MIN_BYTES: usize = 4096;
+        let has_plain_classes = self.kernels.staged.is_some() && !self.prefers_staged();
+        self.pass == Pass::ForwardBackward
+            && has_plain_classes
+            && self.vectors * 16 > MIN_BYTES
+            && self.takes_few_turns()
     }
 }
 

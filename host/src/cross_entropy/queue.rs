@@ -260,6 +260,7 @@ impl<'a> Launches<'a> {
                 .map(|entry| (gpu.room_for(entry.resident), entry.block)),
             tensors: tensors.unwrap_or(1),
             vectors_beside: (self.kernels.vectors_beside)(self.element_bytes),
+            multiprocessors: gpu.cache().multiprocessors,
             shared_bytes: gpu.room_for(1).shared_bytes,
             is_smoothed: args.share != 0.0,
             whole: self.whole,

@@ -78,6 +78,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     packed: None,
     stream: None,
     vectors_beside: 2,
+    multiprocessors: 132,
     shared_bytes: 228 << 10,
     is_smoothed: false,
     whole: true,
@@ -218,9 +219,14 @@ fn many_long_rows_have_few_threads_each() {
         plan.rows.launch.threads
     };
     assert_eq!([4097, 8193, 60_000].map(|cols| threads(1 << 16, cols, 4)), [160, 256, 256]);
+    // Rows that take few turns have all of their vectors in flight at once, if they are short.
+    assert_eq!([10_000, 100_000].map(|rows| threads(rows, 1501, 4)), [96, 64]);
+    assert_eq!([10_000, 100_000].map(|rows| threads(rows, 2653, 2)), [96, 32]);
+    assert_eq!(threads(5000, 5179, 2), threads(100_000, 5179, 2));
     assert_eq!([8193, 16_385].map(|cols| threads(1 << 16, cols, 2)), [96, 192]);
-    // 132 × 32 = 4224 warps are shared out: at 704 rows, each could have six, and has all it needs.
-    assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 2049, 4)), [96, 96, 160, 160]);
+    // 132 × 32 = 4224 warps are shared out: at 704 rows, each could have six, and at 500 rows eight,
+    // which is all that a row has vectors in flight for.
+    assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 4000, 4)), [128, 128, 192, 256]);
 }
 
 /// Few rows have a thread for each vector, unless a warp stages them anyway.

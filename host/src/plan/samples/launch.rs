@@ -105,14 +105,28 @@ const fn vectors_of_thread(element_bytes: usize) -> usize {
     if element_bytes == 2 { 12 } else { 8 }
 }
 
+/// The most bytes of rows that are in flight at once where they take few turns. H200, 2026-11-28,
+/// ceiling ÷ ours with a row's vectors in flight at once and with as many a thread as
+/// [`vectors_of_thread`] says: bf16, 2771 columns, of 22 MiB 0.56 and 0.31, 2653 columns, of 85 MiB
+/// 0.61 and 0.52, of 125 MiB 0.63 and 0.59; f16, 4217 columns, of 30 MiB 0.58 and 0.45; f32, 1501
+/// columns, of 102 MiB 0.77 and 0.65, 2373 columns, of 45 MiB 0.78 and 0.64. But bf16, 5179
+/// columns, of 67 MiB 0.58 and 0.63, and where rows take more turns, f32, 1627 columns, of 325 MiB
+/// 0.73 and 0.81.
+const MOST_ROW_BYTES_IN_FLIGHT: usize = 10_000;
+
 /// A block per row. Few rows have as many warps as have all of a row's vectors in flight at once.
 /// If rows are long enough for the largest block, some are split.
 fn long_forward(shape: &Shape) -> SamplesLaunch {
     let max_warps = shape.kernels.long_block as usize / 32;
     let warps_for = |vectors: usize| shape.vectors.div_ceil(32 * vectors).min(max_warps);
     let wanted = RESIDENT_WARPS / shape.rows.max(1);
-    let fewest = warps_for(vectors_of_thread(shape.element_bytes));
-    let warps = wanted.clamp(fewest, warps_for(FLIGHT));
+    let has_short_rows = shape.vectors * VECTOR_BYTES as usize <= MOST_ROW_BYTES_IN_FLIGHT;
+    let fewest = if has_short_rows && shape.takes_few_turns() {
+        FLIGHT
+    } else {
+        vectors_of_thread(shape.element_bytes)
+    };
+    let warps = wanted.clamp(warps_for(fewest), warps_for(FLIGHT));
     let threads = 32 * warps;
     let mut plan = rows_by_group(shape, Regime::Long, Block::of_row(threads));
     let is_row_per_block = plan.rows_of_block == NonZeroU32::MIN;

@@ -108,7 +108,8 @@ pub(crate) struct SamplesKernels {
     /// Vectors of a row that a thread has in registers in [`Regime::Long`], beside those that its
     /// block stages, in the forward-backward pass.
     pub(crate) vectors_beside: usize,
-    /// Bytes of shared memory per multiprocessor.
+    /// Multiprocessors, and bytes of shared memory of each.
+    pub(crate) multiprocessors: usize,
     pub(crate) shared_bytes: usize,
     /// Whether classes are smoothed.
     pub(crate) is_smoothed: bool,

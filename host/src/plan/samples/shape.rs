@@ -39,11 +39,10 @@ impl Shape {
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }
 
-    /// Whether packed rows would fill the device's shared memory [a few times](FEW_TURNS) at most.
-    fn takes_few_turns(&self) -> bool {
+    /// Whether the rows would fill the device's shared memory [a few times](FEW_TURNS) at most.
+    pub(super) fn takes_few_turns(&self) -> bool {
         let bytes = self.rows.saturating_mul(self.vectors * 16);
-        let fills = |device: Device| device.multiprocessors * device.shared_bytes;
-        self.kernels.packed.is_some_and(|(_, device)| bytes < FEW_TURNS * fills(device))
+        bytes < FEW_TURNS * self.kernels.multiprocessors * self.kernels.shared_bytes
     }
 
     /// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200,

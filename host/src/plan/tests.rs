@@ -205,7 +205,10 @@ fn few_long_rows_have_a_block_each() {
     };
     let few = 6 * 132 * (228 << 10) / (1152 * 4);
     assert_eq!([few - 1, few].map(|rows| regime(rows, 1152)), [Regime::Registers, Regime::Packed]);
-    assert_eq!([1029, 1023].map(|cols| regime(1000, cols)), [Regime::Staged, Regime::Packed]);
+    assert_eq!([1029, 1023].map(|cols| regime(8000, cols)), [Regime::Staged, Regime::Packed]);
+    // All rows have room at once.
+    assert_eq!([1029, 1023, 515].map(|cols| regime(1000, cols)), [Regime::Staged; 3]);
+    assert_eq!(regime(1000, 511), Regime::Packed);
 }
 
 /// A thread has eight vectors of a long row in f32 and twelve in 16 bits. Where there are fewer

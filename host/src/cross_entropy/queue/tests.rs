@@ -227,7 +227,10 @@ fn each_row_has_the_fastest_kernel() {
         assert_launches(pass, LogProb, shape, expected);
     }
     for (pass, kind, shape, expected) in [
-        (ForwardBackward, Classes, [60, 1001], "cross_entropy_forward_backward_packed"),
+        (ForwardBackward, Classes, [60, 1001], "cross_entropy_forward_backward_staged"),
+        (ForwardBackward, Classes, [60_000, 1001], "cross_entropy_forward_backward_packed"),
+        (Forward, Classes, [60, 1001], "cross_entropy_forward_long"),
+        (Forward, Classes, [600, 1001], "cross_entropy_forward_packed"),
         (ForwardBackward, Classes, [60, 1000], "cross_entropy_forward_backward_warp_whole"),
         (Forward, Classes, [2000, 1000], "cross_entropy_forward_warp_whole"),
         (ForwardBackward, Smoothed, [60, 1000], "cross_entropy_smoothed_forward_backward_staged"),

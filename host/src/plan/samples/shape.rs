@@ -41,8 +41,17 @@ impl Shape {
 
     /// Whether the rows would fill the device's shared memory [a few times](FEW_TURNS) at most.
     pub(super) fn takes_few_turns(&self) -> bool {
+        self.takes_fewer_turns_than(FEW_TURNS)
+    }
+
+    /// Whether the device's shared memory has room for all rows at once.
+    fn takes_one_turn(&self) -> bool {
+        self.takes_fewer_turns_than(1)
+    }
+
+    fn takes_fewer_turns_than(&self, turns: usize) -> bool {
         let bytes = self.rows.saturating_mul(self.vectors * 16);
-        bytes < FEW_TURNS * self.kernels.multiprocessors * self.kernels.shared_bytes
+        bytes < turns * self.kernels.multiprocessors * self.kernels.shared_bytes
     }
 
     /// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200,
@@ -99,16 +108,18 @@ impl Shape {
     }
 
     /// Whether rows of more than [`fits_warp`](Self::fits_warp) are faster in the registers of a
-    /// warp than packed: with gradients in f32, all; others where few turns are taken, but for
-    /// 16-bit elements that leave more than five sixteenths of the registers empty; and those that
-    /// fill the registers. H200, 2026-11-28, ceiling ÷ ours in registers and packed: f32
+    /// warp than packed: with gradients in f32, all; others where few turns are taken, or one turn
+    /// of 16-bit elements that leave more than five sixteenths of the registers empty; and those
+    /// that fill the registers. H200, 2026-11-28, ceiling ÷ ours in registers and packed: f32
     /// forward-backward, 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and 0.88, 544
     /// columns 0.90 and 0.81; forward, 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB 0.81 and
     /// 0.79, of 405 MiB 0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91. 16 bits
     /// forward-backward, 2048 columns, of 24 MiB 0.77 and 0.50, of 294 MiB 0.91 and 0.90; 1336
     /// columns, of 78 MiB 0.70 and 0.70; 1344 columns, of 105 MiB 0.73 and 0.78; forward, 2000
     /// columns, of 70 MiB 0.79 and 0.61, of 534 MiB 0.91 and 0.86; 1448 columns, of 25 MiB 0.63 and
-    /// 0.49; 1384 columns, of 158 MiB 0.65 and 0.74; 1536 columns, of 434 MiB 0.75 and 0.86.
+    /// 0.49; 1384 columns, of 158 MiB 0.65 and 0.74; 1536 columns, of 434 MiB 0.75 and 0.86. In µs,
+    /// bf16 forward-backward, 256×1200 4.8 and 9.7, 4096×1048 10.7 and 15.5; forward, 4096×1304 6.9
+    /// and 9.4.
     fn prefers_warp(&self) -> bool {
         let registers = 32 * self.warp_per_thread();
         let is_full = match self.element_bytes {
@@ -118,7 +129,8 @@ impl Shape {
         let leaves_few_empty = self.element_bytes > 2 || 16 * self.vectors >= 11 * registers;
         match (self.element_bytes, self.pass) {
             (4, Pass::ForwardBackward) => true,
-            _ => is_full || leaves_few_empty && self.takes_few_turns(),
+            _ if leaves_few_empty => is_full || self.takes_few_turns(),
+            _ => self.takes_one_turn(),
         }
     }
 
@@ -175,20 +187,31 @@ impl Shape {
         self.kernels.packed.filter(|_| self.fits_warp() || !has_block)
     }
 
-    /// Whether loss and gradients of rows that could be packed are faster with a block per row, in
-    /// registers or staged: of long rows of classes, where few turns are taken. H200, 2026-11-28,
-    /// ceiling ÷ ours with a block per row and packed: f32, 1208 columns, of 90 MiB 0.89 and 0.74,
-    /// 1109 columns, of 24 MiB 0.62 and 0.46, 1137 columns, of 132 MiB 0.80 and 0.77; bf16, 2544
-    /// columns, of 35 MiB 0.73 and 0.53, 2151 columns, of 20 MiB 0.53 and 0.44, 2113 columns, of
-    /// 118 MiB 0.73 and 0.72, but 2336 columns, of 115 MiB 0.73 and 0.79. Shorter: bf16, 1853
-    /// columns, of 56 MiB 0.56 and 0.60; f32, 961 columns, of 67 MiB 0.67 and 0.64.
+    /// Whether rows of classes that could be packed are faster with a block per row, in registers,
+    /// staged or [long](super::Regime::Long): of a forward pass if they are few; with gradients, if
+    /// one turn is taken, or few turns of longer rows. H200, 2026-11-28, µs with a block per row
+    /// and packed: f32 forward-backward, 64×601 4.3 and 9.4, 256×1001 4.5 and 9.0, 4096×1001 17.3
+    /// and 18.3; bf16, 64×1999 4.9 and 14.2, 4096×1999 20.9 and 24.3; f32 forward, 256×601 3.3 and
+    /// 4.6, 1024×601 5.2 and 4.9, 4096×1001 13.0 and 10.7; bf16, 256×1999 3.5 and 6.6, 1024×1201
+    /// 5.5 and 5.5. Of more turns, ceiling ÷ ours with a block per row and packed: f32, 1208
+    /// columns, of 90 MiB 0.89 and 0.74, 1109 columns, of 24 MiB 0.62 and 0.46, 1137 columns, of
+    /// 132 MiB 0.80 and 0.77; bf16, 2544 columns, of 35 MiB 0.73 and 0.53, 2151 columns, of 20 MiB
+    /// 0.53 and 0.44, 2113 columns, of 118 MiB 0.73 and 0.72, but 2336 columns, of 115 MiB 0.73 and
+    /// 0.79. Shorter: bf16, 1853 columns, of 56 MiB 0.56 and 0.60; f32, 961 columns, of 67 MiB 0.67
+    /// and 0.64.
     fn prefers_block(&self) -> bool {
-        const MIN_BYTES: usize = 4096;
-        let has_plain_classes = self.kernels.staged.is_some() && !self.prefers_staged();
-        self.pass == Pass::ForwardBackward
-            && has_plain_classes
-            && self.vectors * 16 > MIN_BYTES
-            && self.takes_few_turns()
+        const MOST_ROWS: usize = 512;
+        const LONGER_THAN_BYTES: usize = 4096;
+        let is_longer = self.vectors * 16 > LONGER_THAN_BYTES;
+        match self.pass {
+            // Other targets, and classes of f64, have kernels that stream rows.
+            Pass::Forward => self.kernels.stream.is_none() && self.rows <= MOST_ROWS,
+            Pass::ForwardBackward if self.kernels.staged.is_none() || self.prefers_staged() => {
+                false
+            }
+            Pass::ForwardBackward => self.takes_one_turn() || is_longer && self.takes_few_turns(),
+            Pass::Backward => false,
+        }
     }
 }
 

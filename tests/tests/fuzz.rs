@@ -11,9 +11,33 @@ use tests::{gpu, tensor};
 // What a case that is pasted here may name.
 #[allow(unused_imports)]
 use tests::fuzz::{
-    Arg::*, Case, Dtype::*, Kind::*, LossOf::*, NaN, OneFor::*, Pairwise::*, Pass::*, Reduce::*,
-    Upstream::*, Values::*, Wanted::*, Wrong::*, inf,
+    Arg::*, Arrives::*, Case, Dtype::*, Kind::*, LossOf::*, NaN, OneFor::*, Pairwise::*, Pass::*,
+    Reduce::*, Upstream::*, Values::*, Wanted::*, Wrong::*, inf,
 };
+
+/// What most cases below have.
+const PLAIN: Case = Case {
+    loss: Pairs(Mse),
+    dtype: F32,
+    reduction: Sum,
+    pass: Forward,
+    rows: 1,
+    cols: 1,
+    rank: 2,
+    input: Ordinary,
+    target: Ordinary,
+    upstream: Ones,
+    wanted: OfInput,
+    gaps: [0; 8],
+    offsets: [0; 8],
+    to_loss: [false; 2],
+    twice: false,
+    wrong: None,
+    seed: 0,
+};
+
+#[path = "fuzz/found.rs"]
+mod found;
 
 /// The number that a variable of the environment has.
 fn number<N: FromStr>(name: &str) -> Option<N> {
@@ -39,43 +63,6 @@ fn any_call() {
     campaign(Budget { time: Duration::from_secs_f64(60.0 * minutes), seed });
 }
 
-/// Rows with gaps, of which the distance is a multiple of more vectors than the length: lanes that
-/// took the vectors of a row in an order of their own took some of the gap.
-#[test]
-fn rows_of_an_odd_number_of_vectors_an_even_number_apart() {
-    for (dtype, pass, rows, cols, gap) in
-        [(F64, BackwardInto, 5, 82, 10), (F32, Forward, 3, 100, 12), (F32, Forward, 40, 12, 4)]
-    {
-        check(&Case {
-            loss: CrossEntropy {
-                targets: I64,
-                weight: None,
-                ignore_index: -100,
-                label_smoothing: 0.0,
-                z_loss: 0.0,
-                bad: false,
-            },
-            dtype,
-            reduction: Sum,
-            pass,
-            rows,
-            cols,
-            rank: 2,
-            input: Ordinary,
-            target: Ordinary,
-            upstream: Ones,
-            wanted: OfInput,
-            gaps: [gap; 6],
-            offsets: [0; 6],
-            to_loss: false,
-            twice: false,
-            wrong: None,
-            seed: 0,
-        })
-        .unwrap();
-    }
-}
-
 /// Losses by element with gaps between their rows, where no other tensor has any: a mistake there,
 /// made on purpose, escaped thousands of drawn cases.
 #[test]
@@ -87,42 +74,8 @@ fn gaps_of_the_loss_alone() {
         pass: ForwardInto,
         rows: 3,
         cols: 2,
-        rank: 2,
-        input: Ordinary,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0, 0, 0, 3, 0, 0],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 0,
-    })
-    .unwrap();
-}
-
-/// A call that writes the gradient over its input, and is given that memory for its loss too.
-#[test]
-fn a_loss_over_the_input() {
-    check(&Case {
-        loss: Pairs(SmoothL1 { beta: 1.0 }),
-        dtype: F32,
-        reduction: Sum,
-        pass: BothInPlace,
-        rows: 1,
-        cols: 1,
-        rank: 2,
-        input: Ordinary,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: Some(Overlap(Loss)),
-        seed: 0,
+        gaps: [0, 0, 0, 3, 0, 0, 0, 0],
+        ..PLAIN
     })
     .unwrap();
 }
@@ -145,109 +98,15 @@ fn weighted_probabilities_beyond_the_range() {
         pass: BackwardInto,
         rows: 17,
         cols: 229,
-        rank: 2,
-        input: Ordinary,
         target: Bits,
         upstream: Each(Ordinary),
         wanted: OfBoth,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
         seed: 4_372_043_763_223_550_027,
+        ..PLAIN
     })
     .unwrap();
 }
 
-/// 2λ · log Σ exp x · upstream is beyond f32, and what is left of the gradient is not.
-#[test]
-fn a_gradient_that_cancels_beyond_the_range() {
-    check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.0,
-            z_loss: 1.0,
-            bad: false,
-        },
-        dtype: F32,
-        reduction: Sum,
-        pass: BackwardInto,
-        rows: 1,
-        cols: 2,
-        rank: 2,
-        input: Ordinary,
-        target: Ordinary,
-        upstream: Each(Huge),
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 0,
-    })
-    .unwrap();
-}
-
-/// Two logits are further apart than f32 reaches, and their share of the loss is not.
-#[test]
-fn smoothing_of_logits_beyond_the_range() {
-    check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.5,
-            z_loss: 0.0,
-            bad: false,
-        },
-        dtype: Bf16,
-        reduction: Unreduced,
-        pass: Forward,
-        rows: 32,
-        cols: 3,
-        rank: 2,
-        input: Huge,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 5206502880450947083,
-    })
-    .unwrap();
-}
-
-/// Terms of both signs, which are beyond f64 before they cancel.
-#[test]
-fn a_sum_that_cancels_beyond_the_range() {
-    check(&Case {
-        loss: Pairs(KlDiv { log_input: true, log_target: false }),
-        dtype: F64,
-        reduction: Sum,
-        pass: Forward,
-        rows: 1,
-        cols: 21,
-        rank: 2,
-        input: Huge,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 0,
-    })
-    .unwrap();
-}
 /// −exp(t)/p at t = ∞ is −∞: docs/semantics.md, KL divergence.
 #[test]
 fn the_gradient_of_a_probability_whose_target_is_infinite() {
@@ -265,127 +124,6 @@ fn the_loss_of_an_infinite_target_at_minus_infinity() {
     let (x, y, p) = (tensor(&[f32::NEG_INFINITY]), tensor(&[f32::INFINITY]), tensor(&[2.0_f32]));
     let loss = fused_loss::BceWithLogits::sum().pos_weight(&p).forward(&x, &y, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), f32::INFINITY);
-}
-
-/// Beside one logit the others come to a ten-trillionth, which log Σ exp x has, in full accuracy.
-#[test]
-fn the_logarithm_of_a_row_that_is_nearly_certain() {
-    check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.0,
-            z_loss: 0.0,
-            bad: false,
-        },
-        dtype: Bf16,
-        reduction: Sum,
-        pass: BackwardInto,
-        rows: 63,
-        cols: 2,
-        rank: 2,
-        input: Bits,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 5604468264237773505,
-    })
-    .unwrap();
-}
-
-/// −∞ times a difference that f32 has as 0.
-#[test]
-fn an_infinite_weight_of_nearly_nothing() {
-    check(&Case {
-        loss: WeightedBce { weight: Some(All), pos_weight: None, values: MinusInfinity },
-        dtype: Bf16,
-        reduction: Sum,
-        pass: BothInto,
-        rows: 1,
-        cols: 4235,
-        rank: 2,
-        input: Bits,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfBoth,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 3526438745624489,
-    })
-    .unwrap();
-}
-
-/// 0 · ∞ in f32, where a weight times a probability is below its range.
-#[test]
-fn a_share_below_the_range_of_an_impossible_class() {
-    check(&Case {
-        loss: CrossEntropy {
-            targets: Probabilities,
-            weight: Some(Tiny),
-            ignore_index: -100,
-            label_smoothing: 0.0,
-            z_loss: 0.0,
-            bad: false,
-        },
-        dtype: Bf16,
-        reduction: Sum,
-        pass: Forward,
-        rows: 1,
-        cols: 2,
-        rank: 2,
-        input: Special,
-        target: Tiny,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 3477207890281241696,
-    })
-    .unwrap();
-}
-
-/// Twice the upstream gradient is beyond f32.
-#[test]
-fn smoothing_with_an_upstream_near_the_end_of_the_range() {
-    check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: Some(Tiny),
-            ignore_index: -100,
-            label_smoothing: 1.0,
-            z_loss: 0.0,
-            bad: false,
-        },
-        dtype: F32,
-        reduction: Unreduced,
-        pass: BothInto,
-        rows: 1,
-        cols: 8,
-        rank: 2,
-        input: Ordinary,
-        target: Ordinary,
-        upstream: One(Huge),
-        wanted: OfInput,
-        gaps: [0; 6],
-        offsets: [0; 6],
-        to_loss: false,
-        twice: false,
-        wrong: None,
-        seed: 14070989839132467581,
-    })
-    .unwrap();
 }
 
 /// The loss of the likeliest class, log(1 + r), is as good as `Number::LOSS` and r's exponentials
@@ -407,4 +145,91 @@ fn losses_of_rows_that_are_likely() {
         let allowed = f32::LOSS * expected * (1.0 + (-expected.ln()).max(0.0) / 8.0);
         assert!((got - expected).abs() <= allowed, "expected {expected}, got {got}");
     }
+}
+
+/// A class whose logit is further from the largest than f32 reaches is like one of −∞:
+/// docs/semantics.md, log-probability.
+#[test]
+fn log_probabilities_of_logits_beyond_the_range() {
+    check(&Case {
+        loss: LogProb {
+            targets: I64,
+            temperature: 2.0,
+            ignore_index: -100,
+            bad: false,
+            arrives: AtLogProb,
+        },
+        dtype: F32,
+        pass: Forward,
+        rows: 2,
+        cols: 76,
+        input: Huge,
+        seed: 3581571284768762081,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// An upstream gradient that f32 holds, and that divided by the temperature it does not.
+#[test]
+fn upstream_gradients_that_a_temperature_takes_beyond_the_range() {
+    check(&Case {
+        loss: LogProb {
+            targets: I64,
+            temperature: 0.7,
+            ignore_index: -100,
+            bad: false,
+            arrives: AtEntropy(Each(Huge)),
+        },
+        dtype: F16,
+        pass: BothInto,
+        rows: 10,
+        cols: 1,
+        seed: 8018813445086692,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// The largest f32 is infinite once it is multiplied by a number just above 1.
+#[test]
+fn the_largest_upstream_gradient_of_an_entropy() {
+    check(&Case {
+        loss: LogProb {
+            targets: I64,
+            temperature: 1.0,
+            ignore_index: -100,
+            bad: false,
+            arrives: AtEntropy(One(Special)),
+        },
+        dtype: F16,
+        pass: BothInto,
+        rows: 1,
+        cols: 4,
+        input: MinusInfinity,
+        seed: 23569526956879075,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// Of the likeliest class, the gradient is that of the others' probabilities, which are below the
+/// range of f32 before a large upstream gradient multiplies them.
+#[test]
+fn entropies_of_probabilities_below_the_range() {
+    check(&Case {
+        loss: LogProb {
+            targets: I64,
+            temperature: 0.1,
+            ignore_index: -100,
+            bad: false,
+            arrives: AtEntropy(Each(Bits)),
+        },
+        dtype: F32,
+        pass: BothInto,
+        rows: 15,
+        cols: 2,
+        ..PLAIN
+    })
+    .unwrap();
 }

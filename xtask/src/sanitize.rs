@@ -250,7 +250,9 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tests/tests");
         let mut there: Vec<_> = fs::read_dir(folder)
             .unwrap()
-            .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_file())
+            .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
             .collect();
         there.push(LIBRARY.to_owned());
         there.sort();

@@ -3,8 +3,8 @@
 use super::Pass;
 use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction, SampleReduction};
 use fused_loss::{
-    BceWithLogits, CrossEntropy, Error, Float, Grads, Huber, KlDiv, Loss, Mse, Saved, SmoothL1,
-    Stream, Targets, Tensor, View, ViewMut, Workspace,
+    BceWithLogits, Classes, CrossEntropy, Error, Float, Grads, Huber, KlDiv, LogProb, Loss, Mse,
+    Saved, SmoothL1, Stream, Targets, Tensor, Upstreams, View, ViewMut, Workspace,
 };
 
 /// What a call is given: `G` is its target.
@@ -13,9 +13,12 @@ pub(super) struct Given<'a, T, V, G> {
     /// The same memory, for the methods that write over it.
     pub(super) over: Option<ViewMut<'a, T>>,
     pub(super) target: G,
-    pub(super) upstream: Option<View<'a, V>>,
-    pub(super) loss: Option<ViewMut<'a, V>>,
-    pub(super) grads: Option<Grads<'a, T, V>>,
+    /// The gradients of the results, as far as they are given.
+    pub(super) upstreams: [Option<View<'a, V>>; 2],
+    /// Memory for the loss, or for log-probabilities and entropies.
+    pub(super) results: [Option<ViewMut<'a, V>>; 2],
+    /// Memory for the gradients of input and target, as far as they are wanted.
+    pub(super) grads: [Option<ViewMut<'a, T>>; 2],
     pub(super) workspace: &'a mut Workspace,
     pub(super) stream: &'a Stream,
     pub(super) saving: Saving,
@@ -31,14 +34,15 @@ pub(super) enum Saving {
 
 /// What a call has returned.
 pub(super) struct Made<T, V> {
-    pub(super) loss: Option<Loss<V>>,
+    /// The loss, or log-probabilities and entropies.
+    pub(super) results: [Option<Loss<V>>; 2],
     pub(super) gradient: Option<Tensor<T>>,
     pub(super) log_sum_exp: Option<Vec<V>>,
 }
 
 impl<T, V> Made<T, V> {
     fn nothing() -> Self {
-        Made { loss: None, gradient: None, log_sum_exp: None }
+        Made { results: [None, None], gradient: None, log_sum_exp: None }
     }
 }
 
@@ -50,10 +54,12 @@ pub(super) trait Call<T, V, G> {
 /// The call of `$pass`; `$saved` stands in the backward passes of cross-entropy.
 macro_rules! call {
     ($loss:expr, $pass:expr, $given:expr $(, $saved:expr)?) => {{
-        let Given { input, over, target, upstream, loss, grads, workspace, stream, .. } = $given;
+        let Given { input, over, target, upstreams, results, grads, workspace, stream, .. } =
+            $given;
+        let ([upstream, _], [loss, _]) = (upstreams, results);
         let mut made = Made::nothing();
         match $pass {
-            Pass::Forward => made.loss = Some($loss.forward(input, target, stream)?),
+            Pass::Forward => made.results[0] = Some($loss.forward(input, target, stream)?),
             Pass::ForwardInto => {
                 $loss.forward_into(input, target, loss.unwrap(), workspace, stream)?;
             }
@@ -63,7 +69,7 @@ macro_rules! call {
                 made.gradient = Some(gradient);
             }
             Pass::BackwardInto => {
-                let (upstream, grads) = (upstream.unwrap(), grads.unwrap());
+                let (upstream, grads) = (upstream.unwrap(), into_grads(grads));
                 $loss.backward_into(input, target, $($saved,)? upstream, grads, stream)?;
             }
             Pass::BackwardInPlace => {
@@ -72,10 +78,10 @@ macro_rules! call {
             }
             Pass::Both => {
                 let (loss, gradient) = $loss.forward_backward(input, target, stream)?;
-                (made.loss, made.gradient) = (Some(loss), Some(gradient));
+                (made.results[0], made.gradient) = (Some(loss), Some(gradient));
             }
             Pass::BothInto => {
-                let mut grads = grads.unwrap();
+                let mut grads = into_grads(grads);
                 if let Some(upstream) = upstream {
                     grads = grads.scaled_by(upstream);
                 }
@@ -96,6 +102,16 @@ macro_rules! call {
         }
         Ok(made)
     }};
+}
+
+/// The gradients of input and target, of which one is wanted at least.
+fn into_grads<'a, T: Float, V: Float>(grads: [Option<ViewMut<'a, T>>; 2]) -> Grads<'a, T, V> {
+    match grads {
+        [Some(of_input), Some(of_target)] => Grads::both(of_input, of_target),
+        [Some(of_input), None] => Grads::input(of_input),
+        [None, Some(of_target)] => Grads::target(of_target),
+        [None, None] => unreachable!(),
+    }
 }
 
 macro_rules! pairwise {
@@ -135,14 +151,119 @@ impl<'t, T: Float, R: SampleReduction> Call<T, T::Loss, Targets<'t, T>> for Cros
             let (of_forward, left) = of.forward_saving(input, target, stream)?;
             log_sum_exp = Some(left.log_sum_exp().to_vec(stream)?);
             loss = Some(of_forward);
-            saved = Some(match given.saving {
-                Saving::Never => Saved::zeros(stream.gpu(), input.shape())?,
-                _ => left,
-            });
+            saved = Some(given.saving.of(left, input, stream)?);
         }
         // Dropping what was saved waits for the work that reads it.
         let made: Result<_, Error> = call!(self, pass, given, saved.as_ref().unwrap());
         let made = made?;
-        Ok(Made { loss: made.loss.or(loss), log_sum_exp, ..made })
+        let [of_call, _] = made.results;
+        Ok(Made { results: [of_call.or(loss), None], log_sum_exp, ..made })
     }
+}
+
+impl Saving {
+    /// What the backward pass gets, where a forward pass has left this.
+    fn of<T: Float, V: Float>(
+        self,
+        left: Saved<V>,
+        input: View<'_, T>,
+        stream: &Stream,
+    ) -> Result<Saved<V>, Error> {
+        match self {
+            Saving::Never => Saved::zeros(stream.gpu(), input.shape()),
+            Saving::Right | Saving::WithOtherOptions => Ok(left),
+        }
+    }
+}
+
+impl<'t, T: Float> Call<T, T::Loss, Classes<'t>> for LogProb {
+    fn call(
+        &self,
+        pass: Pass,
+        given: Given<'_, T, T::Loss, Classes<'t>>,
+    ) -> Result<Made<T, T::Loss>, Error> {
+        let Given { input, over, target, upstreams, results, grads, workspace, stream, saving } =
+            given;
+        let upstreams = || match upstreams {
+            [Some(of_log_prob), Some(of_entropy)] => Upstreams::both(of_log_prob, of_entropy),
+            [Some(of_log_prob), None] => Upstreams::log_prob(of_log_prob),
+            [None, Some(of_entropy)] => Upstreams::entropy(of_entropy),
+            [None, None] => unreachable!(),
+        };
+        let results = results.map(Option::unwrap).into();
+        let [gradient, _] = grads;
+        let mut made = Made::nothing();
+        let mut saved = None;
+        if pass.has_upstream_always() {
+            let temperature = if self.temperature == 1.0 { 2.0 } else { 1.0 };
+            let of = match saving {
+                Saving::WithOtherOptions => self.temperature(temperature),
+                _ => *self,
+            };
+            let ((log_prob, entropy), left) = if pass.writes_into() {
+                saving_into(of, input, target, workspace, stream)?
+            } else {
+                let (log_prob, entropy, left) = of.forward_saving(input, target, stream)?;
+                ((log_prob, entropy), left)
+            };
+            made.results = [Some(log_prob), Some(entropy)];
+            made.log_sum_exp = Some(left.log_sum_exp().to_vec(stream)?);
+            saved = Some(saving.of(left, input, stream)?);
+        }
+        let saved = || saved.as_ref().unwrap();
+        match pass {
+            Pass::Forward => {
+                let (log_prob, entropy) = self.forward(input, target, stream)?;
+                made.results = [Some(log_prob), Some(entropy)];
+            }
+            Pass::ForwardInto => self.forward_into(input, target, results, workspace, stream)?,
+            Pass::Backward => {
+                made.gradient = Some(self.backward(input, target, saved(), upstreams(), stream)?);
+            }
+            Pass::BackwardInto => {
+                let to = gradient.unwrap();
+                self.backward_into(input, target, saved(), upstreams(), to, stream)?;
+            }
+            Pass::BackwardInPlace => {
+                self.backward_in_place(over.unwrap(), target, saved(), upstreams(), stream)?;
+            }
+            Pass::Both => {
+                let (log_prob, entropy, gradient) =
+                    self.forward_backward(input, target, upstreams(), stream)?;
+                made.results = [Some(log_prob), Some(entropy)];
+                made.gradient = Some(gradient);
+            }
+            Pass::BothInto => {
+                let (upstreams, to) = (upstreams(), gradient.unwrap());
+                self.forward_backward_into(
+                    input, target, results, upstreams, to, workspace, stream,
+                )?;
+            }
+            Pass::BothInPlace => {
+                let (over, upstreams) = (over.unwrap(), upstreams());
+                self.forward_backward_in_place(
+                    over, target, results, upstreams, workspace, stream,
+                )?;
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// What [`LogProb::forward_saving_into`] writes: log-probabilities, entropies, and what is saved.
+#[expect(clippy::type_complexity, reason = "as `forward_saving` returns it")]
+fn saving_into<T: Float>(
+    loss: LogProb,
+    input: View<'_, T>,
+    target: Classes<'_>,
+    workspace: &mut Workspace,
+    stream: &Stream,
+) -> Result<((Loss<T::Loss>, Loss<T::Loss>), Saved<T::Loss>), Error> {
+    let shape = input.shape();
+    let of_rows = shape.dims().split_last().map_or(&[][..], |(_, of_rows)| of_rows);
+    let new = || Loss::zeros(stream.gpu(), of_rows);
+    let (mut results, mut saved) = ((new()?, new()?), Saved::zeros(stream.gpu(), shape)?);
+    let to = (&mut results.0, &mut results.1);
+    loss.forward_saving_into(input, target, to, &mut saved, workspace, stream)?;
+    Ok((results, saved))
 }

@@ -19,11 +19,12 @@ pub struct Case {
     pub upstream: Upstream,
     pub wanted: Wanted,
     /// Elements between rows, by [`Arg`].
-    pub gaps: [usize; 6],
+    pub gaps: [usize; Arg::COUNT],
     /// Elements behind a 16-byte boundary, by [`Arg`].
-    pub offsets: [usize; 6],
-    /// Whether the loss is written to a `Loss`, or to memory without room for a fault.
-    pub to_loss: bool,
+    pub offsets: [usize; Arg::COUNT],
+    /// Whether each of [`Arg::RESULTS`] is written to a `Loss`, or to memory without room for a
+    /// fault.
+    pub to_loss: [bool; 2],
     /// Whether the call is made twice, and has to give the same bits.
     pub twice: bool,
     pub wrong: Option<Wrong>,
@@ -48,6 +49,25 @@ pub enum LossOf {
         /// Whether some targets are no classes.
         bad: bool,
     },
+    /// Log-probabilities of classes, and entropies.
+    LogProb {
+        /// Never probabilities.
+        targets: Kind,
+        temperature: f64,
+        ignore_index: i64,
+        /// Whether some targets are no classes.
+        bad: bool,
+        arrives: Arrives,
+    },
+}
+
+/// The results of `LogProb` whose gradients are given: that of the log-probabilities is
+/// [`Case::upstream`], that of the entropies stands here.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Arrives {
+    AtLogProb,
+    AtEntropy(Upstream),
+    AtBoth(Upstream),
 }
 
 /// What there is one weight for.
@@ -59,7 +79,7 @@ pub enum OneFor {
     Element,
 }
 
-/// What targets of cross-entropy are.
+/// What the targets of rows of logits are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     I64,
@@ -76,11 +96,11 @@ pub enum Reduce {
     Unreduced,
     RowSum,
     RowMean,
-    /// Of the divergence alone; of others the mean.
+    /// Of the divergence alone; of others the mean. `LogProb` has none.
     BatchMean,
 }
 
-/// The method. Before a backward pass of cross-entropy, a forward pass saves what it needs.
+/// The method. Before a backward pass of rows of logits, a forward pass saves what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
     Forward,
@@ -96,7 +116,7 @@ pub enum Pass {
 /// The gradient of the loss.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Upstream {
-    /// None is given, or ones where one has to be.
+    /// None is given, or ones where one has to be: for a backward pass, and for `LogProb`.
     Ones,
     /// One that stands for all.
     One(Values),
@@ -117,9 +137,12 @@ pub enum Arg {
     Input,
     Target,
     Upstream,
+    /// Of `LogProb` the log-probabilities.
     Loss,
     ByInput,
     ByTarget,
+    UpstreamOfEntropy,
+    Entropy,
 }
 
 /// A mistake. It is made where the call has the argument, and the mistake is one.
@@ -138,12 +161,32 @@ pub enum Wrong {
     Device(Arg),
     /// The memory is the input's too; of the input that is to be overwritten, the target's.
     Overlap(Arg),
+    /// Both results are written to the same memory.
+    OneResult,
     /// A gradient of classes.
     ClassGradient,
     /// The backward pass gets what no forward pass has left.
     NeverSaved,
     /// The backward pass gets what was saved with other options.
     OtherSaved,
+}
+
+impl Arg {
+    pub const COUNT: usize = Arg::ALL.len();
+    pub const ALL: [Arg; 8] = [
+        Arg::Input,
+        Arg::Target,
+        Arg::Upstream,
+        Arg::Loss,
+        Arg::ByInput,
+        Arg::ByTarget,
+        Arg::UpstreamOfEntropy,
+        Arg::Entropy,
+    ];
+    /// What a forward pass computes: one result, two of `LogProb`.
+    pub const RESULTS: [Arg; 2] = [Arg::Loss, Arg::Entropy];
+    /// The gradients of the results.
+    pub const UPSTREAMS: [Arg; 2] = [Arg::Upstream, Arg::UpstreamOfEntropy];
 }
 
 impl Pass {
@@ -190,14 +233,21 @@ impl Case {
         dims
     }
 
-    pub fn is_cross_entropy(&self) -> bool {
-        matches!(self.loss, LossOf::CrossEntropy { .. })
+    pub fn is_log_prob(&self) -> bool {
+        matches!(self.loss, LossOf::LogProb { .. })
     }
 
-    /// What the targets of cross-entropy are, if they are classes.
+    /// Whether the input is rows of logits, and not elements to be compared one by one.
+    pub fn has_logits(&self) -> bool {
+        matches!(self.loss, LossOf::CrossEntropy { .. } | LossOf::LogProb { .. })
+    }
+
+    /// What the targets of rows of logits are, if they are classes.
     pub fn classes(&self) -> Option<Kind> {
         match self.loss {
-            LossOf::CrossEntropy { targets, .. } if targets != Kind::Probabilities => Some(targets),
+            LossOf::CrossEntropy { targets, .. } | LossOf::LogProb { targets, .. } => {
+                (targets != Kind::Probabilities).then_some(targets)
+            }
             _ => None,
         }
     }
@@ -206,30 +256,47 @@ impl Case {
     pub fn reduce(&self) -> Reduce {
         let is_divergence = matches!(self.loss, LossOf::Pairs(Pairwise::KlDiv { .. }));
         match self.reduction {
+            _ if self.is_log_prob() => Reduce::Unreduced,
             Reduce::BatchMean if !is_divergence => Reduce::Mean,
-            Reduce::RowSum | Reduce::RowMean if self.is_cross_entropy() => Reduce::Unreduced,
+            Reduce::RowSum | Reduce::RowMean if self.has_logits() => Reduce::Unreduced,
             other => other,
         }
     }
 
-    /// The dimensions of the loss.
+    /// The dimensions of a result.
     pub fn dims_of_loss(&self) -> Vec<usize> {
         match self.reduce() {
-            Reduce::Unreduced if !self.is_cross_entropy() => self.dims(),
+            Reduce::Unreduced if !self.has_logits() => self.dims(),
             Reduce::Unreduced | Reduce::RowSum | Reduce::RowMean => self.dims_of_rows(),
             _ => vec![],
         }
     }
 
-    /// Whether a gradient is one for each element of the loss, and not one for all.
+    /// The numbers that a result has.
     pub fn losses(&self) -> usize {
         self.dims_of_loss().iter().product()
     }
 
-    /// Whether an upstream gradient is given.
-    pub fn has_upstream(&self) -> bool {
-        let may = self.pass.has_gradient() && self.pass != Pass::Both;
-        may && (self.pass.has_upstream_always() || self.upstream != Upstream::Ones)
+    /// The gradients of the results that are given.
+    pub fn upstreams(&self) -> [Option<Upstream>; 2] {
+        let of_loss = Some(self.upstream);
+        match self.loss {
+            _ if !self.pass.has_gradient() => [None; 2],
+            LossOf::LogProb { arrives, .. } => match arrives {
+                Arrives::AtLogProb => [of_loss, None],
+                Arrives::AtEntropy(of_entropy) => [None, Some(of_entropy)],
+                Arrives::AtBoth(of_entropy) => [of_loss, Some(of_entropy)],
+            },
+            _ if self.pass.has_upstream_always() => [of_loss, None],
+            _ if self.pass == Pass::Both || self.upstream == Upstream::Ones => [None; 2],
+            _ => [of_loss, None],
+        }
+    }
+
+    /// Whether the call asks for a gradient of classes, which `LogProb` has no argument for.
+    pub fn asks_for_class_gradient(&self) -> bool {
+        let may = matches!(self.pass, Pass::BackwardInto | Pass::BothInto) && !self.is_log_prob();
+        may && self.wrong == Some(Wrong::ClassGradient) && self.classes().is_some()
     }
 
     /// Whether the gradients of input and target are to be written.
@@ -240,7 +307,7 @@ impl Case {
         if !matches!(self.pass, Pass::BackwardInto | Pass::BothInto) {
             return [true, false];
         }
-        if self.wrong == Some(Wrong::ClassGradient) && self.classes().is_some() {
+        if self.asks_for_class_gradient() {
             return [true, true];
         }
         match self.wanted {

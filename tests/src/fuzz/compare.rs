@@ -1,8 +1,8 @@
 //! Holds what has come of a case against what had to.
 
 use super::expected::Expected;
-use super::perform::Outcome;
-use super::{Case, Checked, LossOf};
+use super::memory::Outcome;
+use super::{Arg, Case, Checked};
 use crate::number::Number;
 use crate::reference::tracked::{Range, Tracked};
 use fused_loss::Error;
@@ -28,9 +28,10 @@ where
         fits(*got, exact, allowed, T::RANGE, T::Loss::LIMITS)
             .map_err(|why| format!("log Σ exp x of row {row}: {why}"))?;
     }
-    if let Some(losses) = &outcome.losses {
-        same_length("losses", losses.len(), expected.losses.len())?;
-        for (at, (got, exact)) in losses.iter().zip(&expected.losses).enumerate() {
+    for ((got, expected), arg) in outcome.results.iter().zip(&expected.results).zip(Arg::RESULTS) {
+        let (Some(got), what) = (got, case.name_of(arg)) else { continue };
+        same_length(what, got.len(), expected.len())?;
+        for (at, (got, exact)) in got.iter().zip(expected).enumerate() {
             count(exact);
             // What is rounded last counts once.
             let size = exact.size - exact.value.abs();
@@ -41,7 +42,7 @@ where
                 (T::Loss::LOSS * largest, T::Loss::LIMITS)
             };
             fits(*got, exact, allowed, T::RANGE, limits)
-                .map_err(|why| format!("loss {at}: {why}"))?;
+                .map_err(|why| format!("{what} {at}: {why}"))?;
         }
     }
     for ((got, expected), what) in outcome
@@ -92,24 +93,19 @@ fn fits(
     if fits { Ok(()) } else { Err(format!("expected {value:e} ± {allowed:e}, got {got:e}")) }
 }
 
-/// What a loss says of its targets.
+/// What each result says of its targets.
 fn compare_fault(case: &Case, expected: &Expected, outcome: &Outcome) -> Result<(), String> {
-    let Some(said) = &outcome.fault else { return Ok(()) };
-    let LossOf::CrossEntropy { .. } = case.loss else {
-        return match said {
-            None => Ok(()),
-            Some(error) => Err(format!("the loss says {error}")),
-        };
-    };
-    match (said, expected.fault) {
-        (None, None) => Ok(()),
-        (Some(Error::TargetOutOfRange { row, target, classes }), Some(fault))
-            if (*row, *target) == fault && *classes == case.cols =>
-        {
-            Ok(())
+    for said in &outcome.faults {
+        match (said, &expected.fault) {
+            (None, None) => {}
+            (Some(Error::TargetOutOfRange { row, target, classes }), Some(fault))
+                if (*row, *target) == *fault && *classes == case.cols => {}
+            (said, expected) => {
+                return Err(format!("expected to hear of {expected:?}, heard {said:?}"));
+            }
         }
-        (said, expected) => Err(format!("expected to hear of {expected:?}, heard {said:?}")),
     }
+    Ok(())
 }
 
 #[cfg(test)]

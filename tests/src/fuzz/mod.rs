@@ -10,6 +10,7 @@ mod campaign;
 mod case;
 mod compare;
 mod expected;
+mod memory;
 mod perform;
 mod refusal;
 mod strategy;

@@ -1,6 +1,6 @@
 //! Which calls are to be refused, and by which error.
 
-use super::{Arg, Case, Kind, LossOf, Pairwise, Pass, Reduce, Upstream, Wrong};
+use super::{Arg, Case, Kind, LossOf, Pairwise, Pass, Upstream, Wrong};
 use crate::gpu;
 use fused_loss::{Error, Gpu};
 use std::sync::OnceLock;
@@ -15,6 +15,7 @@ pub(super) enum How {
     Gaps,
     Device,
     Overlap,
+    OverLogProb,
 }
 
 /// A device that the calls are not made on, if there is one.
@@ -31,18 +32,28 @@ impl Case {
         let chooses = matches!(self.pass, Pass::BackwardInto | Pass::BothInto);
         match arg {
             Arg::Input | Arg::Target => true,
-            Arg::Upstream => self.has_upstream(),
+            Arg::Upstream => self.upstreams()[0].is_some(),
+            Arg::UpstreamOfEntropy => self.upstreams()[1].is_some(),
             Arg::Loss => self.pass.has_loss() && self.pass.writes_into(),
+            Arg::Entropy => self.is_log_prob() && self.has(Arg::Loss),
             Arg::ByInput => chooses && by_input,
             Arg::ByTarget => chooses && by_target,
         }
     }
 
-    fn dims_of(&self, arg: Arg) -> Vec<usize> {
+    pub(super) fn dims_of(&self, arg: Arg) -> Vec<usize> {
         match arg {
-            Arg::Upstream | Arg::Loss => self.dims_of_loss(),
+            _ if is_of_result(arg) => self.dims_of_loss(),
             Arg::Target if self.classes().is_some() => self.dims_of_rows(),
             _ => self.dims(),
+        }
+    }
+
+    /// Whether there may be gaps between the rows of the argument.
+    pub(super) fn may_have_gaps(&self, arg: Arg) -> bool {
+        match arg {
+            Arg::Target => self.classes().is_none(),
+            _ => !is_of_result(arg) || self.losses_are_elements(),
         }
     }
 
@@ -59,9 +70,18 @@ impl Case {
                 Kind::I64 => 8,
                 _ => 4,
             },
-            (Arg::Loss | Arg::Upstream, _) if !self.losses_are_elements() => of_input.max(4),
+            _ if is_of_result(arg) && !self.losses_are_elements() => of_input.max(4),
             _ => of_input,
         }
+    }
+
+    /// Bytes from the first row of the argument to the end of its last.
+    fn extent(&self, arg: Arg) -> usize {
+        let dims = self.dims_of(arg);
+        let (&cols, rows) = dims.split_last().unwrap_or((&1, &[]));
+        let gap = if self.may_have_gaps(arg) { self.gaps[arg as usize] } else { 0 };
+        let rows: usize = rows.iter().product();
+        (rows.saturating_sub(1) * (cols + gap) + cols) * self.bytes_of(arg)
     }
 
     /// What is wrong with the argument.
@@ -71,7 +91,10 @@ impl Case {
         }
         let dims = self.dims_of(arg);
         let len: usize = dims.iter().product();
-        let is_one_for_all = arg == Arg::Upstream && matches!(self.upstream, Upstream::One(_));
+        let is_one_for_all = Arg::UPSTREAMS
+            .iter()
+            .zip(self.upstreams())
+            .any(|(of, upstream)| *of == arg && matches!(upstream, Some(Upstream::One(_))));
         match self.wrong? {
             Wrong::Shape(of) if of == arg && arg != Arg::Input => Some(How::Shape),
             Wrong::Null(of) if of == arg && len > 0 => Some(How::Null),
@@ -81,12 +104,7 @@ impl Case {
             }
             Wrong::Expanded(Arg::Target) if arg == Arg::Target => Some(How::Expanded),
             Wrong::Gaps(of) if of == arg && !is_one_for_all => {
-                let may_not = match arg {
-                    Arg::Loss | Arg::Upstream => !self.losses_are_elements(),
-                    Arg::Target => self.classes().is_some(),
-                    _ => false,
-                };
-                (may_not && dims.len() == 2 && dims[0] > 1).then_some(How::Gaps)
+                (!self.may_have_gaps(arg) && dims.len() == 2 && dims[0] > 1).then_some(How::Gaps)
             }
             Wrong::Device(of) if of == arg && other_gpu().is_some() => Some(How::Device),
             Wrong::Overlap(of) => {
@@ -94,15 +112,17 @@ impl Case {
                 let of = if of == Arg::Input { Arg::Target } else { of };
                 let is_written = match of {
                     Arg::Target => self.pass.is_in_place(),
-                    Arg::Upstream => false,
+                    Arg::Upstream | Arg::UpstreamOfEntropy => false,
                     _ => true,
                 };
-                // Anything else would be misaligned.
+                // Anything else would be misaligned, or beyond the memory.
                 let bytes = self.offsets[Arg::Input as usize] * self.bytes_of(Arg::Input);
-                let fits = bytes.is_multiple_of(self.bytes_of(arg));
+                let fits = bytes.is_multiple_of(self.bytes_of(arg))
+                    && self.extent(arg) <= self.extent(Arg::Input);
                 let overlaps = of == arg && is_written && fits && len > 0;
                 (overlaps && self.rows * self.cols > 0).then_some(How::Overlap)
             }
+            Wrong::OneResult if arg == Arg::Entropy && len > 0 => Some(How::OverLogProb),
             _ => None,
         }
     }
@@ -110,15 +130,9 @@ impl Case {
     /// The errors of which one has to come, as [`name`] has them; none where the call is accepted.
     pub(super) fn refusals(&self) -> Vec<String> {
         let mut refusals = Vec::new();
-        for (arg, name) in [
-            (Arg::Input, "input"),
-            (Arg::Target, "target"),
-            (Arg::Upstream, "upstream"),
-            (Arg::Loss, "loss"),
-            (Arg::ByInput, "grad_input"),
-            (Arg::ByTarget, "grad_target"),
-        ] {
+        for arg in Arg::ALL {
             let Some(how) = self.how(arg) else { continue };
+            let name = self.name_of(arg);
             refusals.push(match how {
                 How::Shape => format!("Shape of {name}"),
                 How::Null => format!("NullPointer of {name}"),
@@ -127,22 +141,18 @@ impl Case {
                 How::Device => format!("Device of {name}"),
                 How::Overlap if self.pass.is_in_place() => format!("Overlap of input with {name}"),
                 How::Overlap => format!("Overlap of {name} with input"),
+                How::OverLogProb => format!("Overlap of {name} with {}", self.name_of(Arg::Loss)),
             });
         }
-        let is_backward = self.pass.has_upstream_always();
-        match self.wrong {
-            Some(Wrong::ClassGradient) if self.grads() == [true; 2] && self.classes().is_some() => {
-                refusals.push("ClassGradient of grad_target".to_owned());
-            }
-            Some(Wrong::NeverSaved | Wrong::OtherSaved)
-                if is_backward && self.is_cross_entropy() =>
-            {
-                refusals.push("Saved".to_owned());
-            }
-            _ => {}
+        if self.asks_for_class_gradient() {
+            refusals.push(format!("ClassGradient of {}", self.name_of(Arg::ByTarget)));
+        }
+        let reads_saved = self.pass.has_upstream_always() && self.has_logits();
+        if reads_saved && matches!(self.wrong, Some(Wrong::NeverSaved | Wrong::OtherSaved)) {
+            refusals.push("Saved".to_owned());
         }
         refusals.extend(self.invalid_options().map(|option| format!("InvalidOption of {option}")));
-        if self.is_cross_entropy() && (self.cols == 0 || self.dims().is_empty()) {
+        if self.has_logits() && (self.cols == 0 || self.dims().is_empty()) {
             refusals.push("InvalidShape of input".to_owned());
         }
         refusals
@@ -158,16 +168,43 @@ impl Case {
                 (z_loss >= 0.0 && z_loss.is_finite(), "z_loss"),
                 (targets != Kind::Probabilities || ignore_index < 0, "ignore_index"),
             ],
+            LossOf::LogProb { temperature, .. } => {
+                vec![((1e-30..=1e30).contains(&temperature), "temperature")]
+            }
             _ => vec![],
         };
         options.into_iter().filter(|(is_valid, _)| !is_valid).map(|(_, option)| option)
     }
 
-    /// Whether the loss is written to a `Loss`, which is as it should be.
-    pub(super) fn is_to_loss(&self) -> bool {
-        self.to_loss && self.how(Arg::Loss).is_none() && self.reduce() != Reduce::Unreduced
-            || self.to_loss && self.how(Arg::Loss).is_none() && self.is_cross_entropy()
+    /// Whether each result is written to a `Loss`, which is as it should be.
+    pub(super) fn are_to_loss(&self) -> [bool; 2] {
+        // A mistake is made with raw memory, and elements are no `Loss`.
+        let is_one = self.how(Arg::Entropy) == Some(How::OverLogProb);
+        let may = !self.losses_are_elements() && !is_one;
+        let is_right = Arg::RESULTS.map(|arg| self.has(arg) && self.how(arg).is_none());
+        [0, 1].map(|which: usize| self.to_loss[which] && may && is_right[which])
     }
+
+    /// The argument in errors.
+    pub(super) fn name_of(&self, arg: Arg) -> &'static str {
+        match arg {
+            Arg::Input => "input",
+            Arg::Target => "target",
+            Arg::Upstream if self.is_log_prob() => "upstream_log_prob",
+            Arg::Upstream => "upstream",
+            Arg::Loss if self.is_log_prob() => "log_prob",
+            Arg::Loss => "loss",
+            Arg::ByInput => "grad_input",
+            Arg::ByTarget => "grad_target",
+            Arg::UpstreamOfEntropy => "upstream_entropy",
+            Arg::Entropy => "entropy",
+        }
+    }
+}
+
+/// Whether the argument is a result, or the gradient of one.
+fn is_of_result(arg: Arg) -> bool {
+    Arg::RESULTS.contains(&arg) || Arg::UPSTREAMS.contains(&arg)
 }
 
 /// An error's kind, and what it names.

@@ -1,7 +1,8 @@
 //! How cases are drawn.
 
 use super::{
-    Arg, Case, Dtype, Kind, LossOf, OneFor, Pairwise, Pass, Reduce, Upstream, Values, Wanted, Wrong,
+    Arg, Arrives, Case, Dtype, Kind, LossOf, OneFor, Pairwise, Pass, Reduce, Upstream, Values,
+    Wanted, Wrong,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -11,7 +12,7 @@ pub fn case() -> impl Strategy<Value = Case> {
     let numbers = (values(), values(), upstream(), any::<u64>());
     let call = (loss(), dtype(), reduction(), pass(), wanted(), wrong());
     let place = (shape(), select(vec![2_usize, 1, 0, 3]), places(20), places(8));
-    let how = (any::<bool>(), prop::bool::weighted(0.05));
+    let how = (any::<[bool; 2]>(), prop::bool::weighted(0.05));
     (numbers, call, place, how).prop_map(|(numbers, call, place, how)| {
         let (input, target, upstream, seed) = numbers;
         let (loss, dtype, reduction, pass, wanted, wrong) = call;
@@ -103,17 +104,17 @@ fn shape() -> impl Strategy<Value = [usize; 2]> {
 }
 
 /// Numbers below `most`, for each argument: none, the same for all, one alone, or each its own.
-fn places(most: usize) -> impl Strategy<Value = [usize; 6]> {
+fn places(most: usize) -> impl Strategy<Value = [usize; Arg::COUNT]> {
     let alone = |(which, place): (usize, usize)| {
-        let mut places = [0; 6];
+        let mut places = [0; Arg::COUNT];
         places[which] = place;
         places
     };
     prop_oneof![
-        Just([0; 6]),
-        (0..most).prop_map(|same| [same; 6]),
-        (0_usize..6, 0..most).prop_map(alone),
-        prop::array::uniform6(0..most)
+        Just([0; Arg::COUNT]),
+        (0..most).prop_map(|same| [same; Arg::COUNT]),
+        (0..Arg::COUNT, 0..most).prop_map(alone),
+        prop::array::uniform(0..most)
     ]
 }
 
@@ -131,6 +132,7 @@ fn loss() -> impl Strategy<Value = LossOf> {
             LossOf::Pairs(Pairwise::KlDiv { log_input, log_target })
         }),
         9 => cross_entropy(),
+        6 => log_prob(),
     ]
 }
 
@@ -147,10 +149,6 @@ fn weighted_bce() -> impl Strategy<Value = LossOf> {
 fn cross_entropy() -> impl Strategy<Value = LossOf> {
     let targets = select(vec![Kind::I64, Kind::I32, Kind::U32, Kind::U8, Kind::Probabilities]);
     let weight = prop_oneof![Just(None), values().prop_map(Some)];
-    let ignored = prop_oneof![
-        4 => Just(-100_i64),
-        1 => select(vec![-1_i64, 0, 1, 255, 4_294_967_295, 4_294_967_196, i64::MIN, i64::MAX]),
-    ];
     let smoothing = prop_oneof![
         12 => Just(0.0),
         8 => select(vec![0.1, 1.0, 0.5, 1e-10]),
@@ -161,7 +159,7 @@ fn cross_entropy() -> impl Strategy<Value = LossOf> {
         8 => select(vec![1e-3, 1.0, 1e-30]),
         1 => select(vec![-1e-3, f64::NAN, f64::INFINITY]),
     ];
-    (targets, weight, ignored, smoothing, z_loss, prop::bool::weighted(0.2)).prop_map(
+    (targets, weight, ignored(), smoothing, z_loss, bad()).prop_map(
         |(targets, weight, ignore_index, label_smoothing, z_loss, bad)| LossOf::CrossEntropy {
             targets,
             weight,
@@ -173,19 +171,59 @@ fn cross_entropy() -> impl Strategy<Value = LossOf> {
     )
 }
 
+fn log_prob() -> impl Strategy<Value = LossOf> {
+    let targets = select(vec![Kind::I64, Kind::I32, Kind::U32, Kind::U8]);
+    let temperature = prop_oneof![
+        6 => Just(1.0),
+        8 => select(vec![0.7, 2.0, 0.1, 10.0, 1e-3, 1e3]),
+        4 => select(vec![1e-30, 1e30, 1e-10, 1e10]),
+        1 => select(vec![0.0, -1.0, 1e-31, 1e31, f64::NAN, f64::INFINITY]),
+    ];
+    let arrives = prop_oneof![
+        Just(Arrives::AtLogProb),
+        upstream().prop_map(Arrives::AtEntropy),
+        upstream().prop_map(Arrives::AtBoth),
+    ];
+    (targets, temperature, ignored(), bad(), arrives).prop_map(
+        |(targets, temperature, ignore_index, bad, arrives)| LossOf::LogProb {
+            targets,
+            temperature,
+            ignore_index,
+            bad,
+            arrives,
+        },
+    )
+}
+
+/// The class that does not count: the usual one, one that some rows have, and numbers that some
+/// types of classes do not hold.
+fn ignored() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => Just(-100_i64),
+        1 => select(vec![-1_i64, 0, 1, 255, 4_294_967_295, 4_294_967_196, i64::MIN, i64::MAX]),
+    ]
+}
+
+/// Whether some targets are no classes.
+fn bad() -> impl Strategy<Value = bool> {
+    prop::bool::weighted(0.2)
+}
+
 /// A mistake in one case of eight.
 fn wrong() -> impl Strategy<Value = Option<Wrong>> {
-    use Arg::{ByInput, ByTarget, Input, Loss, Target, Upstream};
-    let arg = || select(vec![Input, Target, Upstream, Loss, ByInput, ByTarget]);
+    let arg = || select(Arg::ALL.to_vec());
+    let of_some =
+        vec![Wrong::ClassGradient, Wrong::NeverSaved, Wrong::OtherSaved, Wrong::OneResult];
     let one = prop_oneof![
-        arg().prop_map(Wrong::Shape),
-        arg().prop_map(Wrong::Null),
-        arg().prop_map(Wrong::Misaligned),
-        arg().prop_map(Wrong::Expanded),
-        arg().prop_map(Wrong::Gaps),
-        arg().prop_map(Wrong::Device),
-        arg().prop_map(Wrong::Overlap),
-        select(vec![Wrong::ClassGradient, Wrong::NeverSaved, Wrong::OtherSaved]),
+        1 => arg().prop_map(Wrong::Shape),
+        1 => arg().prop_map(Wrong::Null),
+        1 => arg().prop_map(Wrong::Misaligned),
+        1 => arg().prop_map(Wrong::Expanded),
+        1 => arg().prop_map(Wrong::Gaps),
+        1 => arg().prop_map(Wrong::Device),
+        1 => arg().prop_map(Wrong::Overlap),
+        // Few calls have what these are made with.
+        4 => select(of_some),
     ];
     prop_oneof![7 => Just(None), 1 => one.prop_map(Some)]
 }

@@ -99,8 +99,9 @@ pub(super) struct Tensors<T> {
     pub(super) target: Target<T>,
     /// Those of the loss's elements or classes; of binary cross-entropy the second is `pos_weight`.
     pub(super) weights: [Option<Vec<T>>; 2],
-    /// As many as the loss has values, or one that stands for all. They are exact in its type.
-    pub(super) upstream: Vec<f64>,
+    /// Of each result as many as it has values, or one that stands for all. They are exact in its
+    /// type.
+    pub(super) upstreams: [Vec<f64>; 2],
 }
 
 impl<T: Number> Tensors<T> {
@@ -129,27 +130,30 @@ impl<T: Number> Tensors<T> {
                 };
                 [weight.map(|one| of(one, seed ^ 2)), pos_weight.map(|one| of(one, seed ^ 3))]
             }
-            LossOf::Pairs(_) => [None, None],
+            LossOf::Pairs(_) | LossOf::LogProb { .. } => [None, None],
         };
-        let numbers = |values, len: usize| -> Vec<f64> {
+        let numbers = |values, seed, len: usize| -> Vec<f64> {
             let domain = Domain::Around(2.0);
             let is_half = case.losses_are_elements();
             let at = |index| {
                 if is_half {
-                    value::<T>(values, domain, seed ^ 4, index, 1).wide()
+                    value::<T>(values, domain, seed, index, 1).wide()
                 } else {
-                    value::<T::Loss>(values, domain, seed ^ 4, index, 1).wide()
+                    value::<T::Loss>(values, domain, seed, index, 1).wide()
                 }
             };
             (0..len as u64).map(at).collect()
         };
-        let upstream = match case.upstream {
-            _ if !case.has_upstream() => vec![1.0; case.losses()],
-            Upstream::Ones => vec![1.0; case.losses()],
-            Upstream::One(values) => numbers(values, 1),
-            Upstream::Each(values) => numbers(values, case.losses()),
+        let upstream = |upstream, seed| match upstream {
+            // A result of `LogProb` without a gradient has none; a loss is its own.
+            None if case.is_log_prob() => vec![0.0; case.losses()],
+            None | Some(Upstream::Ones) => vec![1.0; case.losses()],
+            Some(Upstream::One(values)) => numbers(values, seed, 1),
+            Some(Upstream::Each(values)) => numbers(values, seed, case.losses()),
         };
-        Tensors { input: fill(case.input, of_input, seed, rows * cols), target, weights, upstream }
+        let [of_loss, of_entropy] = case.upstreams();
+        let upstreams = [upstream(of_loss, seed ^ 4), upstream(of_entropy, seed ^ 6)];
+        Tensors { input: fill(case.input, of_input, seed, rows * cols), target, weights, upstreams }
     }
 
     /// The same in float64.
@@ -162,7 +166,7 @@ impl<T: Number> Tensors<T> {
                 Target::Classes(classes) => Target::Classes(classes.clone()),
             },
             weights: self.weights.each_ref().map(|of| of.as_ref().map(wide)),
-            upstream: self.upstream.clone(),
+            upstreams: self.upstreams.clone(),
         }
     }
 }
@@ -196,7 +200,7 @@ impl OneFor {
 impl Case {
     /// Whether the loss is one for each element, of the input's type.
     pub(super) fn losses_are_elements(&self) -> bool {
-        self.reduce() == super::Reduce::Unreduced && !self.is_cross_entropy()
+        self.reduce() == super::Reduce::Unreduced && !self.has_logits()
     }
 }
 
@@ -211,7 +215,7 @@ fn domains(case: &Case) -> (Domain, Domain) {
             (Domain::Around(6.0), Domain::Above(1.0))
         }
         LossOf::Pairs(_) => (Domain::Around(1.0), Domain::Around(1.0)),
-        LossOf::CrossEntropy { .. } => {
+        LossOf::CrossEntropy { .. } | LossOf::LogProb { .. } => {
             (Domain::Around(6.0), Domain::Above(2.0 / case.cols.max(1) as f64))
         }
     }
@@ -224,7 +228,11 @@ fn of_weights(values: Values) -> Domain {
 
 /// A class for each row, or what is to be ignored, or what is no class.
 fn classes(case: &Case, kind: Kind) -> Vec<i64> {
-    let LossOf::CrossEntropy { ignore_index, bad, .. } = case.loss else { unreachable!() };
+    let (LossOf::CrossEntropy { ignore_index, bad, .. }
+    | LossOf::LogProb { ignore_index, bad, .. }) = case.loss
+    else {
+        unreachable!()
+    };
     let cols = case.cols as i64;
     let as_stored = |class: i64| match kind {
         Kind::I64 | Kind::Probabilities => class,

@@ -1,107 +1,14 @@
-//! What has to come of a case, from the references.
+//! What has to come of cross-entropy.
 
-use super::values::{Target, Tensors};
-use super::{Case, LossOf, Pairwise, Reduce};
-use crate::number::Number;
+use super::{Expected, Is, fault, small};
+use crate::fuzz::values::{Target, Tensors};
+use crate::fuzz::{Case, LossOf, Reduce};
 use crate::reference::Total;
 use crate::reference::cross_entropy::{self, Options, Row};
 use crate::reference::tracked::{Range, Tracked};
-use fused_loss::Dtype;
-
-/// The results of all passes.
-pub(super) struct Expected {
-    pub(super) losses: Vec<Tracked>,
-    /// The gradients of input and target.
-    pub(super) grads: [Vec<Tracked>; 2],
-    /// log Σ exp x of each row, of cross-entropy.
-    pub(super) log_sum_exp: Vec<Tracked>,
-    /// The first row whose target is no class, and that target.
-    pub(super) fault: Option<(usize, i64)>,
-}
-
-impl Expected {
-    pub(super) fn of(case: &Case, tensors: &Tensors<f64>) -> Self {
-        let range = if case.dtype == Dtype::F64 { f64::RANGE } else { f32::RANGE };
-        match case.loss {
-            LossOf::Pairs(pairwise) => of_pairs(case, pairwise, tensors, range),
-            LossOf::WeightedBce { .. } => of_pairs(case, Pairwise::Bce, tensors, range),
-            LossOf::CrossEntropy { .. } => OfRows::new(case, tensors, range).expected(),
-        }
-    }
-}
-
-impl Tensors<f64> {
-    /// The upstream gradient of a value of the loss.
-    fn upstream(&self, value: usize) -> f64 {
-        self.upstream[if self.upstream.len() == 1 { 0 } else { value }]
-    }
-}
-
-fn of_pairs(case: &Case, pairwise: Pairwise, tensors: &Tensors<f64>, range: Range) -> Expected {
-    let Target::Numbers(target) = &tensors.target else { unreachable!() };
-    let (rows, cols) = (case.rows, case.cols);
-    let len = rows * cols;
-    let weights_of = |element| match case.loss {
-        LossOf::WeightedBce { weight, pos_weight, .. } => {
-            let of = |which: usize, one: Option<super::OneFor>| {
-                let values = tensors.weights[which].as_ref();
-                one.zip(values).map_or(1.0, |(one, values)| values[one.of(element, cols)])
-            };
-            [of(0, weight), of(1, pos_weight)]
-        }
-        _ => [1.0; 2],
-    };
-    let elements: Vec<_> = (0..len)
-        .map(|at| pairwise.element(tensors.input[at], target[at], weights_of(at), range))
-        .collect();
-    let (values, divisor) = match case.reduce() {
-        Reduce::Unreduced => (len, 1),
-        Reduce::Sum => (1, 1),
-        Reduce::Mean => (1, len),
-        Reduce::BatchMean => (1, case.dims().first().copied().unwrap_or(1)),
-        Reduce::RowSum => (rows, 1),
-        Reduce::RowMean => (rows, cols),
-    };
-    let divisor = Tracked::exact(divisor as f64, range);
-    let value_of = |element: usize| match case.reduce() {
-        Reduce::Unreduced => element,
-        Reduce::RowSum | Reduce::RowMean => element / cols,
-        _ => 0,
-    };
-    let per = len.checked_div(values).unwrap_or(0);
-    let losses = (0..values).map(|value| {
-        if case.reduce() == Reduce::Unreduced {
-            return elements[value].term;
-        }
-        let terms = elements[value * per..(value + 1) * per].iter().map(|element| element.term);
-        Tracked::sum(terms, range).over(divisor)
-    });
-    let gradient = |at: usize, [factor, slope]: [Tracked; 2]| {
-        let scale = Tracked::exact(tensors.upstream(value_of(at)), range).over(divisor);
-        Tracked::product(&[scale, factor, slope])
-    };
-    Expected {
-        losses: losses.collect(),
-        grads: [
-            elements.iter().enumerate().map(|(at, of)| gradient(at, of.by_input)).collect(),
-            elements.iter().enumerate().map(|(at, of)| gradient(at, of.by_target)).collect(),
-        ],
-        log_sum_exp: Vec::new(),
-        fault: None,
-    }
-}
-
-/// What a row of logits has for a target.
-#[derive(Clone, Copy, PartialEq)]
-enum Is {
-    Ignored,
-    NoClass,
-    Class(usize),
-    Probabilities,
-}
 
 /// Cross-entropy of a case.
-struct OfRows<'a> {
+pub(super) struct OfRows<'a> {
     case: &'a Case,
     tensors: &'a Tensors<f64>,
     range: Range,
@@ -127,7 +34,7 @@ struct OfRow {
 }
 
 impl<'a> OfRows<'a> {
-    fn new(case: &'a Case, tensors: &'a Tensors<f64>, range: Range) -> Self {
+    pub(super) fn new(case: &'a Case, tensors: &'a Tensors<f64>, range: Range) -> Self {
         let LossOf::CrossEntropy { ignore_index, label_smoothing, z_loss, .. } = case.loss else {
             unreachable!()
         };
@@ -136,27 +43,17 @@ impl<'a> OfRows<'a> {
     }
 
     fn is(&self, row: usize) -> Is {
-        match &self.tensors.target {
-            Target::Numbers(_) => Is::Probabilities,
-            Target::Classes(classes) if classes[row] == self.ignore_index => Is::Ignored,
-            Target::Classes(classes) => match usize::try_from(classes[row]) {
-                Ok(class) if class < self.case.cols => Is::Class(class),
-                _ => Is::NoClass,
-            },
-        }
+        Is::of(self.tensors, row, self.ignore_index, self.case.cols)
     }
 
     fn exact(&self, value: f64) -> Tracked {
         Tracked::exact(value, self.range)
     }
 
-    fn expected(&self) -> Expected {
+    pub(super) fn expected(&self) -> Expected {
         let (rows, cols, range) = (self.case.rows, self.case.cols, self.range);
         let of_rows: Vec<OfRow> = (0..rows).map(|row| self.row(row)).collect();
-        let fault = (0..rows).find(|&row| self.is(row) == Is::NoClass).map(|row| {
-            let Target::Classes(classes) = &self.tensors.target else { unreachable!() };
-            (row, classes[row])
-        });
+        let fault = fault(self.tensors, rows, |row| self.is(row));
         let is_mean = self.case.reduce() == Reduce::Mean;
         let counts = (0..rows).filter(|&row| self.is(row) != Is::Ignored).count();
         let (divisor, z_divisor) = if is_mean {
@@ -176,7 +73,7 @@ impl<'a> OfRows<'a> {
         };
         let mut grads = [Vec::new(), Vec::new()];
         for (row, of_row) in of_rows.iter().enumerate() {
-            let upstream = self.tensors.upstream(if is_each { row } else { 0 });
+            let upstream = self.tensors.upstream(0, if is_each { row } else { 0 });
             let is = self.is(row);
             let always = match is {
                 // Beside a target that is no class, the gradients of a mean are anything.
@@ -216,7 +113,7 @@ impl<'a> OfRows<'a> {
             }
         }
         let log_sum_exp = of_rows.iter().map(|row| row.log_sum_exp).collect();
-        Expected { losses, grads, log_sum_exp, fault }
+        Expected { results: [losses, Vec::new()], grads, log_sum_exp, fault }
     }
 
     /// What a mean is divided by.
@@ -324,6 +221,8 @@ impl<'a> OfRows<'a> {
         let all_q: f64 = (0..cols).map(q).sum();
         let parts = || (0..cols).filter(|&col| counts(col));
         let magnitude: f64 = parts().map(|col| q(col) * log_p(col) * small(log_p(col))).sum();
+        // A lane adds up the terms of up to some 128 classes one after the other.
+        let terms = if is_bare { 1.0 } else { (cols as f64 / 32.0).clamp(1.0, 4.0) };
         // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is NaN.
         let reads = |col: &usize| !is_bare || target(*col) > 0.0;
         let finite_log_p = (0..cols).filter(reads).map(log_p).filter(|log_p| log_p.is_finite());
@@ -381,7 +280,7 @@ impl<'a> OfRows<'a> {
             most: self.exact(if is_bare { all_q.max(1.0) } else { all_q.max(all).max(2.0) }),
             z_most: self.exact((2.0 * z_loss * lse_magnitude).max(z_loss)),
             least: self.exact(least),
-            loss: tracked(of_row.loss, magnitude, off, is_lost),
+            loss: tracked(of_row.loss, magnitude * terms, off, is_lost),
             z: tracked(of_row.z, z_size, range.least * (1.0 + lse_magnitude), z_is_lost),
             log_sum_exp,
             by_input: of_row
@@ -409,9 +308,4 @@ fn is_smoothed(is: Is, share: f64) -> bool {
 fn numbers_above_one(weights: &[f64], probabilities: &[f64]) -> f64 {
     let most = |of: &[f64]| of.iter().fold(1.0_f64, |most, value| most.max(value.abs()));
     most(weights) * most(probabilities)
-}
-
-/// A small logarithm is that of 1 and an exponential, which is as good as its argument is.
-fn small(log: f64) -> f64 {
-    1.0 + (-log.max(f64::MIN_POSITIVE).ln()).max(0.0) / 6.4
 }

@@ -1,0 +1,290 @@
+//! Cases that were once findings: of a reference or a limit that was wrong, as none was of the
+//! library.
+
+use super::*;
+
+/// Rows with gaps, of which the distance is a multiple of more vectors than the length: lanes that
+/// took the vectors of a row in an order of their own took some of the gap.
+#[test]
+fn rows_of_an_odd_number_of_vectors_an_even_number_apart() {
+    for (dtype, pass, rows, cols, gap) in
+        [(F64, BackwardInto, 5, 82, 10), (F32, Forward, 3, 100, 12), (F32, Forward, 40, 12, 4)]
+    {
+        check(&Case {
+            loss: CrossEntropy {
+                targets: I64,
+                weight: None,
+                ignore_index: -100,
+                label_smoothing: 0.0,
+                z_loss: 0.0,
+                bad: false,
+            },
+            dtype,
+            pass,
+            rows,
+            cols,
+            gaps: [gap; 8],
+            ..PLAIN
+        })
+        .unwrap();
+    }
+}
+
+/// A call that writes the gradient over its input, and is given that memory for its loss too.
+#[test]
+fn a_loss_over_the_input() {
+    check(&Case {
+        loss: Pairs(SmoothL1 { beta: 1.0 }),
+        dtype: F32,
+        pass: BothInPlace,
+        rows: 1,
+        cols: 1,
+        wrong: Some(Overlap(Loss)),
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// 2λ · log Σ exp x · upstream is beyond f32, and what is left of the gradient is not.
+#[test]
+fn a_gradient_that_cancels_beyond_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 1.0,
+            bad: false,
+        },
+        dtype: F32,
+        pass: BackwardInto,
+        rows: 1,
+        cols: 2,
+        upstream: Each(Huge),
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// Two logits are further apart than f32 reaches, and their share of the loss is not.
+#[test]
+fn smoothing_of_logits_beyond_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.5,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        reduction: Unreduced,
+        pass: Forward,
+        rows: 32,
+        cols: 3,
+        input: Huge,
+        seed: 5206502880450947083,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// Terms of both signs, which are beyond f64 before they cancel.
+#[test]
+fn a_sum_that_cancels_beyond_the_range() {
+    check(&Case {
+        loss: Pairs(KlDiv { log_input: true, log_target: false }),
+        dtype: F64,
+        pass: Forward,
+        rows: 1,
+        cols: 21,
+        input: Huge,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// Beside one logit the others come to a ten-trillionth, which log Σ exp x has, in full accuracy.
+#[test]
+fn the_logarithm_of_a_row_that_is_nearly_certain() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        pass: BackwardInto,
+        rows: 63,
+        cols: 2,
+        input: Bits,
+        seed: 5604468264237773505,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// −∞ times a difference that f32 has as 0.
+#[test]
+fn an_infinite_weight_of_nearly_nothing() {
+    check(&Case {
+        loss: WeightedBce { weight: Some(All), pos_weight: None, values: MinusInfinity },
+        dtype: Bf16,
+        pass: BothInto,
+        rows: 1,
+        cols: 4235,
+        input: Bits,
+        wanted: OfBoth,
+        seed: 3526438745624489,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// 0 · ∞ in f32, where a weight times a probability is below its range.
+#[test]
+fn a_share_below_the_range_of_an_impossible_class() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: Probabilities,
+            weight: Some(Tiny),
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        pass: Forward,
+        rows: 1,
+        cols: 2,
+        input: Special,
+        target: Tiny,
+        seed: 3477207890281241696,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// Twice the upstream gradient is beyond f32.
+#[test]
+fn smoothing_with_an_upstream_near_the_end_of_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: Some(Tiny),
+            ignore_index: -100,
+            label_smoothing: 1.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: F32,
+        reduction: Unreduced,
+        pass: BothInto,
+        rows: 1,
+        cols: 8,
+        upstream: One(Huge),
+        seed: 14070989839132467581,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// An exponential of 3e-308 is 0 to the kernels, and the gradient is 1e6 times as much.
+#[test]
+fn exponentials_that_vanish_at_a_low_temperature() {
+    check(&Case {
+        loss: LogProb {
+            targets: I64,
+            temperature: 0.001,
+            ignore_index: -100,
+            bad: false,
+            arrives: AtEntropy(Ones),
+        },
+        dtype: F64,
+        reduction: Sum,
+        pass: BothInto,
+        rows: 1023,
+        cols: 16,
+        rank: 2,
+        input: Ordinary,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0, 0, 0, 0, 0, 0, 0, 0],
+        offsets: [0, 0, 0, 0, 0, 0, 0, 0],
+        to_loss: [false, false],
+        twice: false,
+        wrong: None,
+        seed: 1984907495343998569,
+    })
+    .unwrap();
+}
+
+/// Probabilities with gaps do not overlap logits without: their last rows would be in no memory.
+#[test]
+fn probabilities_over_logits_that_reach_less_far() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: Probabilities,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: F32,
+        reduction: Sum,
+        pass: BackwardInPlace,
+        rows: 6,
+        cols: 1,
+        rank: 2,
+        input: Ordinary,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0, 4, 0, 0, 0, 0, 0, 0],
+        offsets: [0, 0, 0, 0, 0, 0, 0, 0],
+        to_loss: [false, false],
+        twice: false,
+        wrong: Some(Overlap(Input)),
+        seed: 0,
+    })
+    .unwrap();
+}
+
+/// 66 terms of a smoothed row, of which the largest are alike, are added up by one lane.
+#[test]
+fn smoothing_of_logits_of_any_bits() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.1,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: Bf16,
+        reduction: Unreduced,
+        pass: Forward,
+        rows: 7,
+        cols: 66,
+        rank: 2,
+        input: Bits,
+        target: Ordinary,
+        upstream: Ones,
+        wanted: OfInput,
+        gaps: [0, 0, 0, 0, 0, 0, 0, 0],
+        offsets: [0, 0, 0, 0, 0, 0, 0, 0],
+        to_loss: [false, false],
+        twice: false,
+        wrong: None,
+        seed: 14658475128704497711,
+    })
+    .unwrap();
+}

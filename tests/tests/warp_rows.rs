@@ -1,5 +1,5 @@
-//! Rows in the registers of a warp, which has eight vectors of 16 bytes a lane for each: those of f32
-//! and 16 bits that have no room in four. Against float64, in every pass.
+//! Rows in the registers of a warp, which has eight vectors of 16 bytes a lane for each: those of
+//! f32 and 16 bits that have no room in four. Against float64, in every pass.
 
 use half::{bf16, f16};
 use tests::class_rows::{Case, DENSE, Options, Place};

@@ -12,7 +12,7 @@
 /// |---|---|
 /// | log-probability | log p_y = (z_y − m) − L |
 /// | entropy | H = −Σ p log p = L − Σ p (z − m), where p log p is 0 at a logit of −∞ |
-/// | gradient of logit c | a ([c = y] − p_c)/T − b p_c (log p_c + H)/T, the second term 0 where p_c is 0 |
+/// | gradient of logit c | a ([c = y] − p_c)/T − b p_c (log p_c + H)/T, where 0 (log 0 + H) is 0 |
 ///
 /// The upstream gradients are a, of log p_y, and b, of H.
 ///

@@ -33,7 +33,8 @@ const fn min_bytes(element_bytes: usize, tensors: usize) -> usize {
 /// threads have registers in as many blocks as shared memory has room for. H200, 2026-11-28,
 /// forward-backward from probabilities, ceiling ÷ ours with 8, 12, 14 and 16: f32, 2048 columns
 /// 0.97, 0.97, 0.97, 0.95, 4616 columns 0.86, 0.94, 0.94, 0.94; f64, 1423 columns 0.75, 0.85, 0.85,
-/// 0.85, 1984 columns 0.92, 0.95, 0.95, 0.94. For logits alone the number was chosen, not searched for.
+/// 0.85, 1984 columns 0.92, 0.95, 0.95, 0.94. For logits alone the number was chosen, not searched
+/// for.
 const VECTORS: [usize; 2] = [16, 14];
 
 /// Where there are few rows, more threads share each, until a thread has so many vectors. H200,

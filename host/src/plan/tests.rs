@@ -191,6 +191,8 @@ fn rows_of_a_warp_are_register_resident_or_packed() {
             [1408, 1400].map(|cols| of_16_bits(few, cols)),
             [Regime::WarpWhole, Regime::Packed]
         );
+        // All rows have room at once.
+        assert_eq!(of_16_bits(1100, 1400), Regime::WarpWhole);
     }
 }
 
@@ -227,8 +229,8 @@ fn many_long_rows_have_few_threads_each() {
     assert_eq!([10_000, 100_000].map(|rows| threads(rows, 2653, 2)), [96, 32]);
     assert_eq!(threads(5000, 5179, 2), threads(100_000, 5179, 2));
     assert_eq!([8193, 16_385].map(|cols| threads(1 << 16, cols, 2)), [96, 192]);
-    // 132 × 32 = 4224 warps are shared out: at 704 rows, each could have six, and at 500 rows eight,
-    // which is all that a row has vectors in flight for.
+    // 132 × 32 = 4224 warps are shared out: at 704 rows, each could have six, and at 500 rows
+    // eight, which is all that a row has vectors in flight for.
     assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 4000, 4)), [128, 128, 192, 256]);
 }
 

@@ -206,21 +206,11 @@ fn exponentials_that_vanish_at_a_low_temperature() {
             arrives: AtEntropy(Ones),
         },
         dtype: F64,
-        reduction: Sum,
         pass: BothInto,
         rows: 1023,
         cols: 16,
-        rank: 2,
-        input: Ordinary,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0, 0, 0, 0, 0, 0, 0, 0],
-        offsets: [0, 0, 0, 0, 0, 0, 0, 0],
-        to_loss: [false, false],
-        twice: false,
-        wrong: None,
         seed: 1984907495343998569,
+        ..PLAIN
     })
     .unwrap();
 }
@@ -237,22 +227,12 @@ fn probabilities_over_logits_that_reach_less_far() {
             z_loss: 0.0,
             bad: false,
         },
-        dtype: F32,
-        reduction: Sum,
         pass: BackwardInPlace,
         rows: 6,
         cols: 1,
-        rank: 2,
-        input: Ordinary,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
         gaps: [0, 4, 0, 0, 0, 0, 0, 0],
-        offsets: [0, 0, 0, 0, 0, 0, 0, 0],
-        to_loss: [false, false],
-        twice: false,
         wrong: Some(Overlap(Input)),
-        seed: 0,
+        ..PLAIN
     })
     .unwrap();
 }
@@ -271,20 +251,11 @@ fn smoothing_of_logits_of_any_bits() {
         },
         dtype: Bf16,
         reduction: Unreduced,
-        pass: Forward,
         rows: 7,
         cols: 66,
-        rank: 2,
         input: Bits,
-        target: Ordinary,
-        upstream: Ones,
-        wanted: OfInput,
-        gaps: [0, 0, 0, 0, 0, 0, 0, 0],
-        offsets: [0, 0, 0, 0, 0, 0, 0, 0],
-        to_loss: [false, false],
-        twice: false,
-        wrong: None,
         seed: 14658475128704497711,
+        ..PLAIN
     })
     .unwrap();
 }

@@ -180,8 +180,9 @@ impl Shape {
         self.fits_registers() && self.vectors <= MOST_REGISTER_VECTORS
     }
 
-    /// How rows are packed, if they are short enough. Few rows, and some of which few turns are
-    /// taken, have a block each instead, unless a warp has room for a row.
+    /// How rows are packed, if they are short enough. Few rows, and those that
+    /// [prefer a block](Self::prefers_block), have one each instead, unless a warp has room for a
+    /// row.
     pub(super) fn packed(&self) -> Option<(Packed, Device)> {
         let has_block = self.is_few() || self.prefers_block();
         self.kernels.packed.filter(|_| self.fits_warp() || !has_block)
@@ -193,12 +194,12 @@ impl Shape {
     /// and packed: f32 forward-backward, 64×601 4.3 and 9.4, 256×1001 4.5 and 9.0, 4096×1001 17.3
     /// and 18.3; bf16, 64×1999 4.9 and 14.2, 4096×1999 20.9 and 24.3; f32 forward, 256×601 3.3 and
     /// 4.6, 1024×601 5.2 and 4.9, 4096×1001 13.0 and 10.7; bf16, 256×1999 3.5 and 6.6, 1024×1201
-    /// 5.5 and 5.5. Of more turns, ceiling ÷ ours with a block per row and packed: f32, 1208
-    /// columns, of 90 MiB 0.89 and 0.74, 1109 columns, of 24 MiB 0.62 and 0.46, 1137 columns, of
-    /// 132 MiB 0.80 and 0.77; bf16, 2544 columns, of 35 MiB 0.73 and 0.53, 2151 columns, of 20 MiB
-    /// 0.53 and 0.44, 2113 columns, of 118 MiB 0.73 and 0.72, but 2336 columns, of 115 MiB 0.73 and
-    /// 0.79. Shorter: bf16, 1853 columns, of 56 MiB 0.56 and 0.60; f32, 961 columns, of 67 MiB 0.67
-    /// and 0.64.
+    /// 5.5 and 5.5. Where rows take more turns, ceiling ÷ ours with a block per row and packed:
+    /// f32, 1208 columns, of 90 MiB 0.89 and 0.74, 1109 columns, of 24 MiB 0.62 and 0.46, 1137
+    /// columns, of 132 MiB 0.80 and 0.77; bf16, 2544 columns, of 35 MiB 0.73 and 0.53, 2151
+    /// columns, of 20 MiB 0.53 and 0.44, 2113 columns, of 118 MiB 0.73 and 0.72, but 2336 columns,
+    /// of 115 MiB 0.73 and 0.79. Shorter: bf16, 1853 columns, of 56 MiB 0.56 and 0.60; f32, 961
+    /// columns, of 67 MiB 0.67 and 0.64.
     fn prefers_block(&self) -> bool {
         const MOST_ROWS: usize = 512;
         const LONGER_THAN_BYTES: usize = 4096;

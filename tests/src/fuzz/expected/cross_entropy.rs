@@ -221,9 +221,11 @@ impl<'a> OfRows<'a> {
         let all_q: f64 = (0..cols).map(q).sum();
         let parts = || (0..cols).filter(|&col| counts(col));
         let magnitude: f64 = parts().map(|col| q(col) * log_p(col) * small(log_p(col))).sum();
-        // A lane adds up the terms of up to some 128 classes one after the other.
-        let terms = if is_bare { 1.0 } else { (cols as f64 / 32.0).clamp(1.0, 4.0) };
-        // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is NaN.
+        // In f32, a lane adds up the terms of up to some 128 classes one after the other.
+        let has_sum = !is_bare && range == Range::F32;
+        let terms = if has_sum { (cols as f64 / 32.0).clamp(1.0, 4.0) } else { 1.0 };
+        // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is
+        // NaN.
         let reads = |col: &usize| !is_bare || target(*col) > 0.0;
         let finite_log_p = (0..cols).filter(reads).map(log_p).filter(|log_p| log_p.is_finite());
         let span = finite_log_p.fold(1.0, f64::max);

@@ -24,6 +24,7 @@
 //!   options and reductions, as `KlDiv::new().log_target(true).reduction(Sum).loss(&p, &q)`, by
 //!   [`TensorLoss`].
 //! - [`check()`]: whether all targets were classes.
+//! - [`keep_memory`]: steps that do not begin by mapping the memory that the last one unmapped.
 //!
 //! # What is computed, and where
 //!
@@ -53,8 +54,11 @@
 //! result of `backward`, it allocates as much again, fills it with zeros, and adds. These are four
 //! passes over a tensor of the logits' size, which cost several times what the loss does, and
 //! candle has no way around them for an operation of another crate's.
+//!
+//! What costs most, unless [`keep_memory`] was called, is to allocate tensors of that size.
 #![deny(missing_docs)]
 
+mod allocator;
 mod bce;
 mod check;
 mod cross_entropy;
@@ -63,6 +67,7 @@ mod nll;
 mod pairwise;
 mod queue;
 
+pub use allocator::keep_memory;
 pub use bce::BceWithLogits;
 pub use check::check;
 pub use cross_entropy::CrossEntropy;
@@ -130,15 +135,20 @@ fn wrap(error: fused_loss::Error) -> Error {
 /// The tensor, on a device with these kernels, with its rows as the kernels take them: where it
 /// lies, or in a contiguous copy.
 fn for_rows(tensor: &Tensor) -> Result<Tensor> {
-    match tensor.device() {
-        Device::Metal(_) => bail!("{}", memory::NO_METAL),
-        #[cfg(not(feature = "emulator"))]
-        Device::Cpu => bail!("{}", memory::NO_CPU),
-        _ => {}
-    }
+    has_kernels(tensor.device())?;
     match memory::row_stride(tensor.layout()) {
         Some(_) => Ok(tensor.clone()),
         None => tensor.contiguous(),
+    }
+}
+
+/// That there are kernels for tensors on `device`.
+fn has_kernels(device: &Device) -> Result<()> {
+    match device {
+        Device::Metal(_) => bail!("{}", memory::NO_METAL),
+        #[cfg(not(feature = "emulator"))]
+        Device::Cpu => bail!("{}", memory::NO_CPU),
+        _ => Ok(()),
     }
 }
 
@@ -199,3 +209,17 @@ macro_rules! storage_of {
     };
 }
 use storage_of;
+
+#[cfg(test)]
+mod tests {
+    use super::has_kernels;
+
+    /// A tensor on Metal needs a Mac; without one, candle still has the device's name.
+    #[cfg(not(target_os = "macos"))]
+    #[test]
+    fn metal_is_refused_with_a_way_out() {
+        let error = has_kernels(&candle_core::Device::Metal(candle_core::MetalDevice));
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains("on Metal use candle_nn::loss"), "{message}");
+    }
+}

@@ -117,7 +117,7 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     }
     let (file, text) = (Path::new(MANIFEST), manifest.to_string());
     let is_unchanged = sh.read_file(file).is_ok_and(|old| old == text);
-    write_unless(is_unchanged, sh, file, text.as_bytes())?;
+    write_unless(is_unchanged, sh, file, || Ok(text.as_bytes()))?;
     for dir in task.unknown_dirs()? {
         remove(sh, &dir)?;
     }
@@ -339,7 +339,7 @@ impl<'a> Task<'a> {
             let file = self.committed(arch, module);
             // Its bytes may be those of another version of the compressor.
             let is_unchanged = read(self.sh, &file).is_ok_and(|old| old == *text);
-            write_unless(is_unchanged, self.sh, &file, &file::compress(text)?)?;
+            write_unless(is_unchanged, self.sh, &file, || file::compress(text))?;
         }
         for file in self.unknown_files(arch)? {
             remove(self.sh, &file)?;
@@ -382,12 +382,17 @@ fn read(sh: &Shell, file: &Path) -> Result<String> {
 
 /// Writes a file unless what it says is unchanged: it keeps its bytes and its time then, no commit
 /// holds it again, and nothing that includes it is compiled again.
-fn write_unless(is_unchanged: bool, sh: &Shell, file: &Path, bytes: &[u8]) -> Result<()> {
+fn write_unless<B: AsRef<[u8]>>(
+    is_unchanged: bool,
+    sh: &Shell,
+    file: &Path,
+    bytes: impl FnOnce() -> Result<B>,
+) -> Result<()> {
     if is_unchanged {
         println!("unchanged {}", file.display());
         return Ok(());
     }
-    sh.write_file(file, bytes)?;
+    sh.write_file(file, bytes()?)?;
     println!("wrote {}", file.display());
     Ok(())
 }

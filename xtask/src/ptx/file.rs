@@ -2,20 +2,24 @@
 //! repeats itself. `zcat` shows one.
 
 use anyhow::{Context, Result, ensure};
-use flate2::Compression;
 use flate2::bufread::GzDecoder;
-use flate2::write::GzEncoder;
-use std::io::{Read, Write};
+use std::io::Read;
+use std::num::NonZeroU64;
 
 /// What the name of a module's file ends with.
 pub(crate) const SUFFIX: &str = ".ptx.gz";
 
-/// The bytes of a module's file. The same text gives the same bytes, without a date or a name; but
+/// How often the compressor looks for a shorter file. With 15 rounds it takes three times as long,
+/// and saves less than a hundredth more.
+const ROUNDS: NonZeroU64 = NonZeroU64::new(5).unwrap();
+
+/// The bytes of a module's file, a tenth less than with gzip. The same text gives the same bytes, without a date or a name; but
 /// another version of the compressor may give others, so that only texts are compared.
 pub(crate) fn compress(text: &str) -> Result<Vec<u8>> {
-    let mut file = GzEncoder::new(Vec::new(), Compression::best());
-    file.write_all(text.as_bytes())?;
-    Ok(file.finish()?)
+    let (mut file, rounds) =
+        (Vec::new(), zopfli::Options { iteration_count: ROUNDS, ..Default::default() });
+    zopfli::compress(rounds, zopfli::Format::Gzip, text.as_bytes(), &mut file)?;
+    Ok(file)
 }
 
 /// The text in the bytes of a module's file.
@@ -44,8 +48,8 @@ mod tests {
     fn a_file_has_no_name_and_no_date() {
         let file = compress(TEXT).unwrap();
         let (header, body) = file.split_at(10);
-        // Deflated, no flags, date 0, as small as it gets, of no operating system.
-        assert_eq!(header, [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 255]);
+        // Deflated, no flags, date 0, as small as it gets, of Unix, wherever it was written.
+        assert_eq!(header, [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 3]);
         assert!(!body.is_empty());
     }
 

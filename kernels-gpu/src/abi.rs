@@ -90,6 +90,19 @@ pub const fn vectors_within(per_thread: usize) -> usize {
     if per_thread <= 4 { per_thread - 1 } else { per_thread / 2 }
 }
 
+/// The same in the kernels for rows that begin and end anywhere, without counting the vectors that
+/// either end is a part of. They are fewer, so that less than half of a thread's vectors may be
+/// used: such rows have no other kernel that has them in registers.
+pub const fn peeled_vectors_within(per_thread: usize) -> usize {
+    per_thread / 2 - 1
+}
+
+/// The fewest threads of a row group in these kernels. A row has fewer elements outside of its
+/// vectors than two vectors have, and a thread takes one of them.
+pub const fn peeled_group_threads(element_bytes: usize) -> usize {
+    2 * 16 / element_bytes
+}
+
 /// Partial sums, a word each, that the workspace has room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 

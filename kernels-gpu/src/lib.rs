@@ -64,17 +64,17 @@ table::losses! {
         streams [f64], longs [f32, f16, bf16],
         lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16],
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
-        warp whole [f32, f16, bf16]);
+        in warps [f32, f16, bf16]);
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
         lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16],
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
-        warp whole []);
+        in warps []);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
         lane rows [f32, f64, f16, bf16], wide rows [],
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
-        warp whole []);
+        in warps []);
     // The log-probability of a class and the entropy of its row, on the row kernels of
     // cross-entropy: the same parameters, as far as it has kernels.
     log_prob: log_prob(4 by 1024, 5 resident);

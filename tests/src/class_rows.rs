@@ -40,7 +40,8 @@ impl Options {
 
 const Z_LOSS: f64 = 0.01;
 
-/// A call over rows of classes, every ninth of which is ignored. Among the rows are one that is
+/// A call over rows of classes, every ninth of which is ignored, whatever it has, and two have a class near an end
+/// of the row. Among the rows are one that is
 /// nearly certain, one of large logits, and one of equal logits.
 pub struct Case<T> {
     rows: usize,
@@ -68,7 +69,18 @@ where
             x[4 * cols + column] = T::round(if column == 0 { 60_000.0 } else { 59_000.0 });
             x[5 * cols + column] = T::round(2.0);
         }
-        let class_of = |row: usize| if row % 9 == 8 { IGNORED } else { (row * 5 % cols) as i64 };
+        // The ends of a row, which are not read in vectors, have classes too.
+        let class_of = |row: usize| match row % 9 {
+            8 => IGNORED,
+            1 => (row / 9 % cols.min(8)) as i64,
+            2 => (cols - 1 - row / 9 % cols.min(8)) as i64,
+            _ => (row * 5 % cols) as i64,
+        };
+        // What is not to be read, or not to matter.
+        for row in (8..rows).step_by(9) {
+            x[row * cols] = T::round(f64::NAN);
+            x[row * cols + cols - 1] = T::round(f64::INFINITY);
+        }
         let weights = (0..cols).map(|class| T::round(0.5 + 0.25 * (class % 3) as f64)).collect();
         let classes = (0..rows).map(class_of).collect();
         Case { rows, cols, place, options, x, weights, classes }

@@ -1,5 +1,6 @@
-//! Rows in the registers of a warp, which has eight vectors of 16 bytes a lane for each: those of
-//! f32 and 16 bits that have no room in four. Against float64, in every pass.
+//! Rows in the registers of a warp: those that have eight vectors of 16 bytes a lane, since they
+//! have no room in four, and those that begin and end anywhere, whose ends are no vectors. Of f32
+//! and 16 bits, against float64, in every pass.
 
 use half::{bf16, f16};
 use tests::class_rows::{Case, DENSE, Options, Place};
@@ -36,4 +37,49 @@ fn loss_and_gradients() {
 fn losses_of_many_rows() {
     check::<f32>(1030, &[129]);
     check::<bf16>(1030, &[200]);
+}
+
+/// Rows of so many columns, which begin on a boundary or not.
+fn check_ends<T: Number>(rows: usize, cols: &[usize])
+where
+    T::Loss: Number,
+{
+    let lanes = 16 / size_of::<T>();
+    for &cols in cols {
+        for options in [Options::None, Options::Weights, Options::ZLoss] {
+            Case::<T>::new([rows, cols], DENSE, options).check();
+        }
+        // All rows begin equally far from a boundary, and have as much of a vector at both ends.
+        let to_boundary = cols.next_multiple_of(lanes) - cols;
+        for offset in [1, lanes - 1] {
+            let place = Place { gaps: [to_boundary; 2], offsets: [offset; 2] };
+            Case::<T>::new([rows, cols], place, Options::None).check();
+        }
+        // Gradients begin elsewhere than logits: rows have to be packed, or staged.
+        let apart = Place { gaps: [0, 1], offsets: [0, 1] };
+        Case::<T>::new([rows, cols], apart, Options::None).check();
+    }
+}
+
+/// A row of half a warp, or of a whole one, of four or of eight vectors a lane.
+#[test]
+fn ends_that_are_no_vectors() {
+    check_ends::<f32>(71, &[201, 255, 257, 391, 513, 514, 600, 767, 1023]);
+    check_ends::<bf16>(71, &[401, 512, 515, 783, 1023, 1025, 1207, 2047]);
+    check_ends::<f16>(71, &[511, 1531]);
+}
+
+/// The likeliest class of nearly certain rows is at either end, or within. 1 − p would lose digits.
+#[test]
+fn rows_whose_ends_are_nearly_certain() {
+    for cols in [259, 1021] {
+        for at in [0, 1, 2, 128, cols - 3, cols - 2, cols - 1] {
+            let mut case = Case::<f32>::new([40, cols], DENSE, Options::None);
+            for row in 6..40 {
+                case.x[row * cols + at] = 30.0;
+                case.classes[row] = at as i64;
+            }
+            case.check();
+        }
+    }
 }

@@ -264,6 +264,10 @@ impl<'a> Launches<'a> {
             shared_bytes: gpu.room_for(1).shared_bytes,
             is_smoothed: args.share != 0.0,
             whole: self.whole,
+            alike: self.layout.alike,
+            collide: self.layout.would_collide(),
+            short_peeled_block: most_threads(Regime::ShortPeeled),
+            warp_peeled_block: most_threads(Regime::WarpPeeled),
             short_block: most_threads(Regime::ShortWhole).min(ROWS_BLOCK),
             warp_block: most_threads(Regime::WarpWhole),
             max_registers_block: most_threads(Regime::Registers),
@@ -352,7 +356,10 @@ impl<'a> Launches<'a> {
                 shape.shared_bytes = args.staged_vectors * 16;
                 Ok(())
             }
-            (Pass::Forward, Regime::ShortWhole | Regime::WarpWhole) => {
+            (
+                Pass::Forward,
+                Regime::ShortWhole | Regime::WarpWhole | Regime::ShortPeeled | Regime::WarpPeeled,
+            ) => {
                 let one_more = plan::wants_shared_of_one_more(self.row_bytes());
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }

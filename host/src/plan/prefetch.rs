@@ -45,7 +45,10 @@ pub(crate) fn ahead(
         (Pass::ForwardBackward, Regime::Registers) => whole_rows,
         (_, Regime::Packed | Regime::LaneRows | Regime::WideRows) => none,
         // A block with several rows prefetches as many at once; on an H200, 4 MB are best.
-        (Pass::ForwardBackward, Regime::ShortWhole | Regime::WarpWhole) => share(12),
+        (
+            Pass::ForwardBackward,
+            Regime::ShortWhole | Regime::WarpWhole | Regime::ShortPeeled | Regime::WarpPeeled,
+        ) => share(12),
         // A multiprocessor has one such block, and so one row, at a time. The prefetched row is
         // read when half of the multiprocessors have begun another row. A smaller and a larger
         // distance are slower on an H200; so are whole rows of 16-bit elements.

@@ -1,5 +1,7 @@
 //! Shapes of launches, and what they have room for.
 
+mod warp_rows;
+
 use super::packed::Device;
 use super::prefetch::Early;
 use super::samples::Tail;
@@ -82,8 +84,12 @@ const KERNELS: SamplesKernels = SamplesKernels {
     shared_bytes: 228 << 10,
     is_smoothed: false,
     whole: true,
+    alike: true,
+    collide: false,
     short_block: 256,
     warp_block: 0,
+    short_peeled_block: 0,
+    warp_peeled_block: 0,
     max_registers_block: 512,
     staged: None,
     few_block: 512,
@@ -132,68 +138,6 @@ fn kernels(cols: usize) -> SamplesKernels {
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
     let packed = packed::packed(Pass::Forward, rows, usize::MAX).map(|packed| (packed, device));
     SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }
-}
-
-#[test]
-fn short_rows_are_packed_or_register_resident() {
-    let regime = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).regime;
-    for cols in [1, 2, 10, 32, 60, 127, 129, 500 + 1, 1000, 1023] {
-        assert_eq!(regime(262_144, cols), Regime::Packed, "{cols} columns");
-    }
-    assert_eq!([64, 96, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 4]);
-    assert_eq!([1025, 1216, 1407].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
-    assert_eq!(regime(65536, 1409), Regime::Long);
-    assert_ne!(regime(65536, 1220), Regime::Packed);
-    // One row more, and the workspace has no room for the partial sums of the blocks.
-    let most = 32 * max_workers(1, ADDER_SHIFT) as usize;
-    assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
-    assert_eq!(regime(0, 5), Regime::Packed);
-}
-
-/// A backward pass that would fill the shared memory of the device six times or more packs rows of
-/// less than 512 bytes.
-#[test]
-fn few_bytes_of_short_rows_are_register_resident() {
-    let many = 6 * 132 * (228 << 10) / (64 * 4);
-    let regime = |rows, cols| samples(Pass::Backward, rows, cols, 4, kernels(cols)).regime;
-    assert_eq!((regime(many - 1, 64), regime(many, 64)), (Regime::ShortWhole, Regime::Packed));
-    assert_eq!((regime(1000, 60), regime(1 << 20, 128)), (Regime::Packed, Regime::ShortWhole));
-}
-
-/// With kernels of a warp per row that has eight vectors a lane, loss and gradients of f32 have
-/// rows of more than four in registers. Other rows do if they fill the registers, or are few.
-#[test]
-fn rows_of_a_warp_are_register_resident_or_packed() {
-    let few = 6 * 132 * (228 << 10) / 4096;
-    let regime = |pass, rows, cols, bytes| {
-        let kernels = SamplesKernels { warp_block: 256, ..kernels(cols * bytes / 4) };
-        samples(pass, rows, cols, bytes, kernels).regime
-    };
-    for rows in [100, 1 << 19] {
-        let of_f32 = |cols| regime(Pass::ForwardBackward, rows, cols, 4);
-        assert_eq!([516, 1000, 1024].map(of_f32), [Regime::WarpWhole; 3]);
-        assert_ne!(of_f32(1028), Regime::WarpWhole);
-    }
-    let forward = |rows, cols| regime(Pass::Forward, rows, cols, 4);
-    assert_eq!(
-        [few - 1, 2 * few].map(|rows| forward(rows, 1000)),
-        [Regime::WarpWhole, Regime::Packed]
-    );
-    assert_eq!([few, 2 * few].map(|rows| forward(rows, 1024)), [Regime::WarpWhole; 2]);
-    for pass in [Pass::Forward, Pass::ForwardBackward] {
-        let of_16_bits = |rows, cols| regime(pass, rows, cols, 2);
-        assert_eq!([few, 2 * few].map(|rows| of_16_bits(rows, 1800)), [Regime::WarpWhole; 2]);
-        assert_eq!(
-            [(few, 1792), (2 * few, 1792)].map(|(rows, cols)| of_16_bits(rows, cols)),
-            [Regime::WarpWhole, Regime::Packed]
-        );
-        assert_eq!(
-            [1408, 1400].map(|cols| of_16_bits(few, cols)),
-            [Regime::WarpWhole, Regime::Packed]
-        );
-        // All rows have room at once.
-        assert_eq!(of_16_bits(1100, 1400), Regime::WarpWhole);
-    }
 }
 
 /// Loss and gradients of class targets alone, of rows that have no room in a warp.

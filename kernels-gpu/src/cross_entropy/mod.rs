@@ -74,7 +74,8 @@ pub(crate) mod mode {
 ///
 /// * `_short_whole`: one row group of at most a warp per row; the row is in registers, and its
 ///   length is a multiple of 16 bytes. `_warp_whole`: the same for longer rows, of a warp each and
-///   twice as many vectors a thread.
+///   twice as many vectors a thread. `_short_peeled` and `_warp_peeled`: the same for rows that
+///   begin and end anywhere, each with its gradients as far from a 16-byte boundary as its logits.
 /// * `_packed`, `_lane_rows` and `_wide_rows`: a warp stages tiles of whole rows in shared memory;
 ///   several lanes, or one, compute each row. In `_lane_rows` a lane has its row in registers.
 /// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
@@ -99,7 +100,7 @@ macro_rules! kernels {
     (
         $loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident,
         streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt,
-        staged $staged:tt, split $split:tt, warp whole $warps:tt
+        staged $staged:tt, split $split:tt, in warps $warps:tt
     ) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
@@ -134,21 +135,35 @@ macro_rules! kernels {
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
             FORWARD_SHORT_WHOLE = forward_short_whole:
-                short::<E, MODE, $vectors, false>,
+                short::<E, MODE, $vectors, false, { alignment::WARP_ROW }>,
                 (CrossEntropyArgs), 256 by resident_short::<E>(MODE, $resident),
                 3 barriers of [f32, f16, bf16];
             FORWARD_BACKWARD_SHORT_WHOLE = forward_backward_short_whole:
-                short::<E, MODE, $vectors, true>,
+                short::<E, MODE, $vectors, true, { alignment::WARP_ROW }>,
                 (CrossEntropyArgs), 256 by resident_short_with_gradients::<E>(MODE, $resident),
                 6 barriers;
             BACKWARD_SHORT_WHOLE = backward_short_whole:
                 backward_short::<E, MODE, $vectors>,
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 0 barriers;
             FORWARD_WARP_WHOLE = forward_warp_whole:
-                short::<E, MODE, { 2 * $vectors }, false>,
+                short::<E, MODE, { 2 * $vectors }, false, { alignment::WARP_ROW }>,
                 (CrossEntropyArgs), 256 by resident_warp_whole::<E>(false), 3 barriers of $warps;
             FORWARD_BACKWARD_WARP_WHOLE = forward_backward_warp_whole:
-                short::<E, MODE, { 2 * $vectors }, true>,
+                short::<E, MODE, { 2 * $vectors }, true, { alignment::WARP_ROW }>,
+                (CrossEntropyArgs), 256 by resident_warp_whole::<E>(true), 6 barriers of $warps;
+            FORWARD_SHORT_PEELED = forward_short_peeled:
+                short::<E, MODE, $vectors, false, { alignment::WARP_PEELED }>,
+                (CrossEntropyArgs), 256 by resident_short::<E>(MODE, $resident),
+                3 barriers of $warps;
+            FORWARD_BACKWARD_SHORT_PEELED = forward_backward_short_peeled:
+                short::<E, MODE, $vectors, true, { alignment::WARP_PEELED }>,
+                (CrossEntropyArgs), 256 by resident_short_with_gradients::<E>(MODE, $resident),
+                6 barriers of $warps;
+            FORWARD_WARP_PEELED = forward_warp_peeled:
+                short::<E, MODE, { 2 * $vectors }, false, { alignment::WARP_PEELED }>,
+                (CrossEntropyArgs), 256 by resident_warp_whole::<E>(false), 3 barriers of $warps;
+            FORWARD_BACKWARD_WARP_PEELED = forward_backward_warp_peeled:
+                short::<E, MODE, { 2 * $vectors }, true, { alignment::WARP_PEELED }>,
                 (CrossEntropyArgs), 256 by resident_warp_whole::<E>(true), 6 barriers of $warps;
             FORWARD_PACKED = forward_packed:
                 packed::<E, MODE, { computes::LOSS }, { row_lanes::SEVERAL }>,

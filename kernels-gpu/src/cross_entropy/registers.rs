@@ -7,7 +7,7 @@
 
 use super::finish::{finish_grid, has_sums};
 use super::label::{Label, normaliser, sum_normaliser};
-use super::lanes::{Lanes, alignment};
+use super::lanes::{Lanes, OfTile, alignment};
 use super::pass::{LoadedNormaliser, Pass, Total, scales_of_row, writes};
 use super::row_group::RowGroup;
 use super::stats::Relative;
@@ -81,8 +81,10 @@ pub(crate) unsafe fn forward_registers<
                     lanes.stage_class(class as u32);
                 }
             }
-            let (warp_stats, _) = lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, group);
-            let stats = warp_stats.block_merge_row::<MODE, false>(pass.scale_of_logits());
+            let no_peeled = E::Real::NEG_INFINITY;
+            let of_warp =
+                lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, no_peeled, group);
+            let stats = of_warp.stats.block_merge_row::<MODE, false>(pass.scale_of_logits());
             if first {
                 let publish = |row: u64, pair, terms: [f64; 2]| {
                     let terms = terms.map(E::Real::from_f64);
@@ -205,8 +207,9 @@ pub(crate) unsafe fn forward_backward_registers<
             if first && label.has_class(args.cols) {
                 lanes.stage_class(label.class);
             }
-            let (warp_stats, exps) =
-                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &tile, group);
+            let no_peeled = E::Real::NEG_INFINITY;
+            let OfTile { stats: warp_stats, exps, .. } =
+                lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &tile, no_peeled, group);
             if first && args.grad_input.start == args.input.start {
                 // The gradients overwrite the row behind the barrier: the class's logit must have
                 // been copied by then.

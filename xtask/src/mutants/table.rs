@@ -7,6 +7,7 @@ mod shares;
 mod split;
 mod sums;
 mod sync;
+mod warp_rows;
 
 use super::plant::Mutant;
 
@@ -20,6 +21,7 @@ pub(super) fn all() -> Vec<&'static Mutant> {
         cross_entropy::MUTANTS,
         float64::MUTANTS,
         shares::MUTANTS,
+        warp_rows::MUTANTS,
     ];
     tables.into_iter().flatten().collect()
 }

@@ -228,9 +228,14 @@ fn each_row_has_the_fastest_kernel() {
     }
     for (pass, kind, shape, expected) in [
         (ForwardBackward, Classes, [60, 1001], "cross_entropy_forward_backward_staged"),
-        (ForwardBackward, Classes, [60_000, 1001], "cross_entropy_forward_backward_packed"),
-        (Forward, Classes, [60, 1001], "cross_entropy_forward_long"),
-        (Forward, Classes, [600, 1001], "cross_entropy_forward_packed"),
+        (ForwardBackward, Classes, [600, 1001], "cross_entropy_forward_backward_warp_peeled"),
+        (ForwardBackward, Classes, [60, 1029], "cross_entropy_forward_backward_staged"),
+        (ForwardBackward, Classes, [100_000, 601], "cross_entropy_forward_backward_packed"),
+        (Forward, Classes, [600, 1001], "cross_entropy_forward_warp_peeled"),
+        (Forward, Classes, [600, 501], "cross_entropy_forward_short_peeled"),
+        (Forward, Classes, [600, 101], "cross_entropy_forward_short_peeled"),
+        (ForwardBackward, Classes, [600, 101], "cross_entropy_forward_backward_short_peeled"),
+        (Forward, Classes, [6000, 41], "cross_entropy_forward_wide_rows"),
         (ForwardBackward, Classes, [60, 1000], "cross_entropy_forward_backward_warp_whole"),
         (Forward, Classes, [2000, 1000], "cross_entropy_forward_warp_whole"),
         (ForwardBackward, Smoothed, [60, 1000], "cross_entropy_smoothed_forward_backward_staged"),

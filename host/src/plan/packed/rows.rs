@@ -113,7 +113,7 @@ impl Rows {
     /// Whether rows that are as far apart in shared memory as in global memory begin in one bank or
     /// in two. Several lanes per row cannot avoid that they collide there, unless rows are on
     /// 16-byte boundaries and read in another order ([`banks::order`]).
-    fn would_collide(&self) -> bool {
+    pub(crate) fn would_collide(&self) -> bool {
         let is_far_apart = |stride: &usize| *stride > 0 && stride.is_multiple_of(HALF_LINE);
         self.access(self.alignment) < VECTOR && self.strides.iter().any(is_far_apart)
     }

@@ -25,6 +25,20 @@ pub(super) fn warp_whole(shape: &Shape) -> SamplesLaunch {
     whole(shape, Regime::WarpWhole, shape.warp_per_thread(), block)
 }
 
+/// [`Regime::ShortPeeled`].
+pub(super) fn short_peeled(shape: &Shape) -> SamplesLaunch {
+    let threads = shape.kernels.short_peeled_block as usize;
+    let block = Block { group_threads: shape.peeled_row_lanes(), ..Block::of_row(threads) };
+    rows_by_group(shape, Regime::ShortPeeled, block)
+}
+
+/// [`Regime::WarpPeeled`].
+pub(super) fn warp_peeled(shape: &Shape) -> SamplesLaunch {
+    let threads = shape.kernels.warp_peeled_block as usize;
+    let block = Block { group_threads: 32, ..Block::of_row(threads) };
+    rows_by_group(shape, Regime::WarpPeeled, block)
+}
+
 /// A row group of at most a warp per row, of `per_thread` vectors a thread.
 fn whole(shape: &Shape, regime: Regime, per_thread: usize, block: Block) -> SamplesLaunch {
     // In the forward pass, each thread stages all of its vectors, of which one has the logit of the

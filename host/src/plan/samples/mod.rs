@@ -4,6 +4,7 @@
 mod launch;
 mod shape;
 mod tail;
+mod warp_rows;
 
 pub(crate) use tail::Tail;
 
@@ -72,6 +73,10 @@ pub(crate) enum Regime {
     /// A warp per row, register-resident, of twice as many vectors a thread. Rows begin and end on
     /// 16-byte boundaries.
     WarpWhole,
+    /// As [`ShortWhole`](Self::ShortWhole) and [`WarpWhole`](Self::WarpWhole), of rows that begin
+    /// and end anywhere.
+    ShortPeeled,
+    WarpPeeled,
     /// A block per row, register-resident.
     Registers,
     /// A block per row, register-resident, for the forward pass over few rows: a thread per vector,
@@ -115,6 +120,14 @@ pub(crate) struct SamplesKernels {
     pub(crate) is_smoothed: bool,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
+    /// Whether each row of a gradient is aligned to 16 bytes in the same way as the row that it is
+    /// the gradient of.
+    pub(crate) alike: bool,
+    /// Whether packed rows [collide](packed::Rows::would_collide) in shared memory.
+    pub(crate) collide: bool,
+    /// The most threads of a block of [`Regime::ShortPeeled`] and of [`Regime::WarpPeeled`].
+    pub(crate) short_peeled_block: u32,
+    pub(crate) warp_peeled_block: u32,
     /// The most threads of a block of [`Regime::ShortWhole`]; 0, here and below, if there is no
     /// such kernel.
     pub(crate) short_block: u32,
@@ -146,6 +159,10 @@ pub(crate) fn samples(
         launch::short_whole(&shape)
     } else if shape.is_warp_whole() {
         launch::warp_whole(&shape)
+    } else if shape.is_short_peeled() {
+        launch::short_peeled(&shape)
+    } else if shape.is_warp_peeled() {
+        launch::warp_peeled(&shape)
     } else if let Some(staged) = shape.staged() {
         launch::staged(&shape, staged)
     } else if let Some((packed, device)) = shape.packed() {

@@ -20,129 +20,23 @@ pub(super) struct Shape {
 /// How many times a device's shared memory rows have to fill so that they are better packed. A warp
 /// that packs rows waits for its first tile, and the others for the last; rows in registers are
 /// finer parts of the work. 128 MiB fill an H200's 4.6 times, 256 MiB 9.1 times: figures on either
-/// side are below, of classes without smoothing.
+/// side are in [`warp_rows`](super::warp_rows), of classes without smoothing.
 const FEW_TURNS: usize = 6;
 
 impl Shape {
-    /// Whether the rows are of `Regime::ShortWhole`.
-    pub(super) fn is_short_whole(&self) -> bool {
-        let row_lanes = self.row_lanes();
-        let block_rows = self.kernels.short_block as usize / row_lanes;
-        // Sums relative to a lagging center take fewer instructions than a row in registers does.
-        let has_lagging_center = self.element_bytes == 8 && self.pass == Pass::Forward;
-        block_rows > 0
-            && !has_lagging_center
-            && self.fits_warp()
-            && self.vectors * 16 >= self.short_whole_min_bytes()
-            && self.fills(self.kernels.per_thread, row_lanes)
-            && self.prefers_warp_registers(row_lanes)
-            && self.has_room_for_sums(self.rows.div_ceil(block_rows))
-    }
-
     /// Whether the rows would fill the device's shared memory [a few times](FEW_TURNS) at most.
     pub(super) fn takes_few_turns(&self) -> bool {
         self.takes_fewer_turns_than(FEW_TURNS)
     }
 
     /// Whether the device's shared memory has room for all rows at once.
-    fn takes_one_turn(&self) -> bool {
+    pub(super) fn takes_one_turn(&self) -> bool {
         self.takes_fewer_turns_than(1)
     }
 
     fn takes_fewer_turns_than(&self, turns: usize) -> bool {
         let bytes = self.rows.saturating_mul(self.vectors * 16);
         bytes < turns * self.kernels.multiprocessors * self.kernels.shared_bytes
-    }
-
-    /// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200,
-    /// 2026-11-28, ceiling ÷ ours, in registers and packed, of 64, 128 and 400 MiB: 64 columns of
-    /// f32 forward 0.84 and 0.68, 0.90 and 0.80, 0.95 and 0.91; forward-backward 0.86 and 0.78,
-    /// 0.88 and 0.85, 0.90 and 0.89; backward 0.90 and 0.90, 0.92 and 0.94, 0.92 and 0.95; 128
-    /// columns of bf16 forward 0.76 and 0.62, 0.81 and 0.72, 0.87 and 0.86; forward-backward 0.83
-    /// and 0.71, 0.84 and 0.80, 0.86 and 0.88. Of 900 MiB, 128 columns of f16 forward 0.88 and
-    /// 0.92. Of 64 MiB, 32 columns of f32, forward-backward, 0.66 and 0.79.
-    fn short_whole_min_bytes(&self) -> usize {
-        match (self.element_bytes, self.pass) {
-            (8, _) => 512,
-            (4, Pass::Forward | Pass::ForwardBackward) => 256,
-            _ if self.takes_few_turns() => 256,
-            _ => 512,
-        }
-    }
-
-    /// Whether rows are faster in the registers of `row_lanes` lanes than packed: all but those of
-    /// 16-bit elements whose exponentials are computed, unless they are few, and those of f64 whose
-    /// losses and gradients are, that leave an eighth of the registers empty or more. H200,
-    /// 2026-11-27, ceiling ÷ ours in registers and packed: 256 MiB of bf16 forward, 384 columns
-    /// 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86; forward-backward, 384
-    /// columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384 columns 0.97 and 0.91; f32
-    /// forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of 424 columns, 0.72 and 0.62,
-    /// and forward-backward, 848 columns (2026-11-28), of 64 MiB 0.81 and 0.64, of 128 MiB 0.84 and
-    /// 0.77, of 512 MiB 0.86 and 0.93. f64 forward-backward, 96 columns 0.61 and 0.82, 100 columns
-    /// 0.63 and 0.68, 240 columns 0.73 and 0.69.
-    fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
-        let registers = self.kernels.per_thread * row_lanes;
-        let is_full = 8 * self.vectors > 7 * registers;
-        match (self.element_bytes, self.pass) {
-            (2, Pass::Forward | Pass::ForwardBackward) => is_full || self.takes_few_turns(),
-            (8, Pass::ForwardBackward) => is_full,
-            _ => true,
-        }
-    }
-
-    /// Whether the registers of a warp have room for a row.
-    fn fits_warp(&self) -> bool {
-        self.vectors <= 32 * self.kernels.per_thread
-    }
-
-    /// Whether the rows are of `Regime::WarpWhole`.
-    pub(super) fn is_warp_whole(&self) -> bool {
-        let block_rows = self.kernels.warp_block as usize / 32;
-        block_rows > 0
-            && !self.fits_warp()
-            && self.vectors <= 32 * self.warp_per_thread()
-            && self.fills(self.warp_per_thread(), 32)
-            && self.prefers_warp()
-            && !self.is_few()
-            && self.has_room_for_sums(self.rows.div_ceil(block_rows))
-    }
-
-    /// Whether rows of more than [`fits_warp`](Self::fits_warp) are faster in the registers of a
-    /// warp than packed: with gradients in f32, all; others where few turns are taken, or one turn
-    /// of 16-bit elements that leave more than five sixteenths of the registers empty; and those
-    /// that fill the registers. H200, 2026-11-28, ceiling ÷ ours in registers and packed: f32
-    /// forward-backward, 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and 0.88, 544
-    /// columns 0.90 and 0.81; forward, 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB 0.81 and
-    /// 0.79, of 405 MiB 0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91. 16 bits
-    /// forward-backward, 2048 columns, of 24 MiB 0.77 and 0.50, of 294 MiB 0.91 and 0.90; 1336
-    /// columns, of 78 MiB 0.70 and 0.70; 1344 columns, of 105 MiB 0.73 and 0.78; forward, 2000
-    /// columns, of 70 MiB 0.79 and 0.61, of 534 MiB 0.91 and 0.86; 1448 columns, of 25 MiB 0.63 and
-    /// 0.49; 1384 columns, of 158 MiB 0.65 and 0.74; 1536 columns, of 434 MiB 0.75 and 0.86. In µs,
-    /// bf16 forward-backward, 256×1200 4.8 and 9.7, 4096×1048 10.7 and 15.5; forward, 4096×1304 6.9
-    /// and 9.4.
-    fn prefers_warp(&self) -> bool {
-        let registers = 32 * self.warp_per_thread();
-        let is_full = match self.element_bytes {
-            2 => 8 * self.vectors > 7 * registers,
-            _ => self.vectors == registers,
-        };
-        let leaves_few_empty = self.element_bytes > 2 || 16 * self.vectors >= 11 * registers;
-        match (self.element_bytes, self.pass) {
-            (4, Pass::ForwardBackward) => true,
-            _ if leaves_few_empty => is_full || self.takes_few_turns(),
-            _ => self.takes_one_turn(),
-        }
-    }
-
-    /// Vectors of a row that a thread has in registers in `Regime::WarpWhole`.
-    pub(super) fn warp_per_thread(&self) -> usize {
-        2 * self.kernels.per_thread
-    }
-
-    /// The lanes that share a row in the registers of a warp: at least two, because the kernels
-    /// have shared memory for the rows of 128 row groups a block.
-    pub(super) fn row_lanes(&self) -> usize {
-        self.vectors.div_ceil(self.kernels.per_thread).next_power_of_two().max(2)
     }
 }
 
@@ -294,14 +188,14 @@ impl Shape {
 
     /// Whether the first `vectors_within(per_thread)` vectors of each of `group_threads` threads
     /// are within the row: the kernels check only the others for being beyond it.
-    fn fills(&self, per_thread: usize, group_threads: usize) -> bool {
+    pub(super) fn fills(&self, per_thread: usize, group_threads: usize) -> bool {
         self.kernels.whole && vectors_within(per_thread) * group_threads <= self.vectors
     }
 }
 
 impl Shape {
     /// Whether `workers` blocks can publish their sums; a backward pass has none.
-    fn has_room_for_sums(&self, workers: usize) -> bool {
+    pub(super) fn has_room_for_sums(&self, workers: usize) -> bool {
         self.pass == Pass::Backward || workers <= self.max_workers(ADDER_SHIFT)
     }
 

@@ -52,7 +52,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         let vector = self.cut.vector_of(class as u32);
         let distance = vector.wrapping_sub(tile.first);
         let k = distance >> group.threads.trailing_zeros();
-        if distance & (group.threads - 1) != 0 || k >= N as u32 {
+        let is_beyond = if Self::HAS_PEELED { !self.cut.has(vector) } else { k >= N as u32 };
+        if distance & (group.threads - 1) != 0 || is_beyond {
             return None;
         }
         let x = select_vector(tile.x, k);

@@ -15,11 +15,14 @@ mod vector;
 use super::mode;
 use super::pass::Pass;
 use super::staged::StagedLogits;
-use crate::abi::{Matrix, vectors_within};
+use crate::abi::{Matrix, peeled_vectors_within, vectors_within};
 use crate::cut::{Cut, Row, Span};
 use crate::element::Element;
 use cuda_std::hint::opaque;
-use tile::Tile;
+
+pub(crate) use peeled::Peeled;
+pub(crate) use statistics::OfTile;
+pub(crate) use tile::Tile;
 
 /// How the rows of all tensors of a call are aligned, from the weakest guarantee to the strongest.
 pub(crate) mod alignment {
@@ -36,6 +39,13 @@ pub(crate) mod alignment {
     pub(crate) const BLOCK_ROW: u32 = 2;
     /// As [`BLOCK_ROW`], but a row is one tile of lanes of a warp.
     pub(crate) const WARP_ROW: u32 = 3;
+    /// As [`WARP_ROW`], but rows begin and end at any element, those of all tensors alike. A row
+    /// group has [`peeled_group_threads`] lanes at least, so that a lane has one peeled element at
+    /// most, and only vectors from [`peeled_vectors_within`] on may be beyond the row.
+    ///
+    /// [`peeled_group_threads`]: crate::abi::peeled_group_threads
+    /// [`peeled_vectors_within`]: crate::abi::peeled_vectors_within
+    pub(crate) const WARP_PEELED: u32 = 4;
 }
 
 /// A row as the threads of a row group see it: its address, where it is cut into vectors, and
@@ -50,10 +60,13 @@ pub(crate) struct Lanes<E, const ALIGNMENT: u32> {
 }
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
-    /// Whether a row begins and ends at 16-byte boundaries and is one tile.
-    const ONE_TILE: bool = ALIGNMENT == alignment::BLOCK_ROW || ALIGNMENT == alignment::WARP_ROW;
+    /// Whether a row is one tile, but for peeled elements.
+    const ONE_TILE: bool = ALIGNMENT == alignment::BLOCK_ROW || Self::ROW_IN_WARP;
     /// Whether a row group is lanes of one warp, and its row is in their registers.
-    const ROW_IN_WARP: bool = ALIGNMENT == alignment::WARP_ROW;
+    pub(crate) const ROW_IN_WARP: bool =
+        ALIGNMENT == alignment::WARP_ROW || ALIGNMENT == alignment::WARP_PEELED;
+    /// Whether a row that is one tile has peeled elements beside it.
+    pub(crate) const HAS_PEELED: bool = ALIGNMENT == alignment::WARP_PEELED;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
@@ -106,7 +119,12 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
         let Span { first, count } = self.cut.vector(tile.vector_index(k));
-        let within = Self::ONE_TILE && k < vectors_within(N) || self.cut.has(tile.vector_index(k));
+        let unchecked = match ALIGNMENT {
+            alignment::BLOCK_ROW | alignment::WARP_ROW => vectors_within(N),
+            alignment::WARP_PEELED => peeled_vectors_within(N),
+            _ => 0,
+        };
+        let within = k < unchecked || self.cut.has(tile.vector_index(k));
         Span { first, count: if within { count } else { 0 } }
     }
 }

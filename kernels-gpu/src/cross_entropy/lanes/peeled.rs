@@ -41,8 +41,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
     }
 
-    /// Loads the thread's peeled element, if it has one. In a row group of a warp or more, a
-    /// thread has at most one.
+    /// Loads the thread's peeled element, if it has one. In a row group of
+    /// [`peeled_group_threads`](crate::abi::peeled_group_threads) or more, a thread has one at
+    /// most.
     ///
     /// # Safety
     /// As [`tile`](Self::tile).
@@ -91,7 +92,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     ) -> Stats<E::Real> {
         let mut stats = Stats::<E::Real>::NONE;
         if any(peeled.is_some()) {
-            let x = peeled.map_or(E::Real::NEG_INFINITY, |peeled| peeled.x.widen());
+            let x = Peeled::logit_of(peeled);
             stats = stats.relative_to::<MODE>(warp_max(stats.max.max(x)), pass.scale_of_logits());
             if let Some(peeled) = peeled {
                 // SAFETY: the caller's condition.
@@ -138,6 +139,40 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 to_target.store(index, E::narrow(pass.gradient_of_target(factors, index, x)));
             }
         }
+    }
+}
+
+impl<E: Element> Peeled<E> {
+    /// The logit of `peeled`, or −∞, whose exponential is 0.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn logit_of(peeled: Option<Self>) -> E::Real {
+        peeled.map_or(E::Real::NEG_INFINITY, |peeled| peeled.x.widen())
+    }
+
+    /// The logit, if it is that of `class`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn logit_of_class(self, class: i64) -> Option<E::Real> {
+        (i64::from(self.index) == class).then(|| self.x.widen())
+    }
+
+    /// Stores the gradient of the element's logit: `class` has that of the row's class, if this
+    /// thread has its logit; `gradient` is that of any other.
+    ///
+    /// # Safety
+    /// The kernels' conditions 1 and 3; the element is the row's.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn store_gradient(
+        self,
+        to: Row<E>,
+        gradient: E::Real,
+        class: Option<(u32, E::Real)>,
+    ) {
+        let value = match class {
+            Some((class, at_class)) if class == self.index => at_class,
+            _ => gradient,
+        };
+        // SAFETY: the caller's conditions.
+        unsafe { to.store(self.index, E::narrow(value)) };
     }
 }
 

@@ -20,6 +20,15 @@ use cuda_std::warp::{WARP_SIZE, any};
 /// The exponentials of the logits of a tile.
 pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
 
+/// The statistics of a row that is one tile, or of a warp's part of it.
+pub(crate) struct OfTile<R, const N: usize> {
+    pub(crate) stats: Stats<R>,
+    /// [Relative] to the statistics' maximum, ...
+    pub(crate) exps: Exps<R, N>,
+    /// ... and so that of the thread's peeled element.
+    pub(crate) exp_of_peeled: R,
+}
+
 /// The number of a tile's exponentials relative to `center` that are 1, and the sum of the others.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn ties_and_rest<E: Element, const MODE: u32, const N: usize>(
@@ -41,9 +50,10 @@ fn ties_and_rest<E: Element, const MODE: u32, const N: usize>(
 }
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
-    /// The statistics of a row that is one tile, and the exponentials of the tile,
-    /// [relative](Relative) to the statistics' maximum. They are reduced over the row group where
-    /// that is lanes of a warp, otherwise over the warp, which has a part of the row.
+    /// The statistics of a row that is one tile, and the exponentials of the tile. They are reduced
+    /// over the row group where that is lanes of a warp, otherwise over the warp, which has a part
+    /// of the row. `peeled` is the logit of the thread's peeled element, if it
+    /// [has](Self::HAS_PEELED) one; otherwise it is not used.
     ///
     /// `KEEPS_EXPS` says that the caller keeps the exponentials in registers; otherwise it keeps
     /// the tile, and exponentials that are needed twice are computed twice.
@@ -55,14 +65,18 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         &self,
         pass: &Pass<'_, E, MODE>,
         tile: &Tile<N>,
+        peeled: E::Real,
         group: RowGroup,
-    ) -> (Stats<E::Real>, Exps<E::Real, N>) {
+    ) -> OfTile<E::Real, N> {
         const { assert!(Self::ONE_TILE) };
         let (zero, one) = (E::Real::ZERO, E::Real::ONE);
         let scale = pass.scale_of_logits();
         let mut stats = Stats::<E::Real>::NONE;
         let mut exps = [[zero; MAX_LANES]; N];
         stats.max = stats.max.max(E::greatest(tile.x));
+        if Self::HAS_PEELED {
+            stats.max = stats.max.max(peeled);
+        }
         let lanes = if Self::ROW_IN_WARP { group.threads } else { WARP_SIZE };
         stats.max =
             if Self::ROW_IN_WARP { group_max(stats.max, lanes) } else { warp_max(stats.max) };
@@ -90,6 +104,14 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if Pass::<E, MODE>::DENSE {
             [stats.dot, stats.weight] = shares;
         }
+        let mut exp_of_peeled = zero;
+        if Self::HAS_PEELED {
+            // The same that `relative_to` does with the tile.
+            let is_far = Relative::<_, MODE>::is_far(stats.center(), scale);
+            let x = if is_far { peeled - stats.center() } else { peeled };
+            exp_of_peeled = relative.exp(x);
+            total = total + exp_of_peeled;
+        }
         stats.rest = total * relative.unit();
         // `ties` is 0 so far: the ties are in `rest`.
         let [rest] = warp_sums([stats.rest + stats.ties], lanes);
@@ -97,8 +119,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if any(rest < one + one) {
             // One logit may exceed all others by so much that their exponentials would be lost in
             // a sum with its 1: add them up apart.
+            let tie = relative.tie();
             if KEEPS_EXPS && !Pass::<E, MODE>::DENSE {
-                let tie = relative.tie();
                 (stats.ties, total) = (zero, zero);
                 unrolled!(for k in 0..N; {
                     unrolled!(for lane in 0..E::LANES as usize; {
@@ -113,9 +135,16 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 [stats.ties, stats.rest] =
                     ties_and_rest::<E, MODE, N>(&tile, relative.center(), scale);
             }
-            (stats.exps_of_group(lanes), exps)
+            if Self::HAS_PEELED {
+                if exp_of_peeled == tie {
+                    stats.ties = stats.ties + one;
+                } else {
+                    stats.rest = exp_of_peeled.fma(relative.unit(), stats.rest);
+                }
+            }
+            OfTile { stats: stats.exps_of_group(lanes), exps, exp_of_peeled }
         } else {
-            (Stats { ties: one, rest: rest - one, ..stats }, exps)
+            OfTile { stats: Stats { ties: one, rest: rest - one, ..stats }, exps, exp_of_peeled }
         }
     }
 

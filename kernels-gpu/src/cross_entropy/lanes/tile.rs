@@ -32,7 +32,7 @@ pub(crate) struct Tile<const N: usize> {
 impl<const N: usize> Tile<N> {
     /// A tile of zeros, to be loaded.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn unread(first: u32, stride: u32) -> Self {
+    pub(crate) fn unread(first: u32, stride: u32) -> Self {
         Tile { first, stride, x: [Vec16::default(); N], t: [Vec16::default(); N] }
     }
 

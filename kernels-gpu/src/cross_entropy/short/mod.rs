@@ -1,12 +1,13 @@
 //! Short rows, in registers: one row group of at most a warp per row. The first warp of the block
-//! then finishes the rows of all row groups.
+//! then finishes the rows of all row groups. Rows may begin and end anywhere: a lane then has one of
+//! the elements that are in no vector, beside its vectors.
 
 mod staging;
 
 use self::staging::RowsOfBlock;
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::label::{Label, load_class, normaliser, sum_normaliser};
-use super::lanes::{Lanes, alignment};
+use super::lanes::{Lanes, OfTile, Peeled, Tile};
 use super::mode;
 use super::pass::{LoadedNormaliser, Pass, TERMS, Total, writes};
 use super::row_group::{RowGroup, Rows};
@@ -29,11 +30,18 @@ type BlockRank = reduce::BlockRank<2>;
 /// 1. The kernels' conditions ([`super`]).
 /// 2. A block has at most 256 threads. A row group has a power of two of 2 to 32 threads, and a row
 ///    at most `VECTORS` vectors for each of them.
-/// 3. Rows are as [`alignment::WARP_ROW`] says. There are fewer than 2³² rows.
+/// 3. Rows are as `ALIGNMENT` says, [`alignment::WARP_ROW`] or, where the target is a class without
+///    label smoothing, [`alignment::WARP_PEELED`]. There are fewer than 2³² rows.
 /// 4. The grid is one of `abi::grid_of_workers`; with `GRADS`, behind `normaliser_blocks` blocks
 ///    that sum the normaliser. `rows_of_block` is at most the number of a block's row groups.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, const GRADS: bool>(
+pub(crate) unsafe fn short<
+    E: Element,
+    const MODE: u32,
+    const VECTORS: usize,
+    const GRADS: bool,
+    const ALIGNMENT: u32,
+>(
     args: &CrossEntropyArgs,
 ) {
     let pass = Pass::<E, MODE>::new(args);
@@ -57,7 +65,7 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, co
         // launch), not behind it.
         lanes = rows.as_ref().map(|rows| {
             let row = row_of(rows.first, group.in_block);
-            Lanes::new(&pass, row_to_read(args, row, true)).rematerialize()
+            Lanes::<E, ALIGNMENT>::new(&pass, row_to_read(args, row, true)).rematerialize()
         });
         // SAFETY: the caller's conditions.
         unsafe {
@@ -71,7 +79,16 @@ pub(crate) unsafe fn short<E: Element, const MODE: u32, const VECTORS: usize, co
         return;
     };
     // SAFETY: the caller's conditions.
-    unsafe { compute_rows::<E, MODE, VECTORS, GRADS>(&pass, lanes, &rows, rank, workspace) };
+    unsafe {
+        compute_rows::<E, MODE, VECTORS, GRADS, ALIGNMENT>(&pass, lanes, &rows, rank, workspace)
+    };
+}
+
+/// Whether each row group stages the logit of its class itself. Otherwise the threads of the block
+/// stage their tiles, of which the first warp takes the logits: fewer instructions than it takes to
+/// choose a logit among registers, where those are not needed for gradients.
+const fn stages_logits<E: Element, const ALIGNMENT: u32>(with_gradients: bool) -> bool {
+    with_gradients || Lanes::<E, ALIGNMENT>::HAS_PEELED
 }
 
 /// Row `first + index`, in 32-bit arithmetic: there are fewer than 2³² rows.
@@ -94,28 +111,39 @@ fn row_to_read(args: &CrossEntropyArgs, row: u64, read: bool) -> u64 {
 /// # Safety
 /// As [`short`]; a block calls this once.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const GRADS: bool>(
+unsafe fn compute_rows<
+    E: Element,
+    const MODE: u32,
+    const VECTORS: usize,
+    const GRADS: bool,
+    const ALIGNMENT: u32,
+>(
     pass: &Pass<'_, E, MODE>,
-    lanes: Option<Lanes<E, { alignment::WARP_ROW }>>,
+    lanes: Option<Lanes<E, ALIGNMENT>>,
     rows: &Rows,
     rank: BlockRank,
     workspace: Workspace,
 ) {
-    let args = pass.args;
+    const {
+        assert!(Lanes::<E, ALIGNMENT>::ROW_IN_WARP);
+        assert!(MODE == mode::CLASS || !Lanes::<E, ALIGNMENT>::HAS_PEELED);
+    }
+    let (args, stages_logits) = (pass.args, stages_logits::<E, ALIGNMENT>(GRADS));
     // SAFETY: the kernels' condition 2.
     let normaliser = unsafe { normaliser(args) };
     let group = RowGroup::of_threads(args);
     let first = rows.first;
     let row = row_of(first, group.in_block);
     let is_row = |row: u64| (row as u32) < args.rows as u32;
-    // The row, counted within the block, whose class this thread loads and stages. With gradients
-    // all threads of a row group load the class of their row, since they all need it.
-    let index = if GRADS { group.in_block } else { thread_idx_x() };
+    // The row, counted within the block, whose class this thread loads and stages. All threads of a
+    // row group load the class of their row where they all need it.
+    let index = if stages_logits { group.in_block } else { thread_idx_x() };
     let has_class =
         MODE != mode::PROBABILITIES && index < group.of_block && is_row(row_of(first, index));
     // SAFETY: the caller's conditions. In place of a row beyond the last, or of an ignored one, the
     // last row is read, and nothing is done with it; its gradients may be written in place by then.
-    // That is cheaper than a check for each vector.
+    // That is cheaper than a check for each vector. With peeled elements, of an ignored row nothing
+    // but these is read.
     unsafe {
         let mut class = 0;
         if GRADS && has_class {
@@ -124,9 +152,18 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
         // With gradients, wait for the class and skip ignored rows: beside writes, memory is faster
         // with fewer reads in flight.
         let read = !GRADS || MODE == mode::PROBABILITIES || class != args.ignore_index;
-        let at = row_to_read(args, row, read);
+        let has_peeled = Lanes::<E, ALIGNMENT>::HAS_PEELED;
+        // Rows with peeled elements are cut in different places, and where an ignored one is cut
+        // its gradients are stored.
+        let at = row_to_read(args, row, read || has_peeled);
         let lanes = lanes.unwrap_or_else(|| Lanes::new(pass, at));
-        let mut tile = lanes.tile::<VECTORS>(group.lane, group);
+        let (mut tile, mut peeled) = (Tile::unread(group.lane, group.threads), None);
+        if read || !has_peeled {
+            tile = lanes.tile::<VECTORS>(group.lane, group);
+        }
+        if has_peeled {
+            peeled = lanes.peeled_of_thread(group);
+        }
         let mut loaded_normaliser = None;
         if GRADS && is_row(row) {
             loaded_normaliser = Some(LoadedNormaliser::new(args, normaliser));
@@ -143,9 +180,13 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
         let mut logit = None;
         if GRADS {
             pass.prefetch(row, group);
+        }
+        if stages_logits {
             // Read the class's logit before gradients overwrite it: the row group's reduction
             // stands between this and its stores.
             logit = lanes.logit_of_class::<MODE, VECTORS>(class, &tile, group);
+            let at_peeled = peeled.and_then(|peeled| peeled.logit_of_class(class));
+            logit = logit.or(at_peeled);
             if let Some(logit) = logit {
                 RowsOfBlock::stage_logit(index, logit);
             }
@@ -153,10 +194,13 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
             tile.stage();
         }
         let label = if GRADS { pass.label(class) } else { Label::NONE };
+        let mut x_of_peeled = Peeled::logit_of(peeled);
         if GRADS && !label.counts {
             tile.forget::<E>();
+            x_of_peeled = E::Real::NEG_INFINITY;
         }
-        let (stats, exps) = lanes.stats_of_tile::<MODE, VECTORS, GRADS>(pass, &tile, group);
+        let OfTile { stats, exps, exp_of_peeled } =
+            lanes.stats_of_tile::<MODE, VECTORS, GRADS>(pass, &tile, x_of_peeled, group);
         let stats = stats.of_row();
         if group.lane == 0 {
             RowsOfBlock::stage(group.in_block, stats, MODE);
@@ -176,14 +220,19 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
             } else {
                 let scale = pass.scale_of_logits();
                 let unit = Relative::<_, MODE>::to(factors.center, scale).unit();
+                let factor = unit * factors.factor;
+                if let Some(peeled) = peeled {
+                    let class = at_class.map(|at_class| (label.class, at_class));
+                    peeled.store_gradient(to[0], exp_of_peeled * factor, class);
+                }
                 let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
                 // Recompute the indices of the vectors: kept since the loads, they would take
                 // registers.
                 let tile = tile.at(group.rematerialize().lane, group.threads);
-                lanes.gradients_of_exps(&exps, unit * factors.factor, class, to[0], &tile);
+                lanes.gradients_of_exps(&exps, factor, class, to[0], &tile);
             }
         }
-        if has_class && (!GRADS || group.lane == 0) {
+        if has_class && (!stages_logits || group.lane == 0) {
             RowsOfBlock::stage_class(index, class);
         }
         sync_threads();
@@ -192,9 +241,9 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
         }
         let count = (rows.end - first).min(group.of_block.into()) as u32;
         let terms = if !GRADS && pass.is_plain() {
-            finish_rows::<E, MODE, GRADS, true>(pass, first, count, group, workspace)
+            finish_rows::<E, MODE, GRADS, true, ALIGNMENT>(pass, first, count, group, workspace)
         } else {
-            finish_rows::<E, MODE, GRADS, false>(pass, first, count, group, workspace)
+            finish_rows::<E, MODE, GRADS, false, ALIGNMENT>(pass, first, count, group, workspace)
         };
         if GRADS || has_sums(args) {
             let (terms, pairs) = if GRADS || pass.has_two_sums() {
@@ -220,7 +269,13 @@ unsafe fn compute_rows<E: Element, const MODE: u32, const VECTORS: usize, const 
 /// 2. The first warp of the block calls this, once for each row.
 /// 3. A barrier stands between the staging and this.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAIN: bool>(
+unsafe fn finish_rows<
+    E: Element,
+    const MODE: u32,
+    const GRADS: bool,
+    const PLAIN: bool,
+    const ALIGNMENT: u32,
+>(
     pass: &Pass<'_, E, MODE>,
     first: u64,
     rows: u32,
@@ -243,14 +298,11 @@ unsafe fn finish_rows<E: Element, const MODE: u32, const GRADS: bool, const PLAI
             let row = opaque(first + u64::from(index));
             let mut logit = E::Real::ZERO;
             if label.has_class(pass.args.cols) {
-                logit = if GRADS {
+                logit = if stages_logits::<E, ALIGNMENT>(GRADS) {
                     RowsOfBlock::staged_logit(index)
                 } else {
-                    Lanes::<E, { alignment::WARP_ROW }>::new(pass, row).staged_logit(
-                        index,
-                        label.class,
-                        group,
-                    )
+                    let lanes = Lanes::<E, ALIGNMENT>::new(pass, row);
+                    lanes.staged_logit(index, label.class, group)
                 };
             }
             let row_terms = if PLAIN {

@@ -1,0 +1,193 @@
+//! Rows in the registers of a warp.
+
+use super::*;
+use kernels_gpu::abi::{peeled_group_threads, peeled_vectors_within};
+
+#[test]
+fn short_rows_are_packed_or_register_resident() {
+    let regime = |rows, cols| samples(Pass::Forward, rows, cols, 4, kernels(cols)).regime;
+    for cols in [1, 2, 10, 32, 60, 127, 129, 500 + 1, 1000, 1023] {
+        assert_eq!(regime(262_144, cols), Regime::Packed, "{cols} columns");
+    }
+    assert_eq!([64, 96, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 4]);
+    assert_eq!([1025, 1216, 1407].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
+    assert_eq!(regime(65536, 1409), Regime::Long);
+    assert_ne!(regime(65536, 1220), Regime::Packed);
+    // One row more, and the workspace has no room for the partial sums of the blocks.
+    let most = 32 * max_workers(1, ADDER_SHIFT) as usize;
+    assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
+    assert_eq!(regime(0, 5), Regime::Packed);
+}
+
+/// A backward pass that would fill the shared memory of the device six times or more packs rows of
+/// less than 512 bytes.
+#[test]
+fn few_bytes_of_short_rows_are_register_resident() {
+    let many = 6 * 132 * (228 << 10) / (64 * 4);
+    let regime = |rows, cols| samples(Pass::Backward, rows, cols, 4, kernels(cols)).regime;
+    assert_eq!((regime(many - 1, 64), regime(many, 64)), (Regime::ShortWhole, Regime::Packed));
+    assert_eq!((regime(1000, 60), regime(1 << 20, 128)), (Regime::Packed, Regime::ShortWhole));
+}
+
+/// With kernels of a warp per row that has eight vectors a lane, loss and gradients of f32 have
+/// rows of more than four in registers. Other rows do if they fill the registers, or are few.
+#[test]
+fn rows_of_a_warp_are_register_resident_or_packed() {
+    let few = 6 * 132 * (228 << 10) / 4096;
+    let regime = |pass, rows, cols, bytes| {
+        let kernels = SamplesKernels { warp_block: 256, ..kernels(cols * bytes / 4) };
+        samples(pass, rows, cols, bytes, kernels).regime
+    };
+    for rows in [100, 1 << 19] {
+        let of_f32 = |cols| regime(Pass::ForwardBackward, rows, cols, 4);
+        assert_eq!([516, 1000, 1024].map(of_f32), [Regime::WarpWhole; 3]);
+        assert_ne!(of_f32(1028), Regime::WarpWhole);
+    }
+    let forward = |rows, cols| regime(Pass::Forward, rows, cols, 4);
+    assert_eq!(
+        [few - 1, 2 * few].map(|rows| forward(rows, 1000)),
+        [Regime::WarpWhole, Regime::Packed]
+    );
+    assert_eq!([few, 2 * few].map(|rows| forward(rows, 1024)), [Regime::WarpWhole; 2]);
+    for pass in [Pass::Forward, Pass::ForwardBackward] {
+        let of_16_bits = |rows, cols| regime(pass, rows, cols, 2);
+        assert_eq!([few, 2 * few].map(|rows| of_16_bits(rows, 1800)), [Regime::WarpWhole; 2]);
+        assert_eq!(
+            [(few, 1792), (2 * few, 1792)].map(|(rows, cols)| of_16_bits(rows, cols)),
+            [Regime::WarpWhole, Regime::Packed]
+        );
+        assert_eq!(
+            [1408, 1400].map(|cols| of_16_bits(few, cols)),
+            [Regime::WarpWhole, Regime::Packed]
+        );
+        // All rows have room at once.
+        assert_eq!(of_16_bits(1100, 1400), Regime::WarpWhole);
+    }
+}
+
+/// Kernels for rows that begin and end anywhere.
+fn peeled_kernels(cols: usize) -> SamplesKernels {
+    let kernels = kernels(cols);
+    SamplesKernels { whole: false, short_peeled_block: 256, warp_peeled_block: 256, ..kernels }
+}
+
+/// How many rows of so many bytes fill the device's shared memory so many times.
+fn rows_of_turns(turns: usize, row_bytes: usize) -> usize {
+    turns * 132 * (228 << 10) / row_bytes.next_multiple_of(16)
+}
+
+/// Whether rows of f32 or 16 bits that begin anywhere are in the registers of a warp depends on how
+/// many of these they fill, and how many turns they take.
+#[test]
+fn rows_that_begin_anywhere_are_register_resident_or_packed() {
+    let regime = |pass, turns, cols: usize, bytes| {
+        let kernels = peeled_kernels(cols * bytes / 4);
+        // A row less than fills the device so often.
+        let rows = rows_of_turns(turns, cols * bytes) - 1;
+        samples(pass, rows, cols, bytes, kernels).regime
+    };
+    for (pass, turns, bytes, cols, expected) in [
+        (Pass::Forward, 1, 4, [283, 291], [false, true]),
+        (Pass::ForwardBackward, 1, 4, [251, 257], [true, true]),
+        (Pass::Forward, 6, 4, [379, 383], [false, true]),
+        (Pass::ForwardBackward, 6, 2, [759, 767], [false, true]),
+        (Pass::Forward, 7, 4, [439, 447], [false, true]),
+        (Pass::ForwardBackward, 7, 4, [447, 511], [false, false]),
+        (Pass::Forward, 7, 2, [895, 1023], [false, false]),
+    ] {
+        let is_peeled = cols.map(|cols| regime(pass, turns, cols, bytes) == Regime::ShortPeeled);
+        assert_eq!(is_peeled, expected, "{pass:?}, {turns} turns, {cols:?} of {bytes} bytes");
+    }
+    for (pass, turns, bytes, cols, expected) in [
+        (Pass::Forward, 1, 4, [571, 577], [false, true]),
+        (Pass::ForwardBackward, 1, 2, [1025, 1027], [true, true]),
+        (Pass::ForwardBackward, 6, 4, [763, 767], [false, true]),
+        (Pass::Forward, 7, 4, [699, 703], [false, true]),
+        (Pass::ForwardBackward, 7, 2, [1783, 1785], [false, true]),
+        (Pass::Forward, 7, 2, [2047, 2049], [true, false]),
+    ] {
+        let is_peeled = cols.map(|cols| regime(pass, turns, cols, bytes) == Regime::WarpPeeled);
+        assert_eq!(is_peeled, expected, "{pass:?}, {turns} turns, {cols:?} of {bytes} bytes");
+    }
+}
+
+/// However much of the registers is left empty, a tile of rows takes longer to begin and to end.
+#[test]
+fn few_rows_that_begin_anywhere_are_register_resident() {
+    let regime = |pass, rows, cols: usize, bytes| {
+        samples(pass, rows, cols, bytes, peeled_kernels(cols * bytes / 4)).regime
+    };
+    let many = 8 * 132 + 1;
+    assert_eq!(
+        [many - 1, many].map(|rows| regime(Pass::Forward, rows, 131, 4)),
+        [Regime::ShortPeeled, Regime::Packed]
+    );
+    // A thread has to have a whole vector; 32 of f32 have eight threads, of 16 bits sixteen.
+    assert_eq!(
+        [33, 37].map(|cols| regime(Pass::ForwardBackward, 100, cols, 4)),
+        [Regime::Packed, Regime::ShortPeeled]
+    );
+    assert_eq!(
+        [135, 137].map(|cols| regime(Pass::Forward, 100, cols, 2)),
+        [Regime::Packed, Regime::ShortPeeled]
+    );
+}
+
+/// Two rows of each multiprocessor take less time with a block each.
+#[test]
+fn few_longer_rows_with_gradients_have_a_block_each() {
+    let regime = |pass, rows| samples(pass, rows, 1001, 4, peeled_kernels(1001)).regime;
+    assert_eq!(
+        [264, 265].map(|rows| regime(Pass::ForwardBackward, rows) == Regime::WarpPeeled),
+        [false, true]
+    );
+    assert_eq!(regime(Pass::Forward, 10), Regime::WarpPeeled);
+}
+
+/// Rows one element off a boundary that begin in the same banks of shared memory.
+#[test]
+fn rows_that_collide_are_register_resident() {
+    let regime = |cols: usize, bytes| {
+        let kernels = SamplesKernels { collide: true, ..peeled_kernels(cols * bytes / 4) };
+        samples(Pass::ForwardBackward, 1 << 18, cols, bytes, kernels).regime
+    };
+    assert_eq!([128, 256, 512].map(|cols| regime(cols, 4)), [Regime::ShortPeeled; 3]);
+    assert_eq!([256, 1024].map(|cols| regime(cols, 2)), [Regime::ShortPeeled; 2]);
+    assert_eq!([regime(1024, 4), regime(2048, 2)], [Regime::WarpPeeled; 2]);
+    // Such rows have a lane each.
+    assert_eq!(regime(64, 4), Regime::Packed);
+}
+
+#[test]
+fn gradients_that_begin_elsewhere_are_packed() {
+    let kernels = SamplesKernels { alike: false, ..peeled_kernels(1001) };
+    assert_eq!(samples(Pass::ForwardBackward, 1000, 1001, 4, kernels).regime, Regime::Packed);
+}
+
+/// Whatever the alignment of a row, the vectors that a thread does not look for are there, all
+/// have a thread, and each element that is in none has a thread of its own.
+#[test]
+fn a_thread_has_its_vectors_and_one_element_beside() {
+    for bytes in [2, 4] {
+        let lanes = 16 / bytes;
+        for cols in 1..=4096 / bytes {
+            let plan = samples(Pass::ForwardBackward, 100, cols, bytes, {
+                SamplesKernels { packed: None, ..peeled_kernels(cols) }
+            });
+            let per_thread = match plan.regime {
+                Regime::ShortPeeled => 4,
+                Regime::WarpPeeled => 8,
+                _ => continue,
+            };
+            let threads = plan.rows.group_threads.get() as usize;
+            assert!(threads >= peeled_group_threads(bytes) && 32 % threads == 0);
+            assert!((1 << 8) >= plan.rows.launch.threads && plan.rows.launch.shared_bytes == 0);
+            for head in 0..lanes {
+                let (vectors, tail) = ((cols - head) / lanes, (cols - head) % lanes);
+                assert!(head + tail <= threads, "{cols} columns, {head} before the first vector");
+                assert!(vectors <= per_thread * threads);
+                assert!(vectors >= peeled_vectors_within(per_thread) * threads);
+            }
+        }
+    }
+}

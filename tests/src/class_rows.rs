@@ -76,11 +76,6 @@ where
             2 => (cols - 1 - row / 9 % cols.min(8)) as i64,
             _ => (row * 5 % cols) as i64,
         };
-        // What is not to be read, or not to matter.
-        for row in (8..rows).step_by(9) {
-            x[row * cols] = T::round(f64::NAN);
-            x[row * cols + cols - 1] = T::round(f64::INFINITY);
-        }
         let weights = (0..cols).map(|class| T::round(0.5 + 0.25 * (class % 3) as f64)).collect();
         let classes = (0..rows).map(class_of).collect();
         Case { rows, cols, place, options, x, weights, classes }
@@ -146,7 +141,13 @@ where
             let stride = cols + gaps[which];
             Placed::rows(data, shape, stride, offsets[which], T::round(f64::NAN))
         };
-        let x = place(&self.x, 0);
+        let mut x = self.x.clone();
+        // What an ignored row has is not to matter.
+        for row in (0..*rows).filter(|&row| self.classes[row] == IGNORED) {
+            x[row * cols] = T::round(f64::NAN);
+            x[row * cols + cols - 1] = T::round(f64::INFINITY);
+        }
+        let x = place(&x, 0);
         let classes = Tensor::from_slice(gpu(), [*rows], &self.classes).unwrap();
         let off = if let Options::SmoothedWeights(off) = options { *off } else { 0 };
         // Without guards behind them, so that the emulator sees a load beyond the weights.

@@ -574,7 +574,6 @@ fn rows_that_begin_everywhere_in_a_line() {
 #[test]
 fn a_row_that_is_nearly_certain() {
     let stream = gpu().stream().unwrap();
-    // A row of 301 columns is packed, whatever else a device has room for.
     for cols in [5, 301, 700, 40_000] {
         for lead in [12.0_f32, 20.0, 30.0] {
             let mut x = uniforms(1, cols);

@@ -298,18 +298,16 @@ fn a_temperature_of_one_is_cross_entropy() {
         }
     }
     for both in [false, true] {
-        check::<f32>([50, 97], both);
-        check::<f32>([9, 499], both);
-        check::<f16>([9, 511], both);
-        check::<bf16>([9, 501], both);
+        check::<f16>([9, 131], both);
+        check::<bf16>([9, 131], both);
         check::<f64>([9, 333], both);
     }
+    check::<f32>([1100, 129], false);
     check::<f64>([2, 20_011], false);
     check::<f32>([3, 4096], true);
     check::<f16>([3, 8192], true);
     check::<bf16>([3, 8192], true);
     check::<f64>([3, 1000], true);
-    check::<bf16>([300, 1001], true);
     check::<f64>([300, 1031], true);
 }
 

@@ -6,6 +6,9 @@ use half::{bf16, f16};
 use tests::class_rows::{Case, DENSE, Options, Place};
 use tests::number::Number;
 
+/// Gradients that begin elsewhere than logits: rows have to be packed, or staged.
+const APART: Place = Place { gaps: [0, 1], offsets: [0, 1] };
+
 /// Rows of so many vectors. The last vectors of a lane are looked at one by one: none of them is
 /// the row's, all of them are, or the row ends between two lanes.
 fn check<T: Number>(rows: usize, vectors: &[usize])
@@ -55,9 +58,7 @@ where
             let place = Place { gaps: [to_boundary; 2], offsets: [offset; 2] };
             Case::<T>::new([rows, cols], place, Options::None).check();
         }
-        // Gradients begin elsewhere than logits: rows have to be packed, or staged.
-        let apart = Place { gaps: [0, 1], offsets: [0, 1] };
-        Case::<T>::new([rows, cols], apart, Options::None).check();
+        Case::<T>::new([rows, cols], APART, Options::None).check();
     }
 }
 
@@ -69,17 +70,37 @@ fn ends_that_are_no_vectors() {
     check_ends::<f16>(71, &[511, 1531]);
 }
 
-/// The likeliest class of nearly certain rows is at either end, or within. 1 − p would lose digits.
+/// The likeliest class of nearly certain rows is at either end, or within. 1 − p would lose digits,
+/// and so would a largest logit that is not subtracted, where logits are far from 0.
+fn check_nearly_certain<T: Number>(cols: usize, place: Place, center: f64)
+where
+    T::Loss: Number,
+{
+    for at in [0, 1, 2, cols / 2, cols - 3, cols - 2, cols - 1] {
+        let mut case = Case::<T>::new([40, cols], place, Options::None);
+        for row in 6..40 {
+            case.x[row * cols + at] = T::round(30.0);
+            case.classes[row] = at as i64;
+        }
+        case.x.iter_mut().for_each(|x| *x = T::round(x.wide() + center));
+        case.check();
+    }
+}
+
 #[test]
 fn rows_whose_ends_are_nearly_certain() {
-    for cols in [259, 1021] {
-        for at in [0, 1, 2, 128, cols - 3, cols - 2, cols - 1] {
-            let mut case = Case::<f32>::new([40, cols], DENSE, Options::None);
-            for row in 6..40 {
-                case.x[row * cols + at] = 30.0;
-                case.classes[row] = at as i64;
-            }
-            case.check();
-        }
+    // From 2²⁴ on, the largest logit is subtracted before anything is multiplied by log₂ e.
+    const FAR: f64 = 33_554_432.0;
+    for center in [0.0, -FAR] {
+        check_nearly_certain::<f32>(259, DENSE, center);
+        check_nearly_certain::<f32>(1021, DENSE, center);
     }
+}
+
+#[test]
+fn packed_rows_that_are_nearly_certain() {
+    check_nearly_certain::<f32>(259, APART, 0.0);
+    check_nearly_certain::<f32>(512, APART, 0.0);
+    // A lane of half a warp would not have a whole vector of such a row.
+    check_nearly_certain::<bf16>(131, DENSE, 0.0);
 }

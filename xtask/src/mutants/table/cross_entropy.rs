@@ -330,7 +330,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "if any(sum < E::Real::from_f64(LIKELY) || is_far) {",
         from: "sum < E::Real::from_f64(LIKELY) || is_far",
         to: "is_far",
-        test: "cross_entropy::a_row_that_is_nearly_certain",
+        test: "warp_rows::packed_rows_that_are_nearly_certain",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -156,7 +156,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             sync_warp();",
         from: "sync_warp();",
         to: "",
-        test: "cross_entropy::a_row_that_is_nearly_certain",
+        test: "warp_rows::packed_rows_that_are_nearly_certain",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -167,7 +167,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
             sync_warp();",
         from: "sync_warp();",
         to: "",
-        test: "cross_entropy::a_row_that_is_nearly_certain",
+        test: "warp_rows::packed_rows_that_are_nearly_certain",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -40,7 +40,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "let x = if is_far { peeled - stats.center() } else { peeled };",
         from: "if is_far { peeled - stats.center() } else { peeled }",
         to: "{ let _ = is_far; peeled }",
-        test: "warp_rows::ends_that_are_no_vectors",
+        test: "warp_rows::rows_whose_ends_are_nearly_certain",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -33,7 +33,8 @@ pub fn row(x: &[f64], class: Option<usize>, temperature: f64, [a, b]: [f64; 2]) 
             _ => -p[index],
         };
         let by_entropy = if p[index] == 0.0 { 0.0 } else { p[index] * (apart[index] - expected) };
-        (a * less_one - b * by_entropy) / temperature
+        // In this order, in which the least upstream gradient is not lost.
+        (a / temperature) * less_one - (b / temperature) * by_entropy
     };
     let gradient = (0..x.len()).map(gradient).collect();
     Row { log_prob: apart[class] - log_sum, entropy: log_sum - expected, gradient }

@@ -259,3 +259,75 @@ fn smoothing_of_logits_of_any_bits() {
     })
     .unwrap();
 }
+
+/// The least of upstream gradients, halved before it is divided by the temperature, would be 0.
+#[test]
+fn the_least_upstream_gradient_at_a_low_temperature() {
+    check(&Case {
+        loss: LogProb {
+            targets: I64,
+            temperature: 1e-30,
+            ignore_index: -100,
+            bad: false,
+            arrives: AtLogProb,
+        },
+        dtype: F64,
+        pass: BothInto,
+        rows: 4,
+        cols: 2,
+        input: Equal,
+        upstream: Each(Special),
+        seed: 2016341658802023043,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// x − m is −∞ in f64, but a center that lags behind m may leave it finite, and the loss right.
+#[test]
+fn smoothing_of_logits_further_apart_than_the_range() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.1,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: F64,
+        reduction: Unreduced,
+        cols: 512,
+        input: Bits,
+        offsets: [6, 0, 0, 0, 0, 0, 0, 0],
+        seed: 3803656118816110636,
+        ..PLAIN
+    })
+    .unwrap();
+}
+
+/// A factor just above 1 makes the largest upstream gradient infinite, and NaN of a probability
+/// of 0.
+#[test]
+fn the_largest_upstream_gradient_of_a_loss() {
+    check(&Case {
+        loss: CrossEntropy {
+            targets: I64,
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            bad: false,
+        },
+        dtype: F16,
+        reduction: Unreduced,
+        pass: BackwardInto,
+        rows: 22,
+        cols: 175,
+        input: Huge,
+        upstream: Each(Special),
+        seed: 7241953375865931100,
+        ..PLAIN
+    })
+    .unwrap();
+}

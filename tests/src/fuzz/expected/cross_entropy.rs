@@ -231,8 +231,11 @@ impl<'a> OfRows<'a> {
         let span = finite_log_p.fold(1.0, f64::max);
         let most = numbers_above_one(&self.weight, t) * span;
         // Products of what is given, in whatever order.
+        // Which of x − m that leave the range are read as −∞ depends on what is subtracted first.
+        let leaves_range = |col: usize| x[col].is_finite() && (max - x[col]).is_infinite();
         let is_lost = magnitude > range.max / 4.0
             || span > range.max
+            || (0..cols).filter(reads).any(leaves_range)
             || most > range.max && !is_smoothed(is, share);
         // 0 · ∞, where the kernel's q is 0 and this is not.
         let is_nothing = |col: usize| q(col) > 0.0 && q(col) < range.least;
@@ -279,7 +282,8 @@ impl<'a> OfRows<'a> {
             tracked(value, by_target_largest + f64::EPSILON, off, most > range.max)
         };
         OfRow {
-            most: self.exact(if is_bare { all_q.max(1.0) } else { all_q.max(all).max(2.0) }),
+            // 2: what makes up for the rounding of the largest logit times log₂ e, at most.
+            most: self.exact(if is_bare { all_q.max(2.0) } else { all_q.max(all).max(2.0) }),
             z_most: self.exact((2.0 * z_loss * lse_magnitude).max(z_loss)),
             least: self.exact(least),
             loss: tracked(of_row.loss, magnitude * terms, off, is_lost),

@@ -52,7 +52,9 @@ mod cuda {
         }
         match code {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
-            code => bail!("device: expected one with a pool of memory, got {code:?} from its driver"),
+            code => {
+                bail!("device: expected one with a pool of memory, got {code:?} from its driver")
+            }
         }
     }
 }

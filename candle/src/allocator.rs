@@ -7,8 +7,9 @@ use candle_core::{Device, Result};
 ///
 /// candle allocates from a pool of CUDA's. Unless it is told to keep something, that hands all
 /// free memory back to the system whenever the CPU waits for the GPU, as when a loss is read, and
-/// maps memory again for the next step. This takes longer than most losses do: it is the larger
-/// part of a training step with cross-entropy over 32,000 classes, candle's own additions included.
+/// maps memory again for the next step. This takes longer than most losses do: where each step
+/// waits, it is the larger part of what cross-entropy over 32,000 classes costs, candle's own
+/// additions included.
 ///
 /// One call at the start of a program is enough. What is kept cannot be allocated by other
 /// processes, nor from other pools.

@@ -155,7 +155,21 @@ fn rows_that_collide_are_register_resident() {
     assert_eq!([256, 1024].map(|cols| regime(cols, 2)), [Regime::ShortPeeled; 2]);
     assert_eq!([regime(1024, 4), regime(2048, 2)], [Regime::WarpPeeled; 2]);
     // Such rows have a lane each.
-    assert_eq!(regime(64, 4), Regime::Packed);
+    assert_eq!([64, 80].map(|cols| regime(cols, 4)), [Regime::Packed; 2]);
+    assert_eq!(regime(84, 4), Regime::ShortPeeled);
+}
+
+/// One row more, and the workspace has no room for the partial sums of the blocks.
+#[test]
+fn rows_of_more_blocks_than_have_room_are_packed() {
+    let regime = |rows, cols| samples(Pass::Forward, rows, cols, 4, peeled_kernels(cols)).regime;
+    let blocks = max_workers(words_of_worker(2, 4), ADDER_SHIFT) as usize;
+    for (cols, block_rows, expected) in
+        [(255, 16, Regime::ShortPeeled), (1001, 8, Regime::WarpPeeled)]
+    {
+        let most = block_rows * blocks;
+        assert_eq!([regime(most, cols), regime(most + 1, cols)], [expected, Regime::Packed]);
+    }
 }
 
 #[test]

@@ -29,6 +29,52 @@ fn few_bytes_of_short_rows_are_register_resident() {
     assert_eq!((regime(1000, 60), regime(1 << 20, 128)), (Regime::Packed, Regime::ShortWhole));
 }
 
+/// Rows of 16 bits whose exponentials are computed, unless they take few turns, and loss and
+/// gradients of f64, are packed where they leave an eighth of the registers empty.
+#[test]
+fn registers_that_are_not_full_are_packed_instead() {
+    let regime = |pass, turns, cols: usize, bytes| {
+        let rows = rows_of_turns(turns, cols * bytes) - 1;
+        samples(pass, rows, cols, bytes, kernels(cols * bytes / 4)).regime
+    };
+    use Pass::{Backward, Forward, ForwardBackward};
+    for (pass, turns, bytes, cols, expected) in [
+        (Forward, 7, 2, [448, 456], [false, true]),
+        (ForwardBackward, 7, 2, [448, 456], [false, true]),
+        (ForwardBackward, 6, 2, [384, 448], [true, true]),
+        (Backward, 7, 2, [384, 448], [true, true]),
+        (ForwardBackward, 1, 8, [112, 114], [false, true]),
+        (Backward, 7, 8, [96, 112], [true, true]),
+        // Sums relative to a lagging center take fewer instructions.
+        (Forward, 1, 8, [112, 128], [false, false]),
+        (Forward, 7, 4, [96, 200], [true, true]),
+        // The fewest bytes of a row.
+        (Backward, 1, 8, [62, 64], [false, true]),
+        (ForwardBackward, 7, 4, [60, 64], [false, true]),
+    ] {
+        let is_short = cols.map(|cols| regime(pass, turns, cols, bytes) == Regime::ShortWhole);
+        assert_eq!(is_short, expected, "{pass:?}, {turns} turns, {cols:?} of {bytes} bytes");
+    }
+}
+
+/// Loss and gradients of f64, of smoothed classes and of probabilities are staged though they could
+/// be packed.
+#[test]
+fn rows_that_are_staged_though_they_are_short_enough_to_be_packed() {
+    let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
+    let of_classes =
+        |cols| SamplesKernels { whole: false, staged: Some((device, 256)), ..kernels(cols) };
+    let regime = |bytes, kernels| {
+        samples(Pass::ForwardBackward, 1 << 18, 2400 / bytes, bytes, kernels).regime
+    };
+    let of_f32 = of_classes(600);
+    assert_eq!(regime(4, of_f32), Regime::Packed);
+    assert_eq!(regime(4, SamplesKernels { is_smoothed: true, ..of_f32 }), Regime::Staged);
+    assert_eq!(regime(4, SamplesKernels { tensors: 2, ..of_f32 }), Regime::Staged);
+    let of_f64 = samples(Pass::ForwardBackward, 1 << 18, 600, 8, of_classes(1200)).regime;
+    assert_eq!(of_f64, Regime::Staged);
+}
+
 /// With kernels of a warp per row that has eight vectors a lane, loss and gradients of f32 have
 /// rows of more than four in registers. Other rows do if they fill the registers, or are few.
 #[test]
@@ -49,6 +95,13 @@ fn rows_of_a_warp_are_register_resident_or_packed() {
         [Regime::WarpWhole, Regime::Packed]
     );
     assert_eq!([few, 2 * few].map(|rows| forward(rows, 1024)), [Regime::WarpWhole; 2]);
+    assert_eq!(forward(few, 544), Regime::WarpWhole);
+    // One row more, and the workspace has no room for the partial sums of the blocks.
+    let most = 8 * max_workers(words_of_worker(2, 4), ADDER_SHIFT) as usize;
+    assert_eq!(
+        [most, most + 1].map(|rows| forward(rows, 1024)),
+        [Regime::WarpWhole, Regime::Packed]
+    );
     for pass in [Pass::Forward, Pass::ForwardBackward] {
         let of_16_bits = |rows, cols| regime(pass, rows, cols, 2);
         assert_eq!([few, 2 * few].map(|rows| of_16_bits(rows, 1800)), [Regime::WarpWhole; 2]);

@@ -77,7 +77,7 @@ fn pool(device: &Device) -> Result<sys::CUmemoryPool> {
     let ordinal = device.as_cuda_device()?.cuda_stream().context().cu_device();
     let mut pool = std::ptr::null_mut();
     // SAFETY: writes the pool to the pointer it is given.
-    match unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, ordinal) } {
+    match unsafe { sys::cuDeviceGetMemPool(&mut pool, ordinal) } {
         sys::CUresult::CUDA_SUCCESS => Ok(pool),
         other => bail!("the device has no pool of memory: {other:?}"),
     }

@@ -7,9 +7,8 @@ use candle_core::{Device, Result};
 ///
 /// candle allocates from a pool of CUDA's. Unless it is told to keep something, that hands all
 /// free memory back to the system whenever the CPU waits for the GPU, as when a loss is read, and
-/// maps memory again for the next step. This takes longer than most losses do: where each step
-/// waits, it is the larger part of what cross-entropy over 32,000 classes costs, candle's own
-/// additions included.
+/// maps memory again for the next step. Where each step waits, this is the larger part of what
+/// cross-entropy over 32,000 classes costs it, candle's own additions included.
 ///
 /// One call at the start of a program is enough. What is kept cannot be allocated by other
 /// processes, nor from other pools.
@@ -23,15 +22,13 @@ use candle_core::{Device, Result};
 /// ```
 ///
 /// # Errors
-/// Where a CUDA device has no such pool: those without virtual memory, on Windows for example.
+/// Where the driver has no such pool for a CUDA device.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA has a pool"))]
 pub fn keep_memory(device: &Device, most_bytes: u64) -> Result<()> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => cuda::keep_memory(device, most_bytes),
-        _ => {
-            let _ = most_bytes;
-            Ok(())
-        }
+        _ => Ok(()),
     }
 }
 

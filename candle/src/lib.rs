@@ -35,8 +35,8 @@
 //! - `Device::Cuda` with the feature `cuda`. Devices made by `Device::new_cuda` work on a stream of
 //!   each thread, those of `new_cuda_with_stream` on one of their own; both do here.
 //! - `Device::Cpu` with the feature `emulator`: the same kernels on the CPU, very slow, for tests
-//!   on a machine without a GPU. A process uses one or the other: the emulator, once used, stands in
-//!   for the driver.
+//!   on a machine without a GPU. A process uses one or the other: the emulator, once used, stands
+//!   in for the driver.
 //! - Metal: an error.
 //!
 //! Rows of logits may be apart (`narrow` of the last dimension, a padded vocabulary): they are read

@@ -1,5 +1,5 @@
-//! What candle's allocator keeps, in a build for CUDA. A process has one pool of memory a device, so
-//! this test has a process of its own. Without a GPU there is nothing to test here.
+//! What candle's allocator keeps, in a build for CUDA. A process has one pool of memory a device,
+//! so this test has a process of its own. Without a GPU there is nothing to test here.
 #![cfg(feature = "cuda")]
 
 use candle_core::cuda_backend::cudarc::driver::sys;

@@ -40,9 +40,9 @@ impl Options {
 
 const Z_LOSS: f64 = 0.01;
 
-/// A call over rows of classes, every ninth of which is ignored, whatever it has, and two have a class near an end
-/// of the row. Among the rows are one that is
-/// nearly certain, one of large logits, and one of equal logits.
+/// A call over rows of classes. Of nine rows one is ignored, whatever it has, and two have a class
+/// near an end of the row. Among the rows are one that is nearly certain, one of large logits, and
+/// one of equal logits.
 pub struct Case<T> {
     rows: usize,
     cols: usize,

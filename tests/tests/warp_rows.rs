@@ -101,6 +101,6 @@ fn rows_whose_ends_are_nearly_certain() {
 fn packed_rows_that_are_nearly_certain() {
     check_nearly_certain::<f32>(259, APART, 0.0);
     check_nearly_certain::<f32>(512, APART, 0.0);
-    // A lane of half a warp would not have a whole vector of such a row.
+    // Its 17 vectors are too few for the 16 threads of a row in registers.
     check_nearly_certain::<bf16>(131, DENSE, 0.0);
 }

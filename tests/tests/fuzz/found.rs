@@ -2,6 +2,13 @@
 //! library.
 
 use super::*;
+use tests::fuzz::LossOf;
+
+/// Cross-entropy of classes, without weights and z-loss.
+const fn classes(label_smoothing: f64) -> LossOf {
+    let (targets, weight, ignore_index) = (I64, None, -100);
+    CrossEntropy { targets, weight, ignore_index, label_smoothing, z_loss: 0.0, bad: false }
+}
 
 /// Rows with gaps, of which the distance is a multiple of more vectors than the length: lanes that
 /// took the vectors of a row in an order of their own took some of the gap.
@@ -10,23 +17,8 @@ fn rows_of_an_odd_number_of_vectors_an_even_number_apart() {
     for (dtype, pass, rows, cols, gap) in
         [(F64, BackwardInto, 5, 82, 10), (F32, Forward, 3, 100, 12), (F32, Forward, 40, 12, 4)]
     {
-        check(&Case {
-            loss: CrossEntropy {
-                targets: I64,
-                weight: None,
-                ignore_index: -100,
-                label_smoothing: 0.0,
-                z_loss: 0.0,
-                bad: false,
-            },
-            dtype,
-            pass,
-            rows,
-            cols,
-            gaps: [gap; 8],
-            ..PLAIN
-        })
-        .unwrap();
+        check(&Case { loss: classes(0.0), dtype, pass, rows, cols, gaps: [gap; 8], ..PLAIN })
+            .unwrap();
     }
 }
 
@@ -71,14 +63,7 @@ fn a_gradient_that_cancels_beyond_the_range() {
 #[test]
 fn smoothing_of_logits_beyond_the_range() {
     check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.5,
-            z_loss: 0.0,
-            bad: false,
-        },
+        loss: classes(0.5),
         dtype: Bf16,
         reduction: Unreduced,
         pass: Forward,
@@ -110,14 +95,7 @@ fn a_sum_that_cancels_beyond_the_range() {
 #[test]
 fn the_logarithm_of_a_row_that_is_nearly_certain() {
     check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.0,
-            z_loss: 0.0,
-            bad: false,
-        },
+        loss: classes(0.0),
         dtype: Bf16,
         pass: BackwardInto,
         rows: 63,
@@ -241,14 +219,7 @@ fn probabilities_over_logits_that_reach_less_far() {
 #[test]
 fn smoothing_of_logits_of_any_bits() {
     check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.1,
-            z_loss: 0.0,
-            bad: false,
-        },
+        loss: classes(0.1),
         dtype: Bf16,
         reduction: Unreduced,
         rows: 7,
@@ -287,14 +258,7 @@ fn the_least_upstream_gradient_at_a_low_temperature() {
 #[test]
 fn smoothing_of_logits_further_apart_than_the_range() {
     check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.1,
-            z_loss: 0.0,
-            bad: false,
-        },
+        loss: classes(0.1),
         dtype: F64,
         reduction: Unreduced,
         cols: 512,
@@ -311,14 +275,7 @@ fn smoothing_of_logits_further_apart_than_the_range() {
 #[test]
 fn the_largest_upstream_gradient_of_a_loss() {
     check(&Case {
-        loss: CrossEntropy {
-            targets: I64,
-            weight: None,
-            ignore_index: -100,
-            label_smoothing: 0.0,
-            z_loss: 0.0,
-            bad: false,
-        },
+        loss: classes(0.0),
         dtype: F16,
         reduction: Unreduced,
         pass: BackwardInto,

@@ -9,12 +9,13 @@ use std::num::NonZeroU64;
 /// What the name of a module's file ends with.
 pub(crate) const SUFFIX: &str = ".ptx.gz";
 
-/// How often the compressor looks for a shorter file. With 15 rounds it takes three times as long,
-/// and saves less than a hundredth more.
+/// How often the compressor looks for a shorter file. Ten rounds more save 13 bytes of the 60,301
+/// of mse_f32 (zopfli 1.0.3).
 const ROUNDS: NonZeroU64 = NonZeroU64::new(5).unwrap();
 
-/// The bytes of a module's file, a tenth less than with gzip. The same text gives the same bytes, without a date or a name; but
-/// another version of the compressor may give others, so that only texts are compared.
+/// The bytes of a module's file, a tenth less than with gzip. The same text gives the same bytes,
+/// without a date or a name; but another version of the compressor may give others, so that only
+/// texts are compared.
 pub(crate) fn compress(text: &str) -> Result<Vec<u8>> {
     let (mut file, rounds) =
         (Vec::new(), zopfli::Options { iteration_count: ROUNDS, ..Default::default() });

@@ -154,23 +154,24 @@ impl Shape {
     }
 
     /// How many sixteenths of the registers rows have to fill so that they are not better packed:
-    /// more, the more turns they take. H200, 2026-11-28. Few rows, µs packed and in registers: f32
-    /// forward, 64×351 3.9 and 2.7, 1024×501 4.6 and 2.9; bf16 forward-backward, 256×515 10.0 and
-    /// 4.6, 1024×701 11.5 and 5.1. Ceiling ÷ ours packed and in registers, of one turn: f32, 257
-    /// columns forward 0.55 and 0.55, forward-backward 0.50 and 0.59, 301 columns 0.53 and 0.61;
-    /// bf16 forward, 515 columns 0.49 and 0.43, 1203 columns 0.42 and 0.52. Of few turns: f32, 383
-    /// columns, of 96 MiB forward 0.75 and 0.74, of 64 MiB forward-backward 0.62 and 0.74; bf16,
-    /// 1403 columns, of 96 MiB forward 0.63 and 0.60, 1603 columns 0.64 and 0.66. Of 266 to 400
-    /// MiB: f32 forward, 383 columns 0.89 and 0.79, 113 columns 0.89 and 0.92, 701 columns 0.88 and
-    /// 0.90; forward-backward, 449 columns 0.86 and 0.80, 601 columns 0.89 and 0.86, 701 columns
-    /// 0.86 and 0.91; bf16 forward, 1023 columns 0.80 and 0.78, 1803 columns 0.79 and 0.78, 2003
-    /// columns 0.77 and 0.83; forward-backward, 451 columns 0.80 and 0.77, 1603 columns 0.80 and
-    /// 0.74, 1803 columns 0.77 and 0.79. Rows that collide, one element off: bf16 forward, 256
+    /// more, the more turns they take. H200, 2026-11-28. Of few rows, µs packed and in registers:
+    /// f32 forward, 64×351 3.9 and 2.7, 1024×501 4.6 and 2.9; bf16 forward-backward, 256×515 10.0
+    /// and 4.6, 1024×701 11.5 and 5.1. Ceiling ÷ ours packed and in registers, of one turn: f32,
+    /// 257 columns forward 0.55 and 0.55, forward-backward 0.50 and 0.59, 301 columns 0.53 and
+    /// 0.61; bf16 forward, 515 columns 0.49 and 0.43, 1203 columns 0.42 and 0.52. Of few turns:
+    /// f32, 383 columns, of 96 MiB forward 0.75 and 0.74, of 64 MiB forward-backward 0.62 and 0.74;
+    /// bf16, 1403 columns, of 96 MiB forward 0.63 and 0.60, 1603 columns 0.64 and 0.66. Of 266 to
+    /// 400 MiB: f32 forward, 383 columns 0.89 and 0.79, 113 columns 0.89 and 0.92, 701 columns 0.88
+    /// and 0.90; forward-backward, 449 columns 0.86 and 0.80, 601 columns 0.89 and 0.86, 701
+    /// columns 0.86 and 0.91; bf16 forward, 1023 columns 0.80 and 0.78, 1803 columns 0.79 and 0.78,
+    /// 2003 columns 0.77 and 0.83; forward-backward, 451 columns 0.80 and 0.77, 1603 columns 0.80
+    /// and 0.74, 1803 columns 0.77 and 0.79. Rows that collide, one element off: bf16 forward, 256
     /// columns 0.34 and 0.43, 512 columns 0.45 and 0.77; f32 forward-backward, 128 columns 0.62 and
     /// 0.76.
     fn fewest_sixteenths(&self, per_thread: usize) -> usize {
         const NEVER: usize = 17;
-        // Of each multiprocessor.
+        // Of each multiprocessor: 1056 on an H200, where figures end at 1024 rows, and at rows that
+        // fill half of the registers.
         const FEW_ROWS: usize = 8;
         // Shorter rows that collide have a lane each; see `packed::Rows::regime`.
         const ONE_LANE_BYTES: usize = 320;

@@ -175,7 +175,7 @@ fn few_rows_that_begin_anywhere_are_register_resident() {
         [many - 1, many].map(|rows| regime(Pass::Forward, rows, 131, 4)),
         [Regime::ShortPeeled, Regime::Packed]
     );
-    // A thread has to have a whole vector; 32 of f32 have eight threads, of 16 bits sixteen.
+    // Each of the 8 threads of a row of f32, and of the 16 of 16 bits, has to have a whole vector.
     assert_eq!(
         [33, 37].map(|cols| regime(Pass::ForwardBackward, 100, cols, 4)),
         [Regime::Packed, Regime::ShortPeeled]

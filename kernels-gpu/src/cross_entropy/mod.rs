@@ -338,9 +338,10 @@ pub(crate) const fn resident_short<E: Element>(mode: u32, blocks: u32) -> u32 {
     fewer + has_spare_registers::<E>(blocks) as u32
 }
 
-/// Resident blocks of `forward_backward_short_whole`. For class targets it holds a row's
-/// exponentials in registers too: [`resident_short`] of one block less, for f64 of half as many;
-/// where registers are to spare, one more.
+/// Resident blocks of `forward_backward_short_whole` and `_short_peeled`. For class targets they
+/// hold a row's exponentials in registers too: [`resident_short`] of one block less, for f64 of
+/// half as many; where registers are to spare, one more. `_short_peeled` spills up to 40 bytes so
+/// on sm_90 (ptxas 13.0); with one block less it was not measured.
 pub(crate) const fn resident_short_with_gradients<E: Element>(mode: u32, blocks: u32) -> u32 {
     if mode::is_dense(mode) {
         return resident::<E>(blocks) - (size_of::<E>() == 2) as u32;

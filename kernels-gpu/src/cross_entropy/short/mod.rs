@@ -1,5 +1,5 @@
 //! Short rows, in registers: one row group of at most a warp per row. The first warp of the block
-//! then finishes the rows of all row groups. Rows may begin and end anywhere: a lane then has one of
+//! then finishes the rows of all row groups. Where rows begin and end anywhere, a lane has one of
 //! the elements that are in no vector, beside its vectors.
 
 mod staging;
@@ -28,8 +28,8 @@ type BlockRank = reduce::BlockRank<2>;
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
-/// 2. A block has at most 256 threads. A row group has a power of two of 2 to 32 threads, and a row
-///    at most `VECTORS` vectors for each of them.
+/// 2. A block has at most 256 threads. The threads of a row group are a power of two up to 32, at
+///    least 2 or what `ALIGNMENT` asks for. A row has at most `VECTORS` vectors for each of them.
 /// 3. Rows are as `ALIGNMENT` says, [`alignment::WARP_ROW`] or, where the target is a class without
 ///    label smoothing, [`alignment::WARP_PEELED`]. There are fewer than 2³² rows.
 /// 4. The grid is one of `abi::grid_of_workers`; with `GRADS`, behind `normaliser_blocks` blocks

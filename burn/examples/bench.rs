@@ -1,6 +1,7 @@
 //! burn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the median of
-//! 20, each with a synchronisation, and the memory that burn reserves for a step beside the logits.
-//! Losses and gradients are compared first, with burn's of the logits in f32.
+//! 20, each with a synchronisation, and the memory that burn reserves for a first step beside the
+//! logits, in a process of its own. Losses and gradients are compared first, with burn's of the
+//! logits in f32.
 //!
 //! `cargo run --release --features cuda,fusion --example bench`, on a machine with a GPU, NVRTC and
 //! the headers of the CUDA toolkit. Without `fusion` burn's own operations run as they come. Names
@@ -12,24 +13,35 @@ use burn::nn::loss;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use burn_cubecl::cubecl::Runtime;
+use burn_cubecl::cubecl::config::memory::PersistentMemory;
+use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use burn_cubecl::cubecl::cuda::CudaRuntime;
+use std::process::Command;
 use std::time::Instant;
 
 type Inner = Cuda<f32, i32>;
 type B = Autodiff<Inner>;
 
 const SHAPES: [(usize, usize); 4] = [(8192, 32000), (32768, 4096), (4096, 128_256), (65536, 1000)];
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const CALLS: usize = 20;
+/// The name of burn's own loss.
+const BURN: &str = "burn";
+/// The argument of a process that measures memory alone; behind it, what [`reserved_mib`] names.
+const MEMORY: &str = "--memory";
 
 fn main() {
     let device = CudaDevice::default();
     let names: Vec<String> = std::env::args().skip(1).collect();
+    if let [MEMORY, of @ ..] = &*names.iter().map(String::as_str).collect::<Vec<_>>() {
+        return print_reserved(of, &device);
+    }
     println!("fusion: {}", cfg!(feature = "fusion"));
     println!("| rows × classes | type | loss | forward ms | forward+backward ms | reserved MiB |");
     println!("|---|---|---|---|---|---|");
     let mut differences = Vec::new();
     for (rows, cols) in SHAPES {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for dtype in DTYPES {
             if !named(&names, &format!("{rows}x{cols}")) || !named(&names, dtype.name()) {
                 continue;
             }
@@ -40,7 +52,7 @@ fn main() {
             let targets = Tensor::<Inner, 1, Int>::from_data(targets, &device);
             let what = format!("{rows}×{cols} | {dtype:?}");
             differences.push(format!("{what}: {}", compare(&logits, &targets)));
-            bench(&what, "burn", &burns::<B>, &burns::<Inner>, &logits, &targets);
+            bench(&what, BURN, &burns::<B>, &burns::<Inner>, &logits, &targets);
             bench(&what, "fused", &fused::<B>, &fused::<Inner>, &logits, &targets);
         }
     }
@@ -92,7 +104,7 @@ fn bench(
     let device = logits.device();
     let forward = median(&device, || drop(without_tape(logits.clone(), targets.clone())));
     let both = median(&device, || drop(step(loss, logits, targets)));
-    let reserved = reserved_mib(&device, || drop(step(loss, logits, targets)));
+    let reserved = reserved_mib(name, logits);
     println!("| {what} | {name} | {forward:.3} | {both:.3} | {reserved} |");
 }
 
@@ -117,18 +129,38 @@ fn synchronize(device: &CudaDevice) {
     Inner::sync(device).expect("all work succeeds");
 }
 
-/// What burn's pool of memory grows by for a call, from what is in use alone.
-fn reserved_mib(device: &CudaDevice, call: impl Fn()) -> u64 {
+/// What burn's pool of memory grows by in the first step of a process with the loss of this `name`
+/// and such logits. A pool that has been used hides what a step needs: it keeps what was freed.
+fn reserved_mib(name: &str, logits: &Tensor<Inner, 2>) -> String {
+    let [rows, cols] = logits.dims().map(|count| count.to_string());
+    let program = std::env::current_exe().expect("the path of this program");
+    let arguments = [MEMORY, name, logits.dtype().name(), &rows, &cols];
+    let output = Command::new(program).args(arguments).output().expect("this program runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "no memory measured for {arguments:?}: {error}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Prints the number of [`reserved_mib`]. Each tensor has memory of its own, which another of the
+/// same size takes over: pages with room for several would hide what a step needs.
+fn print_reserved(of: &[&str], device: &CudaDevice) {
+    let mut config = CubeClRuntimeConfig::default();
+    config.memory.persistent_memory = PersistentMemory::Enforced;
+    CubeClRuntimeConfig::set(config);
+    let &[name, dtype, rows, cols] = of else { panic!("{MEMORY}: expected 4 values, got {of:?}") };
+    let [rows, cols]: [usize; 2] = [rows, cols].map(|count| count.parse().expect("a number"));
+    let dtype = DTYPES.into_iter().find(|of| of.name() == dtype).expect("a type of DTYPES");
+    let logits = Tensor::<Inner, 2>::zeros([rows, cols], (device, dtype));
+    let targets = Tensor::<Inner, 1, Int>::zeros([rows], device);
     let reserved = || {
+        synchronize(device);
         let usage = CudaRuntime::client(device).memory_usage();
         usage.expect("the pool can be asked").bytes_reserved
     };
-    Inner::memory_cleanup(device);
-    synchronize(device);
     let before = reserved();
-    call();
-    synchronize(device);
-    reserved().saturating_sub(before) >> 20
+    let loss: &Loss<B> = if name == BURN { &burns::<B> } else { &fused::<B> };
+    drop(step(loss, &logits, &targets));
+    println!("{}", reserved().saturating_sub(before) >> 20);
 }
 
 /// How far loss and gradients are from burn's of the logits in f32: ours, and burn's own.
@@ -150,7 +182,7 @@ fn compare(logits: &Tensor<Inner, 2>, targets: &Tensor<Inner, 1, Int>) -> String
         };
         let close = f64::from(off) <= most && of_gradient <= most_of_gradient;
         assert!(
-            name == "burn" || close,
+            name == BURN || close,
             "{off} of the loss, {of_gradient} of gradients: more than rounding"
         );
         line += &format!("{name} {off:.1e}; {of_gradient:.1e}   ");

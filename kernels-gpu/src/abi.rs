@@ -181,7 +181,7 @@ pub const fn early_blocks(blocks: u32) -> u32 {
 pub const NORMALISER_FLIGHT: usize = 2;
 
 /// The most [`CrossEntropyArgs::normaliser_blocks`].
-pub const MAX_NORMALISER_BLOCKS: u32 = 512;
+pub const MAX_NORMALISER_BLOCKS: u32 = 1024;
 
 /// The most blocks of a grid that sums `sums` values. For each value, every block and every group
 /// of blocks publishes a partial sum.
@@ -193,6 +193,9 @@ pub const fn max_blocks(sums: u32) -> u32 {
 pub mod workspace {
     /// The complement of the lowest row whose target is invalid, or 0; zero between launches.
     pub const FAULT: u64 = 0;
+    /// Whether an optimistic launch has met a row that does not count, 1 or 0, for the launch behind
+    /// it; zero between calls. See [`attempt`](super::attempt).
+    pub const UNCOUNTED: u64 = 8;
     /// The normaliser, which one launch leaves for the next where rows are split: the sum of class
     /// weights and the number of rows.
     pub const TOTALS: u64 = 16;

@@ -137,6 +137,7 @@ const STRUCTURES: &[Structure] = &[
         unsigned_classes,
         stream,
         part_vectors,
+        attempt,
         log_prob,
     }),
     structure!(LogProbArgs {

@@ -29,6 +29,46 @@ fn rows_of_each_number_of_columns_in_registers() {
     }
 }
 
+/// A mean is divided by the weights of the classes of the rows that count.
+fn check_weighted_mean<T: Number>(cols: usize)
+where
+    T::Loss: Number,
+{
+    let of_sum = Case::<T>::new([ROWS, cols], DENSE, Options::Weights);
+    let stream = gpu().stream().unwrap();
+    let x: Vec<T> = of_sum.x.clone();
+    let x = Tensor::from_slice(gpu(), [ROWS, cols], &x).unwrap();
+    let classes = Tensor::from_slice(gpu(), [ROWS], &of_sum.classes).unwrap();
+    let weights = Tensor::from_slice(gpu(), [cols], &of_sum.weights).unwrap();
+    let sum = CrossEntropy::sum().weight(&weights).forward(&x, &classes, &stream).unwrap();
+    let counted = of_sum.classes.iter().filter(|&&class| class >= 0);
+    let weight: f64 = counted.map(|&class| of_sum.weights[class as usize].wide()).sum();
+    let expected = sum.item().unwrap().wide() / weight;
+    let mean = CrossEntropy::mean().weight(&weights);
+    let forward = mean.forward(&x, &classes, &stream).unwrap();
+    let (both, gradient) = mean.forward_backward(&x, &classes, &stream).unwrap();
+    for loss in [forward, both] {
+        let off = (loss.item().unwrap().wide() - expected).abs();
+        assert!(off <= 1e-6 * expected, "{} {cols} columns: {off} off", T::NAME);
+    }
+    let (_, of_sum) =
+        CrossEntropy::sum().weight(&weights).forward_backward(&x, &classes, &stream).unwrap();
+    for (got, of_sum) in gradient.to_vec().unwrap().iter().zip(of_sum.to_vec().unwrap()) {
+        let expected = of_sum.wide() / weight;
+        let allowed = 2.0 * T::allowed(expected, 1.0 / weight, 1.0);
+        assert!((got.wide() - expected).abs() <= allowed, "{} {cols} columns", T::NAME);
+    }
+}
+
+#[test]
+fn means_of_weighted_rows() {
+    for cols in [1, 2, 3, 8, 16, 20, 33] {
+        check_weighted_mean::<f32>(cols);
+        check_weighted_mean::<bf16>(cols);
+    }
+    check_weighted_mean::<f64>(5);
+}
+
 /// A row is cut into vectors of 16 bytes and a rest, by accesses of 16, 8, 4 or 2 bytes. There are
 /// whole vectors in ones, and in steps of several, and rests of each length.
 #[test]

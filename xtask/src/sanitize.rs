@@ -23,7 +23,7 @@ pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 25] = [
+const SUITES: [&str; 26] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -48,6 +48,7 @@ const SUITES: [&str; 25] = [
     "staged_targets",
     "stress",
     "tiled_rows",
+    "uncounted_rows",
     "warp_rows",
 ];
 

@@ -15,7 +15,9 @@ use crate::reduction::SampleReduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
 use crate::view::{View, ViewMut};
-use kernels_gpu::abi::{CrossEntropyArgs, LogProbArgs, Matrix, StreamArgs, TileArgs, reduction};
+use kernels_gpu::abi::{
+    CrossEntropyArgs, LogProbArgs, Matrix, StreamArgs, TileArgs, attempt, reduction,
+};
 use std::num::NonZeroU32;
 
 /// The tensors of a call.
@@ -173,6 +175,7 @@ impl<'a> Arguments<'a> {
             early_blocks: 0,
             early_bytes: 0,
             plain: 0,
+            attempt: attempt::ONLY,
             tail_rows: 0,
             tail_at: 0,
             group_shift: 0,

@@ -8,7 +8,7 @@ use crate::launch::{Argument, alignment, check_memory, launch, rows_are_alike};
 use crate::plan::packed;
 use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
-use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, workspace as layout};
+use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, workspace as layout};
 use kernels_gpu::{Entry, Family};
 
 /// Queues a call on rows of logits of type `T`. Each of its arguments was checked.
@@ -58,6 +58,8 @@ struct Launches<'a> {
 enum Way {
     /// In one launch.
     One,
+    /// In an optimistic one, and in one that computes what that one has not; see [`attempt`].
+    Optimistic,
     /// In one whose kernel computes loss and gradients with several blocks per row.
     Split(&'static Family<CrossEntropyArgs>, plan::Split),
     /// The loss in a launch, and the gradients in another, where all blocks take part in each row
@@ -115,6 +117,13 @@ impl<'a> Launches<'a> {
         let _lock = self.stream.lock();
         match self.way(pass, args)? {
             Way::One => self.queue_one(pass, args),
+            Way::Optimistic => {
+                let [optimistic, retry] = [attempt::OPTIMISTIC, attempt::RETRY]
+                    .map(|attempt| CrossEntropyArgs { attempt, ..*args });
+                let divisor = self.rows as f64;
+                self.queue_one(pass, &CrossEntropyArgs { divisor, ..optimistic })?;
+                self.queue_one(pass, &retry)
+            }
             Way::Split(family, split) => self.queue_split(family, split, args),
             Way::Two => {
                 let forward = CrossEntropyArgs {
@@ -139,6 +148,9 @@ impl<'a> Launches<'a> {
             return Ok(Way::One);
         }
         let regime = self.plan(pass, args).plan.regime;
+        if self.is_optimistic(regime, args) {
+            return Ok(Way::Optimistic);
+        }
         let is_few = self.is_few(regime, args);
         let tensors = self.staged_tensors(args).unwrap_or(1);
         let is_long = regime == Regime::Long
@@ -149,6 +161,20 @@ impl<'a> Launches<'a> {
             return Ok(Way::Split(family, split));
         }
         Ok(if is_few && regime != Regime::Staged { Way::Two } else { Way::One })
+    }
+
+    /// Whether a launch that assumes that all rows count is worth another launch behind it. It
+    /// writes gradients that may be wrong, so it leaves the logits as they are.
+    fn is_optimistic(&self, regime: Regime, args: &CrossEntropyArgs) -> bool {
+        let multiprocessors = self.stream.gpu().cache().multiprocessors;
+        let is_packed = matches!(regime, Regime::Packed | Regime::LaneRows | Regime::WideRows);
+        let counts_rows = args.divisor == 0.0 && args.weight == 0 && args.class_bytes != 0;
+        let is_in_place = args.grad_input.start == args.input.start;
+        let bytes = [self.element_bytes, args.class_bytes as usize];
+        is_packed
+            && counts_rows
+            && !is_in_place
+            && plan::is_optimistic(self.rows, bytes, multiprocessors)
     }
 
     /// Whether there are so few rows, and they are so long, that several blocks should share each.
@@ -227,8 +253,9 @@ impl<'a> Launches<'a> {
         }
         args.plain = args.is_plain().into();
         if args.divisor == 0.0 {
-            let blocks = plan::normaliser_blocks(self.rows, shape.threads);
-            args.normaliser_blocks = blocks.min(shape.blocks);
+            // All of its blocks run at the same time.
+            let room = shape.blocks as usize;
+            args.normaliser_blocks = plan::normaliser_blocks(self.rows, shape.threads, room);
         }
         args
     }
@@ -273,6 +300,7 @@ impl<'a> Launches<'a> {
             max_registers_block: most_threads(Regime::Registers),
             few_block: most_threads(Regime::Few),
             long_block: most_threads(Regime::Long),
+            is_retry: args.attempt == attempt::RETRY,
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };
         let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
@@ -287,11 +315,10 @@ impl<'a> Launches<'a> {
         let mut args = self.planned_args(pass, &plan, args);
         if let Some(entry) = family.entry(self.dtype) {
             self.ask_for_shared_memory(pass, plan.regime, entry, &mut shape, &mut args)?;
-        }
-        if pass == Pass::ForwardBackward && args.divisor == 0.0 {
-            let blocks = plan::normaliser_blocks(self.rows, shape.threads);
-            args.normaliser_blocks = blocks;
-            shape.blocks += blocks;
+            if pass == Pass::ForwardBackward && args.divisor == 0.0 {
+                args.normaliser_blocks = self.normaliser_blocks(entry, shape);
+                shape.blocks += args.normaliser_blocks;
+            }
         }
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the
@@ -300,6 +327,13 @@ impl<'a> Launches<'a> {
         // the memory is there until the work is done is the views' condition, or the tensors'
         // doing.
         unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
+    }
+
+    /// How many blocks of a launch of this shape sum the normaliser.
+    fn normaliser_blocks(&self, entry: &Entry, shape: Launch) -> u32 {
+        let blocks = entry.resident * entry.block / shape.threads;
+        let room = self.stream.gpu().room_for(blocks).blocks(shape.shared_bytes as usize);
+        plan::normaliser_blocks(self.rows, shape.threads, room)
     }
 
     /// The arguments of a launch, with what its plan says.

@@ -89,18 +89,17 @@ impl Packed {
     /// The blocks of a launch over `rows` rows: at most [`waves`](Self::waves) times as many as the
     /// device has room for. In several waves each takes as many tiles as any other: blocks of three
     /// tiles beside some of two would leave the last wave waiting.
-    pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
-        let Device { multiprocessors, shared_bytes, registers_for } = device;
-        let block_bytes = self.shared_bytes + RESERVED + ARRAYS_BYTES;
-        let room = (shared_bytes / block_bytes).clamp(1, registers_for);
-        let most = multiprocessors * room * self.waves(pass);
+    pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device, is_retry: bool) -> usize {
+        let waves = if is_retry { 1 } else { self.waves(pass) };
+        let room = device.blocks(self.shared_bytes);
+        let most = room * waves;
         let blocks = rows.div_ceil(self.block_rows);
-        if self.waves(pass) == 1 {
+        if waves == 1 {
             return blocks.min(most);
         }
         // A second stage is of no use to a warp of one tile, unless there are no more tiles.
         let has_two_stages = self.args.stage_bytes != 0;
-        let least = if has_two_stages && blocks > multiprocessors * room { 2 } else { 1 };
+        let least = if has_two_stages && blocks > room { 2 } else { 1 };
         blocks.div_ceil(blocks.div_ceil(most).max(least))
     }
 
@@ -157,6 +156,14 @@ pub(crate) struct Device {
     pub(crate) shared_bytes: usize,
     /// Blocks of the kernel per multiprocessor, as far as registers allow.
     pub(crate) registers_for: usize,
+}
+
+impl Device {
+    /// Blocks, of so many bytes of dynamic shared memory each, that run at the same time.
+    pub(crate) fn blocks(&self, dynamic_bytes: usize) -> usize {
+        let block_bytes = dynamic_bytes + RESERVED + ARRAYS_BYTES;
+        self.multiprocessors * (self.shared_bytes / block_bytes).clamp(1, self.registers_for.max(1))
+    }
 }
 
 /// The most bytes of shared memory per block on devices of compute capability 8.6, which have the

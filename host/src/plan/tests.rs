@@ -94,6 +94,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     staged: None,
     few_block: 512,
     long_block: 256,
+    is_retry: false,
     sums: 2,
 };
 
@@ -523,11 +524,28 @@ fn staged_vectors_fit_into_a_row_and_shared_memory() {
     assert_eq!(staged_vectors(128_256, 2, 4096, 15), 0);
 }
 
-/// All other blocks wait for those that add up the normaliser, which have two targets a thread.
+/// All other blocks wait for those that add up the normaliser, which have two targets a thread, and
+/// run at the same time.
 #[test]
 fn blocks_of_the_normaliser() {
-    let blocks = |rows| normaliser_blocks(rows, 256);
-    assert_eq!([0, 1, 512, 513, 1 << 30].map(blocks), [1, 1, 1, 2, 512]);
+    let blocks = |rows| normaliser_blocks(rows, 256, 400);
+    assert_eq!([0, 1, 512, 513, 1 << 30].map(blocks), [1, 1, 1, 2, 400]);
+    let blocks = |room| normaliser_blocks(1 << 30, 128, room);
+    assert_eq!([1, 924, 2000].map(blocks), [1, 924, 1024]);
+    // More than 512 have 32 targets a thread.
+    let blocks = |rows| normaliser_blocks(rows, 128, 924);
+    assert_eq!([1 << 20, 512 * 4096, 600 * 4096].map(blocks), [512, 512, 600]);
+}
+
+/// 64 KiB of targets for each multiprocessor.
+#[test]
+fn targets_that_are_not_read_twice() {
+    assert!(!is_optimistic(16_383, [4, 8], 2) && is_optimistic(16_384, [4, 8], 2));
+    assert!(!is_optimistic(131_071, [2, 1], 2) && is_optimistic(131_072, [2, 1], 2));
+    assert!(!is_optimistic(16_384, [4, 8], 3));
+    assert!(!is_optimistic(1 << 24, [8, 8], 2));
+    let most = u32::MAX as usize;
+    assert!(is_optimistic(most, [4, 8], 132) && !is_optimistic(most + 1, [4, 8], 132));
 }
 
 #[test]

@@ -67,3 +67,52 @@ impl fmt::Debug for Workspace {
         write!(f, "Workspace({} bytes on {:?})", Self::BYTES, self.buffer.gpu())
     }
 }
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests {
+    use super::*;
+    use crate::gpu::tests::gpu;
+    use crate::{CrossEntropy, Loss, Tensor};
+    use kernels_gpu::abi::workspace::{PARTIALS, SAVED, TOTALS};
+
+    /// Each call finds the words of the first two fields, and those of partial sums, as a new
+    /// workspace has them: also behind rows that are ignored or have no class, and behind two
+    /// launches of which the second began all over.
+    #[test]
+    fn calls_leave_it_as_it_was() {
+        // The emulator's device with two multiprocessors.
+        let gpu = match gpu() {
+            gpu if gpu.is_emulated() => Gpu::emulated(2).unwrap(),
+            gpu => gpu,
+        };
+        let rows = gpu.cache().multiprocessors * 20_000;
+        let stream = gpu.stream().unwrap();
+        let mut workspace = Workspace::new(&gpu).unwrap();
+        for uncounted in [None, Some(-100), Some(-7)] {
+            let mut classes = vec![1_i64; rows];
+            classes[rows / 2] = uncounted.unwrap_or(0);
+            let classes = Tensor::from_slice(&gpu, [rows], &classes).unwrap();
+            let x = Tensor::<f32>::zeros(&gpu, [rows, 2]).unwrap();
+            let mut gradient = Tensor::<f32>::zeros(&gpu, [rows, 2]).unwrap();
+            let mut loss = Loss::zeros(&gpu, []).unwrap();
+            CrossEntropy::mean()
+                .forward_backward_into(
+                    &x,
+                    &classes,
+                    &mut loss,
+                    &mut gradient,
+                    &mut workspace,
+                    &stream,
+                )
+                .unwrap();
+            assert_eq!(loss.item().is_err(), uncounted == Some(-7));
+            let mut words = vec![0_u64; SAVED as usize / 8];
+            // SAFETY: the call is done, and any bits are a u64.
+            unsafe { workspace.buffer.read_any(0, &mut words) }.unwrap();
+            let is_zero = |from: u64, to: u64| {
+                words[from as usize / 8..to as usize / 8].iter().all(|&word| word == 0)
+            };
+            assert!(is_zero(0, TOTALS) && is_zero(PARTIALS, SAVED), "{uncounted:?}");
+        }
+    }
+}

@@ -26,6 +26,20 @@ pub mod saved {
     pub const USED: usize = 3;
 }
 
+/// Launches of the packed-row kernels that compute the mean loss and its gradients. Gradients are
+/// divided by the number of rows that count, for which all targets have to be read before the first
+/// gradient is written, and then once more. Where rows are short, that is a large part of all
+/// bytes. So a first launch assumes that all rows count. A second one begins all over, unless that
+/// was so.
+pub mod attempt {
+    /// The only launch. Its first blocks add up the normaliser.
+    pub const ONLY: u32 = 0;
+    /// The first of two: its `divisor` is the number of rows. It stops where a row does not count.
+    pub const OPTIMISTIC: u32 = 1;
+    /// The second of two: as [`ONLY`], but it ends at once if no row has stopped the first.
+    pub const RETRY: u32 = 2;
+}
+
 /// How a warp stages rows in shared memory, as a tile, and distributes them over its lanes. With `n
 /// = 1 << warp_rows_shift`, lane `l` works on row `l % n` of the tile and then on every `n`-th row
 /// behind it. Lanes of the same row take its 16-byte vectors in turns.
@@ -258,6 +272,9 @@ pub struct CrossEntropyArgs {
     /// blocks takes `rows_of_block` rows at a time, and there are at most
     /// [`max_tickets`](super::max_tickets) times as many.
     pub part_vectors: u32,
+    /// Which of two launches it is that compute loss and gradients of the same rows, one of
+    /// [`attempt`].
+    pub attempt: u32,
     /// What log-probabilities need beside the rest.
     pub log_prob: LogProbArgs,
 }
@@ -266,7 +283,13 @@ impl CrossEntropyArgs {
     /// Whether the call wants only the sum or the mean of the losses, without class weights:
     /// neither z-loss nor anything saved for a backward pass.
     pub fn is_plain(&self) -> bool {
-        let others = self.weight | self.saved | self.totals;
+        self.weight == 0 && self.is_plain_but_for_weights()
+    }
+
+    /// [`is_plain`](Self::is_plain), with or without class weights.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn is_plain_but_for_weights(&self) -> bool {
+        let others = self.saved | self.totals;
         others == 0 && self.reduction == reduction::SCALAR && self.z_loss == 0.0
     }
 

@@ -272,7 +272,6 @@ pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> 
     }
     match (computes, size_of::<E>()) {
         (computes::BOTH | computes::GRADIENTS, 8) => 4,
-        (computes::BOTH, _) => 5,
         (_, 8) => 6,
         _ => 7,
     }

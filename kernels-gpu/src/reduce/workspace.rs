@@ -44,6 +44,31 @@ impl Workspace {
         unsafe { fetch_max((self.start + workspace::FAULT) as *mut u64, !row) };
     }
 
+    /// Notes for the launch behind this one that a row does not count.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn note_uncounted(self) {
+        // SAFETY: within the workspace; whoever stores there stores the same.
+        unsafe { store_shared_by_grid((self.start + workspace::UNCOUNTED) as *mut u64, 1) };
+    }
+
+    /// What [`note_uncounted`](Self::note_uncounted) has noted: not 0 if a row does not count. In
+    /// the launch that notes it, it may come late.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn uncounted(self) -> u32 {
+        // SAFETY: within the workspace; others store it in the way that this load is made for.
+        unsafe { load_shared_by_grid((self.start + workspace::UNCOUNTED) as *mut u64) as u32 }
+    }
+
+    /// Clears the note.
+    ///
+    /// # Safety
+    /// One thread calls this, when no other accesses the note any more.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn clear_uncounted(self) {
+        // SAFETY: within the workspace; the caller's condition.
+        unsafe { store((self.start + workspace::UNCOUNTED) as *mut u64, 0) };
+    }
+
     /// The lowest row that was reported, if any; the report is cleared.
     ///
     /// # Safety

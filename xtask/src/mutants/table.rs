@@ -7,6 +7,7 @@ mod shares;
 mod split;
 mod sums;
 mod sync;
+mod uncounted_rows;
 mod warp_rows;
 
 use super::plant::Mutant;
@@ -21,6 +22,7 @@ pub(super) fn all() -> Vec<&'static Mutant> {
         cross_entropy::MUTANTS,
         float64::MUTANTS,
         shares::MUTANTS,
+        uncounted_rows::MUTANTS,
         warp_rows::MUTANTS,
     ];
     tables.into_iter().flatten().collect()

@@ -56,29 +56,39 @@ fn of_call<T: Float, R>(
     Some(ask(&Launches::new::<T>(&args, &stream, &[], &[]), &args))
 }
 
-/// Whether loss and gradients take one launch, two, or one in which several blocks share a row.
+/// Whether loss and gradients take one launch, two, one in which several blocks share a row, or one
+/// that takes all rows for rows that count, and another behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Launched {
     Once,
     Twice,
     Shared,
+    Optimistic,
 }
-use Launched::{Once, Shared, Twice};
+use Launched::{Once, Optimistic, Shared, Twice};
 
 fn assert_launched<T: Float>(kind: Kind, shape: [usize; 2], expected: Launched) {
-    let launched = of_call::<T, _>(
-        (Pass::ForwardBackward, kind),
-        shape,
-        |_| (),
-        |launches, args| match launches.way(Pass::ForwardBackward, args).unwrap() {
-            Way::One => Once,
-            Way::Two => Twice,
-            Way::Split(_, split) => {
-                assert!(split.splits.get() > 1, "a block alone shares no row");
-                Shared
+    assert_launched_with::<T>(kind, shape, |_| (), expected);
+}
+
+fn assert_launched_with<T: Float>(
+    kind: Kind,
+    shape: [usize; 2],
+    change: impl FnOnce(&mut CrossEntropyArgs),
+    expected: Launched,
+) {
+    let launched =
+        of_call::<T, _>((Pass::ForwardBackward, kind), shape, change, |launches, args| {
+            match launches.way(Pass::ForwardBackward, args).unwrap() {
+                Way::One => Once,
+                Way::Optimistic => Optimistic,
+                Way::Two => Twice,
+                Way::Split(_, split) => {
+                    assert!(split.splits.get() > 1, "a block alone shares no row");
+                    Shared
+                }
             }
-        },
-    );
+        });
     assert!(
         launched.is_none_or(|launched| launched == expected),
         "{kind:?} of {} bytes, {shape:?}: expected {expected:?}, got {launched:?}",
@@ -114,6 +124,54 @@ fn loss_and_gradients_of_long_rows() {
     assert_launched::<f32>(LogProb, [4, 4000], Once);
     assert_launched::<f32>(LogProb, [4, 20_000], Twice);
     assert_launched::<f32>(LogProb, [2000, 100_000], Once);
+}
+
+/// Short rows so many that it takes long to count them first are taken for rows that count, if
+/// the logits are still there when they are not.
+#[test]
+fn loss_and_gradients_of_many_short_rows() {
+    const MANY: usize = 4 << 20;
+    let beside = |args: &mut CrossEntropyArgs| args.grad_input.start += 1 << 40;
+    for cols in [2, 16, 40, 200] {
+        assert_launched_with::<f32>(Classes, [MANY, cols], beside, Optimistic);
+        assert_launched_with::<bf16>(Smoothed, [MANY, cols], beside, Optimistic);
+        assert_launched_with::<f64>(Classes, [MANY, cols], beside, Once);
+        // Over the logits.
+        assert_launched::<f32>(Classes, [MANY, cols], Once);
+    }
+    // Weights are summed, not counted. Probabilities, and other divisors, count nothing.
+    let weighted = |args: &mut CrossEntropyArgs| (beside(args), args.weight = 16).0;
+    assert_launched_with::<f32>(Classes, [MANY, 3], weighted, Once);
+    assert_launched_with::<f32>(Probabilities, [MANY, 3], beside, Once);
+    let by_one = |args: &mut CrossEntropyArgs| (beside(args), args.divisor = 1.0).0;
+    assert_launched_with::<f32>(Classes, [MANY, 3], by_one, Once);
+    // Both normalisers are the number of rows.
+    let with_z_loss = |args: &mut CrossEntropyArgs| (beside(args), args.z_loss = 0.1).0;
+    assert_launched_with::<f32>(Classes, [MANY, 3], with_z_loss, Optimistic);
+    // Few, long, and more than are counted.
+    assert_launched_with::<f32>(Classes, [1000, 3], beside, Once);
+    assert_launched_with::<f32>(Classes, [MANY, 2000], beside, Once);
+    assert_launched_with::<f32>(Classes, [(1 << 32) + 1, 3], beside, Once);
+}
+
+/// The first of two launches divides by all rows, and is given no blocks that count them; the
+/// second has as many blocks as run at the same time, since it mostly has nothing to do.
+#[test]
+fn launches_of_many_short_rows() {
+    of_call::<f32, _>(
+        (Pass::ForwardBackward, Classes),
+        [64 << 20, 3],
+        |args| args.grad_input.start += 1 << 40,
+        |launches, args| {
+            let blocks = |attempt| {
+                let args = CrossEntropyArgs { attempt, ..*args };
+                launches.plan(Pass::ForwardBackward, &args).plan.rows.launch.blocks
+            };
+            let multiprocessors = launches.stream.gpu().cache().multiprocessors as u32;
+            assert!(blocks(attempt::RETRY) <= 8 * multiprocessors);
+            assert!(blocks(attempt::OPTIMISTIC) > 4 * blocks(attempt::RETRY));
+        },
+    );
 }
 
 /// More rows than the workspace has room for what a forward pass has saved of them are not few.

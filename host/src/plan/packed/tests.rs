@@ -384,7 +384,7 @@ fn warps_with_two_stages_have_two_tiles() {
     let one = packed(Pass::Backward, dense(1000, 4)).expect("a short row");
     assert!(two.args.stage_bytes > 0 && one.args.stage_bytes == 0);
     let blocks = |packed: Packed, tiles: usize| {
-        packed.blocks(Pass::Backward, tiles * packed.block_rows, device)
+        packed.blocks(Pass::Backward, tiles * packed.block_rows, device, false)
     };
     let resident = 132 * 5;
     assert_eq!([resident, resident + 1, 4 * resident].map(|n| blocks(two, n)), [660, 331, 1320]);
@@ -398,7 +398,7 @@ fn blocks_have_shared_memory_and_registers() {
     let packed = packed(Pass::Forward, dense(100, 4)).expect("a short row");
     let blocks = |shared_bytes, registers_for| {
         let device = Device { multiprocessors: 3, shared_bytes, registers_for };
-        packed.blocks(Pass::Forward, 1 << 20, device)
+        packed.blocks(Pass::Forward, 1 << 20, device, false)
     };
     let of_block = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
     assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
@@ -406,7 +406,7 @@ fn blocks_have_shared_memory_and_registers() {
     // A tile for each of the four warps of a block, if there are fewer.
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
     let tiles = |tiles| tiles * packed.args.rows as usize;
-    let blocks = |rows| packed.blocks(Pass::Forward, rows, device);
+    let blocks = |rows| packed.blocks(Pass::Forward, rows, device, false);
     assert_eq!((blocks(tiles(4 * 7)), blocks(tiles(4 * 7) + 1)), (7, 8));
 }
 

@@ -139,6 +139,9 @@ pub(crate) struct SamplesKernels {
     pub(crate) few_block: u32,
     /// The most threads of a block of [`Regime::Long`].
     pub(crate) long_block: u32,
+    /// Whether the launch begins what an optimistic launch has not done, and ends at once if there
+    /// is nothing.
+    pub(crate) is_retry: bool,
     /// How many sums the forward pass reduces over the grid.
     pub(crate) sums: u32,
 }
@@ -195,10 +198,43 @@ pub(crate) fn staged_vectors(
     vectors.min(shared_bytes as usize / 16) as u32
 }
 
-/// How many blocks of `threads` threads sum the class weights of `rows` targets to the normaliser,
-/// which the blocks that compute gradients divide by.
-pub(crate) fn normaliser_blocks(rows: usize, threads: u32) -> u32 {
-    // All other blocks wait for them, so a few targets per thread are fastest.
-    rows.div_ceil(threads as usize * NORMALISER_FLIGHT).clamp(1, MAX_NORMALISER_BLOCKS as usize)
-        as u32
+/// Whether it takes longer to read the targets of `rows` rows, of `class_bytes` each, once more
+/// than to launch a kernel that has nothing to do. Rows are counted in 32 bits. In f64, whose
+/// arithmetic takes longer than either, one launch is faster: H200, 2026-11-28, forward-backward,
+/// ceiling ÷ ours in one and in two, 1.2 million rows of 8 columns 0.71 and 0.58, 9.8 million of 4
+/// columns 0.73 and 0.69.
+pub(crate) fn is_optimistic(
+    rows: usize,
+    [element_bytes, class_bytes]: [usize; 2],
+    multiprocessors: usize,
+) -> bool {
+    let least_bytes = multiprocessors * LEAST_TARGETS_OF_MULTIPROCESSOR;
+    element_bytes < 8 && u32::try_from(rows).is_ok() && rows * class_bytes >= least_bytes
 }
+
+/// The least bytes of targets per multiprocessor for [`is_optimistic`]. H200, 2026-11-28,
+/// forward-backward, i64 classes, ceiling ÷ ours in one launch and in two: 32 KiB, bf16, 16 columns
+/// 0.57 and 0.58, 40 columns 0.68 and 0.68, f32, 33 columns 0.82 and 0.78; 64 KiB, bf16, 16 columns
+/// 0.63 and 0.67, 87 columns 0.70 and 0.70, f32, 33 columns 0.87 and 0.87; 128 KiB, 0.67 and 0.75,
+/// 0.71 and 0.73, 0.91 and 0.93.
+const LEAST_TARGETS_OF_MULTIPROCESSOR: usize = 64 << 10;
+
+/// How many blocks of `threads` threads sum the class weights of `rows` targets to the normaliser,
+/// which the blocks that compute gradients divide by: no more than the `room` for blocks, so that
+/// none of them waits for another to end. All other blocks wait for them.
+pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
+    let of_threads = |targets: usize| rows.div_ceil(threads as usize * targets);
+    let most = of_threads(MANY_TARGETS).clamp(NORMALISER_BLOCKS, MAX_NORMALISER_BLOCKS as usize);
+    // A few targets per thread are fastest, as long as there are blocks for them.
+    of_threads(NORMALISER_FLIGHT).clamp(1, most.min(room).max(1)) as u32
+}
+
+/// Blocks that sum the normaliser unless there are many targets: the others can load their first
+/// rows meanwhile. H200, 2026-11-28, forward-backward, bf16, ceiling ÷ ours with 512 blocks and with
+/// as many as there is room for: 506,209 rows of 87 columns 0.65 and 0.64, 472,331 of 333 columns
+/// 0.85 and 0.84; with class weights, 26 million of 4 columns 0.34 and 0.57 (part of it by a loop of
+/// their own).
+const NORMALISER_BLOCKS: usize = 512;
+
+/// Targets per thread from which on more blocks sum the normaliser. Chosen, not searched for.
+const MANY_TARGETS: usize = 32;

@@ -2,16 +2,18 @@
 //! memory for each step where they have more columns ([`WideRow`]).
 //!
 //! A short row costs more than its elements do. Calls with class targets and no other option
-//! therefore have loops of their own, for each number of columns or each width of an access
-//! ([`Rows::plain`]). All other calls, those with label smoothing or probabilities included, share
-//! a loop that decides on options and on the kind of row row by row ([`Rows::any`]).
+//! therefore have loops of their own, for each number of columns or each width of an access, with
+//! class weights and without ([`Rows::plain`]). All other calls, those with label smoothing or
+//! probabilities included, share a loop that decides on options and on the kind of row row by row
+//! ([`Rows::any`]).
 
 use super::lane_row::{Access, LaneRow, SharedRow, with_row};
 use super::register_row::{RegisterRow, most_cols, with_columns};
 use super::stage::{Compute, Stage, for_each_stage};
 use super::wide_row::WideRow;
-use super::{Share, add_loss, computes, factors_of_row};
+use super::{Share, add_loss, computes, factors_of_row, note_uncounted};
 use crate::abi::{Matrix, TileArgs};
+use crate::cross_entropy::label::class_weight;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass, TERMS};
 use crate::cross_entropy::stats::Stats;
@@ -38,7 +40,7 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, cons
     // SAFETY: the caller's conditions.
     unsafe {
         let compute = LanePerRow::<'_, E, MODE, COMPUTES, WIDE> { pass, workspace };
-        for_each_stage::<E, MODE, COMPUTES, _>(pass, share, compute)
+        for_each_stage::<E, MODE, COMPUTES, _>(pass, share, workspace, compute)
     }
 }
 
@@ -79,9 +81,15 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
         unsafe {
             if MODE == mode::CLASS && rows.are_plain::<COMPUTES, WIDE>() {
                 let access = rows.access::<COMPUTES>();
-                let faulty = with_row!(Row of args.cols, access, E, WIDE, NONE; {
-                    rows.plain::<COMPUTES, Row<E>>(terms)
-                });
+                let faulty = if !WIDE && args.weight != 0 {
+                    with_row!(Row of args.cols, access, E, WIDE, NONE; {
+                        rows.plain::<COMPUTES, true, Row<E>>(terms)
+                    })
+                } else {
+                    with_row!(Row of args.cols, access, E, WIDE, NONE; {
+                        rows.plain::<COMPUTES, false, Row<E>>(terms)
+                    })
+                };
                 if faulty != NONE && opaque(args.fault) != 0 {
                     workspace.report_row(stage.first() + u64::from(faulty));
                 }
@@ -130,9 +138,10 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     fn are_plain<const COMPUTES: u32, const WIDE: bool>(&self) -> bool {
         let args = self.stage.args;
         let access = Access::of::<E>(self.access::<COMPUTES>(), args.cols);
-        let has_options = match COMPUTES {
-            computes::GRADIENTS => args.weight != 0 || args.z_loss.to_bits() << 1 != 0,
-            _ => !self.pass.is_plain(),
+        let has_options = if COMPUTES == computes::GRADIENTS {
+            args.z_loss.to_bits() << 1 != 0 || (WIDE && args.weight != 0)
+        } else {
+            !self.pass.is_plain() && (WIDE || !args.is_plain_but_for_weights())
         };
         let shares_scale = COMPUTES == computes::LOSS || args.upstream_stride == 0;
         (WIDE || access == Access::Natural) && !has_options && shares_scale
@@ -147,16 +156,19 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     }
 
     /// Computes the rows of a call without options, whose loss is a scalar, and returns the first
-    /// of this lane's whose target is no class, or [`NONE`].
+    /// of this lane's whose target is no class, or [`NONE`]. `WEIGHTED`: with class weights.
     ///
     /// # Safety
     /// As [`rows`]; the copies of the stage are complete.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn plain<const COMPUTES: u32, R: LaneRow<E>>(&self, terms: &mut [f64; TERMS]) -> u32 {
+    unsafe fn plain<const COMPUTES: u32, const WEIGHTED: bool, R: LaneRow<E>>(
+        &self,
+        terms: &mut [f64; TERMS],
+    ) -> u32 {
         let Rows { pass, stage, scale, .. } = *self;
         let (args, size) = (stage.args, size_of::<E>() as u32);
         let classes = stage.staged_classes();
-        let (mut count, mut faulty) = (0_u32, NONE);
+        let (mut count, mut faulty, mut all_count) = (0_u32, NONE, true);
         let mut index = lane_id();
         while index < stage.rows {
             let source = self.row_of(self.logits, index);
@@ -166,6 +178,10 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                 let counts = class != args.ignore_index;
                 // A negative class is out of range, too, as an unsigned number.
                 let is_class = class.cast_unsigned() < args.cols.into();
+                let mut weight = E::Real::ONE;
+                if WEIGHTED && is_class && counts {
+                    weight = class_weight::<E>(args.weight, class as u32);
+                }
                 let mut logit = E::Real::ZERO;
                 if is_class {
                     logit = stage.shared.element::<E>(source.at + class as u32 * size).widen();
@@ -189,13 +205,23 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                             faulty = index;
                         }
                     }
+                    if WEIGHTED {
+                        loss = weight * loss;
+                    }
                     if counts {
                         terms[0] += loss.to_f64();
-                        count += 1;
+                        if COMPUTES == computes::LOSS && WEIGHTED {
+                            terms[1] += weight.to_f64();
+                        } else {
+                            count += 1;
+                        }
                     }
                 }
                 if COMPUTES != computes::LOSS {
-                    let scale = if is_class { scale } else { E::Real::NAN };
+                    let mut scale = if is_class { scale } else { E::Real::NAN };
+                    if WEIGHTED {
+                        scale = weight * scale;
+                    }
                     let target = self.row_of(self.gradients, index);
                     // The gradient of a row that is ignored is 0, whatever its logits.
                     if counts {
@@ -204,6 +230,7 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     } else {
                         numbers.store_zeros(target, Access::Natural);
                     }
+                    all_count = all_count && is_class && counts;
                     if is_class && counts {
                         let apart = logit - stats.max;
                         let p = apart.exp_below() * inverse;
@@ -216,6 +243,9 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                 }
             }
             index += WARP_SIZE;
+        }
+        if COMPUTES == computes::BOTH && !all_count {
+            note_uncounted(args, self.workspace);
         }
         if COMPUTES == computes::LOSS {
             terms[1] += f64::from(count);
@@ -275,8 +305,13 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                 return;
             }
             let label = pass.label(class);
-            let factors =
-                factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, (&stage, index), scale);
+            let factors = factors_of_row::<E, MODE, COMPUTES, true>(
+                pass,
+                &label,
+                stats,
+                (&stage, index),
+                scale,
+            );
             let (source, target) = (source.rematerialize(), self.row_of(gradients, index));
             let store_access = Access::of::<E>(args.tile.store_access, cols);
             if MODE == mode::PROBABILITIES {

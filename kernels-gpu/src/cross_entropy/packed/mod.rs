@@ -17,11 +17,13 @@ mod wide_row;
 use self::stage::Stage;
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::label::{Label, normaliser, sum_normaliser};
+use super::mode;
 use super::pass::{Factors, Pass, TERMS, Total, writes};
 use super::stats::Stats;
-use crate::abi::CrossEntropyArgs;
+use crate::abi::{CrossEntropyArgs, attempt};
 use crate::element::{Element, unrolled};
 use crate::reduce::{self, Workspace, block_sums};
+use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, warp_id};
 
@@ -83,6 +85,9 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
     let both = COMPUTES == computes::BOTH;
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
+    if both && args.attempt == attempt::RETRY && workspace.uncounted() == 0 {
+        return;
+    }
     let rank = BlockRank::of_block(if both { args.normaliser_blocks } else { 0 });
     if both && block_idx_x() < args.normaliser_blocks {
         // SAFETY: conditions 1 and 2.
@@ -143,6 +148,20 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
     }
 }
 
+/// Whether a row of this class is one of those that the mean is taken over.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn counts_in_mean(args: &CrossEntropyArgs, class: i64) -> bool {
+    class != args.ignore_index && class.cast_unsigned() < args.cols.into()
+}
+
+/// Notes that a row is not one of those, if this launch assumes that all are.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn note_uncounted(args: &CrossEntropyArgs, workspace: Workspace) {
+    if opaque(args.attempt.into()) == attempt::OPTIMISTIC.into() {
+        workspace.note_uncounted();
+    }
+}
+
 /// Adds a row's terms to `terms`, and writes its loss and saved values where the call returns them.
 ///
 /// # Safety
@@ -157,6 +176,12 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
     workspace: Workspace,
     terms: &mut [f64; TERMS],
 ) {
+    if COMPUTES == computes::BOTH
+        && MODE != mode::PROBABILITIES
+        && !counts_in_mean(pass.args, class)
+    {
+        note_uncounted(pass.args, workspace);
+    }
     // SAFETY: the caller's conditions.
     unsafe {
         if pass.is_plain() {
@@ -191,7 +216,7 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
 /// # Safety
 /// The kernels' conditions 1 and 2; the copies of the stage are complete, and it has the row.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
+unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32, const ONE_LANE: bool>(
     pass: &Pass<'_, E, MODE>,
     label: &Label<E::Real>,
     stats: Stats<E::Real>,
@@ -199,17 +224,25 @@ unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32>(
     scale: E::Real,
 ) -> Factors<E::Real> {
     let row = stage.first() + u64::from(index);
+    let is_shared = |which| match which {
+        _ if pass.args.upstream_stride != 0 => false,
+        Total::Weights => true,
+        // Without class weights, both normalisers are the number of rows that count. Kernels with
+        // several lanes per row have no register left for the choice. Of log-probabilities the two
+        // stand for two upstream gradients.
+        Total::Rows => ONE_LANE && MODE != mode::LOG_PROB && pass.args.weight == 0,
+    };
     // SAFETY: the caller's conditions.
     unsafe {
         if COMPUTES == computes::GRADIENTS {
-            return pass.factors_of_saved(label, stage.saved(index), |which| match which {
-                Total::Weights if pass.args.upstream_stride == 0 => scale,
-                _ => pass.scale_of_saved(row, which),
+            return pass.factors_of_saved(label, stage.saved(index), |which| {
+                if is_shared(which) { scale } else { pass.scale_of_saved(row, which) }
             });
         }
         let scale_of = |which| pass.scale(row, normaliser(pass.args), which);
-        let has_own = pass.args.upstream_stride != 0;
-        let scale = if has_own { scale_of(Total::Weights) } else { scale };
-        pass.factors(label, stats, scale, || scale_of(Total::Rows))
+        let scale = if is_shared(Total::Weights) { scale } else { scale_of(Total::Weights) };
+        pass.factors(label, stats, scale, || {
+            if is_shared(Total::Rows) { scale } else { scale_of(Total::Rows) }
+        })
     }
 }

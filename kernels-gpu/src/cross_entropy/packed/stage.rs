@@ -2,15 +2,16 @@
 //! tiles for gradients that cannot be written in place.
 
 use super::{Share, computes};
-use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES, saved};
+use crate::abi::{CrossEntropyArgs, Matrix, VECTOR_BYTES, attempt, saved};
 use crate::cross_entropy::label::normaliser;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Pass, Saved, TERMS, Total};
 use crate::element::{Element, Real};
+use crate::reduce::Workspace;
 use crate::tile::{Shared, Tile};
 use cuda_std::hint::opaque;
 use cuda_std::memory::{end_copies, wait_for_copies};
-use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp, warp_id};
 
 /// Adjacent rows of logits and their targets in one stage.
 #[derive(Clone, Copy)]
@@ -254,6 +255,7 @@ pub(super) unsafe fn for_each_stage<
 >(
     pass: &Pass<'_, E, MODE>,
     share: Share,
+    workspace: Workspace,
     mut compute: C,
 ) -> [f64; TERMS] {
     let args = pass.args;
@@ -275,7 +277,14 @@ pub(super) unsafe fn for_each_stage<
     // With two stages, a tile is computed while the next one is loaded.
     let lag = if is_double { share.step } else { 0 };
     let (mut base, mut next, mut is_ahead) = (warp(), share.first, false);
-    let tiles = args.tile.count;
+    let mut tiles = args.tile.count;
+    // Opaque, so that the answer takes no register while a stage is computed. In f64, kernels with
+    // several lanes per row have no optimistic launch.
+    let can_be_optimistic = COMPUTES == computes::BOTH
+        && MODE != mode::PROBABILITIES
+        && (C::HAS_TWO_STAGES || size_of::<E>() < 8);
+    let is_optimistic =
+        || can_be_optimistic && opaque(args.attempt.into()) == attempt::OPTIMISTIC.into();
     // SAFETY: the caller's conditions.
     unsafe {
         // With two stages, the first iteration only loads, so the code of a load exists once.
@@ -284,6 +293,8 @@ pub(super) unsafe fn for_each_stage<
                 Stage::<MODE>::new(args, shared, next, base).load_async::<E, COMPUTES>();
             }
             end_copies();
+            // While the copies are on their way, this takes no time.
+            let uncounted = if is_optimistic() { workspace.uncounted() } else { 0 };
             // The other stage, if there is one.
             base = 2 * warp() + args.tile.stage_bytes - base;
             if is_ahead || !is_double {
@@ -306,6 +317,11 @@ pub(super) unsafe fn for_each_stage<
             }
             is_ahead = is_double && next < tiles;
             next += share.step;
+            // Lanes may have read the note at different times, and go on together.
+            if is_optimistic() && any(uncounted != 0) {
+                // The launch behind this one computes all rows once more: no other tile is loaded.
+                tiles = 0;
+            }
         }
     }
     terms

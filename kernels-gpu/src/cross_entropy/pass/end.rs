@@ -1,7 +1,7 @@
 //! The results of the whole call, from the sums over all rows.
 
 use super::{Pass, TERMS};
-use crate::abi::{TargetFault, reduction};
+use crate::abi::{TargetFault, attempt, reduction};
 use crate::cross_entropy::label::normaliser;
 use crate::cross_entropy::mode;
 use crate::element::{Element, Real};
@@ -126,6 +126,11 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             // SAFETY: condition 2; all blocks have published their sums, so none of them waits for
             // the normaliser any more.
             [weights, count] = unsafe { normaliser(self.args).take(asked) };
+        }
+        if MODE != mode::PROBABILITIES && self.args.attempt == attempt::RETRY {
+            // SAFETY: condition 2; all blocks of rows have published their sums, so none of them
+            // reads the note any more. One that adds up sums has nothing to do either way.
+            unsafe { workspace.clear_uncounted() };
         }
         // SAFETY: the caller's conditions.
         unsafe { self.finish(plain, [terms, weights, squares, count], workspace) };

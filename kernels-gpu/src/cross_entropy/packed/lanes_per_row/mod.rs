@@ -44,7 +44,7 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
     unsafe {
         let batch = Batch::NONE;
         let compute = LanesPerRow::<'_, E, MODE, COMPUTES> { pass, near: 0, batch, workspace };
-        for_each_stage::<E, MODE, COMPUTES, _>(pass, share, compute)
+        for_each_stage::<E, MODE, COMPUTES, _>(pass, share, workspace, compute)
     }
 }
 
@@ -222,7 +222,8 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             let mut factors = Factors::NONE;
             if has_own {
                 let row = (&self.stage, own);
-                factors = factors_of_row::<E, MODE, COMPUTES>(pass, &label, stats, row, scale);
+                factors =
+                    factors_of_row::<E, MODE, COMPUTES, false>(pass, &label, stats, row, scale);
                 factors.factor = factors.factor * unit;
             }
             // All lanes have read the logit of their row's class.

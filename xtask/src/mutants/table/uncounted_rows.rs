@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "class != args.ignore_index && class.cast_unsigned() < args.cols.into()",
         from: "class != args.ignore_index && class.cast_unsigned() < args.cols.into()",
         to: "class != args.ignore_index",
-        test: "uncounted_rows::rows_wider_than_those",
+        test: "uncounted_rows::rows_of_several_lanes",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -1,6 +1,6 @@
-//! burn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the median of
-//! 20, each with a synchronisation, and the memory that burn reserves for a first step beside the
-//! logits, in a process of its own. Losses and gradients are compared first, with burn's of the
+//! burn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the median
+//! of 20, each with a synchronisation, and the memory that burn reserves for a first step beside
+//! the logits, in a process of its own. Losses and gradients are compared first, with burn's of the
 //! logits in f32.
 //!
 //! `cargo run --release --features cuda,fusion --example bench`, on a machine with a GPU, NVRTC and

@@ -118,11 +118,9 @@ impl<'a> Launches<'a> {
         match self.way(pass, args)? {
             Way::One => self.queue_one(pass, args),
             Way::Optimistic => {
-                let [optimistic, retry] = [attempt::OPTIMISTIC, attempt::RETRY]
-                    .map(|attempt| CrossEntropyArgs { attempt, ..*args });
-                let divisor = self.rows as f64;
-                self.queue_one(pass, &CrossEntropyArgs { divisor, ..optimistic })?;
-                self.queue_one(pass, &retry)
+                let (attempt, divisor) = (attempt::OPTIMISTIC, self.rows as f64);
+                self.queue_one(pass, &CrossEntropyArgs { attempt, divisor, ..*args })?;
+                self.queue_one(pass, &CrossEntropyArgs { attempt: attempt::RETRY, ..*args })
             }
             Way::Split(family, split) => self.queue_split(family, split, args),
             Way::Two => {

@@ -154,8 +154,8 @@ fn loss_and_gradients_of_many_short_rows() {
     assert_launched_with::<f32>(Classes, [(1 << 32) + 1, 3], beside, Once);
 }
 
-/// The first of two launches divides by all rows, and is given no blocks that count them; the
-/// second has as many blocks as run at the same time, since it mostly has nothing to do.
+/// The second of two launches has as many blocks as run at the same time, since it mostly has
+/// nothing to do; the first has many times as many.
 #[test]
 fn launches_of_many_short_rows() {
     of_call::<f32, _>(

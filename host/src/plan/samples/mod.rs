@@ -201,8 +201,8 @@ pub(crate) fn staged_vectors(
 /// Whether it takes longer to read the targets of `rows` rows, of `class_bytes` each, once more
 /// than to launch a kernel that has nothing to do. Rows are counted in 32 bits. In f64, whose
 /// arithmetic takes longer than either, one launch is faster: H200, 2026-11-28, forward-backward,
-/// ceiling ÷ ours in one and in two, 1.2 million rows of 8 columns 0.71 and 0.58, 9.8 million of 4
-/// columns 0.73 and 0.69.
+/// ceiling ÷ ours in one, by kernels that had no optimistic launch yet, and in two, 1.2 million
+/// rows of 8 columns 0.71 and 0.58, 9.8 million of 4 columns 0.73 and 0.69.
 pub(crate) fn is_optimistic(
     rows: usize,
     [element_bytes, class_bytes]: [usize; 2],
@@ -230,10 +230,7 @@ pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
 }
 
 /// Blocks that sum the normaliser unless there are many targets: the others can load their first
-/// rows meanwhile. H200, 2026-11-28, forward-backward, bf16, ceiling ÷ ours with 512 blocks and with
-/// as many as there is room for: 506,209 rows of 87 columns 0.65 and 0.64, 472,331 of 333 columns
-/// 0.85 and 0.84; with class weights, 26 million of 4 columns 0.34 and 0.57 (part of it by a loop of
-/// their own).
+/// rows meanwhile. Chosen, not searched for.
 const NORMALISER_BLOCKS: usize = 512;
 
 /// Targets per thread from which on more blocks sum the normaliser. Chosen, not searched for.

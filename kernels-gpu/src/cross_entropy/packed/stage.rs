@@ -278,8 +278,8 @@ pub(super) unsafe fn for_each_stage<
     let lag = if is_double { share.step } else { 0 };
     let (mut base, mut next, mut is_ahead) = (warp(), share.first, false);
     let mut tiles = args.tile.count;
-    // Opaque, so that the answer takes no register while a stage is computed. In f64, kernels with
-    // several lanes per row have no optimistic launch.
+    // Opaque, so that the answer takes no register while a stage is computed. The host makes no
+    // optimistic launch in f64; kernels of f64 with several lanes per row have no code for one.
     let can_be_optimistic = COMPUTES == computes::BOTH
         && MODE != mode::PROBABILITIES
         && (C::HAS_TWO_STAGES || size_of::<E>() < 8);
@@ -293,7 +293,7 @@ pub(super) unsafe fn for_each_stage<
                 Stage::<MODE>::new(args, shared, next, base).load_async::<E, COMPUTES>();
             }
             end_copies();
-            // While the copies are on their way, this takes no time.
+            // Loaded here, while the copies are on their way, and used behind the stage.
             let uncounted = if is_optimistic() { workspace.uncounted() } else { 0 };
             // The other stage, if there is one.
             base = 2 * warp() + args.tile.stage_bytes - base;

@@ -13,6 +13,9 @@ use tests::reference::Total;
 pub(crate) const SMOOTHING: f64 = 0.1;
 pub(crate) const Z_LOSS: f64 = 1e-4;
 
+/// The class that calls ignore.
+const IGNORED: i64 = -100;
+
 /// Elements that are drawn of a tensor, at least eight rows.
 const DRAWN: usize = 4_000_000;
 
@@ -99,7 +102,10 @@ impl<T: Number<Loss: Number>> Data<T> {
             Loss::Mse => &|u| u,
         };
         let small = |which: u64, index: usize| f64::from(uniform(seed ^ which, index as u64));
-        let class = |row| ((small(3, row) + 1.0) / 2.0 * cols) as i64;
+        let class = |row| match shape.has(Extra::Ignored) && row % 3 == 2 {
+            true => IGNORED,
+            false => ((small(3, row) + 1.0) / 2.0 * cols) as i64,
+        };
         let matrix = shape.target_is_a_matrix();
         let weighted = if shape.has(Extra::Weights) { shape.cols } else { 0 };
         Data {
@@ -155,8 +161,16 @@ impl<T: Number<Loss: Number>> Data<T> {
         Part { loss: loss.value(), size, ..Part::default() }
     }
 
+    /// Whether a row has the class that is ignored.
+    fn is_ignored(&self, row: usize) -> bool {
+        self.classes.get(row % self.rows) == Some(&IGNORED)
+    }
+
     /// The share of a class in the target of a row.
     fn share(&self, row: usize, col: usize) -> f64 {
+        if self.is_ignored(row) {
+            return 0.0;
+        }
         let own = if self.shape.target_is_a_matrix() {
             self.target.at(row, col)
         } else {
@@ -167,6 +181,9 @@ impl<T: Number<Loss: Number>> Data<T> {
     }
 
     fn cross_entropy(&self, row: usize) -> Part {
+        if self.is_ignored(row) {
+            return Part::default();
+        }
         let cols = 0..self.shape.cols;
         // Logits are at most 4: no exponential overflows.
         let sum: Total = cols.clone().map(|col| self.input.at(row, col).exp()).sum();

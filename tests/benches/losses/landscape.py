@@ -101,6 +101,8 @@ def landscape_inputs(case):
             t = uniform(0.001, 1.999).div_(cols)
         else:
             t = torch.randint(cols, (rows,), device=DEVICE, generator=generator)
+            if "ignored" in case["extras"]:
+                t[2::3] = -100
         if "weights" in case["extras"]:
             weight = uniform(0.5, 1.5, cols)
         x = placed(x, case, offset)

@@ -67,6 +67,8 @@ named! {
         Smoothing = "smoothing",
         /// z-loss with λ = 10⁻⁴.
         ZLoss = "z-loss",
+        /// Every third row has the class that is ignored. Its logits count among the bytes.
+        Ignored = "ignored",
         /// Probabilities of all classes as targets.
         Probabilities = "probabilities",
         /// The input of a divergence is log-probabilities.
@@ -176,9 +178,8 @@ impl Shape {
     fn check(&self) -> Result<(), String> {
         let of_loss = |extra| match extra {
             Extra::Gaps | Extra::Offset => true,
-            Extra::Weights | Extra::Smoothing | Extra::ZLoss | Extra::Probabilities => {
-                self.loss == Loss::Ce
-            }
+            Extra::Weights | Extra::Smoothing | Extra::ZLoss => self.loss == Loss::Ce,
+            Extra::Ignored | Extra::Probabilities => self.loss == Loss::Ce,
             Extra::Rows => self.loss != Loss::Ce,
             Extra::Log | Extra::Mean => self.loss == Loss::Kl,
         };
@@ -187,6 +188,9 @@ impl Shape {
         }
         if self.has(Extra::Rows) && self.has(Extra::Mean) {
             return Err("'rows' and 'mean' exclude each other".to_owned());
+        }
+        if self.has(Extra::Ignored) && (self.has(Extra::Probabilities) || self.has(Extra::ZLoss)) {
+            return Err("'ignored' goes with neither 'probabilities' nor 'z-loss'".to_owned());
         }
         let elements = self.rows.checked_mul(self.stride());
         if self.rows == 0 || self.cols == 0 || elements.is_none_or(|all| all > MOST_ELEMENTS) {

@@ -193,8 +193,9 @@ pub const fn max_blocks(sums: u32) -> u32 {
 pub mod workspace {
     /// The complement of the lowest row whose target is invalid, or 0; zero between launches.
     pub const FAULT: u64 = 0;
-    /// Whether an optimistic launch has met a row that does not count, 1 or 0, for the launch
-    /// behind it; zero between calls. See [`attempt`](super::attempt).
+    /// What is known of rows that do not count: 0 where nothing is;
+    /// [`NOTED`](super::attempt::NOTED) where the optimistic launch of this call has met one; above
+    /// that, how many of the next calls are cautious, and one more. Calls leave it for the next.
     pub const UNCOUNTED: u64 = 8;
     /// The normaliser, which one launch leaves for the next where rows are split: the sum of class
     /// weights and the number of rows.

@@ -62,6 +62,12 @@ pub trait Element: Word {
     fn first_maxima(from: Vec16) -> Self::Maxima;
     /// The largest of the maxima. If all elements were NaN, the result is NaN or −∞.
     fn greatest_of(maxima: Self::Maxima) -> Self::Real;
+    /// [`Real::min_max`] of the elements in two words, each by itself, where elements are of 16
+    /// bits.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn min_max_pairs(a: u32, b: u32) -> [u32; 2] {
+        [a, b]
+    }
     /// The largest element of N vectors, NaNs ignored. If all elements are NaN, the result is NaN
     /// or −∞.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -286,7 +292,7 @@ impl Element for f64 {
 macro_rules! halves {
     ($(
         $(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path, $narrow_two:path,
-        $max:path;
+        $max:path, $min:path;
     )+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
@@ -330,6 +336,11 @@ macro_rules! halves {
             }
 
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn min_max_pairs(a: u32, b: u32) -> [u32; 2] {
+                [$min(a, b), $max(a, b)]
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn first_maxima(from: Vec16) -> u32 {
                 from.0[0]
             }
@@ -358,7 +369,9 @@ macro_rules! halves {
 
 halves! {
     /// IEEE 754 binary16.
-    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32, math::f16x2_from_f32, math::max_f16_pairs;
+    F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32, math::f16x2_from_f32,
+        math::max_f16_pairs, math::min_or_nan_f16_pairs;
     /// bfloat16.
-    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32, math::bf16x2_from_f32, math::max_bf16_pairs;
+    Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32, math::bf16x2_from_f32,
+        math::max_bf16_pairs, math::min_or_nan_bf16_pairs;
 }

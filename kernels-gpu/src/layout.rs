@@ -138,6 +138,7 @@ const STRUCTURES: &[Structure] = &[
         stream,
         part_vectors,
         attempt,
+        retried_blocks,
         log_prob,
     }),
     structure!(LogProbArgs {
@@ -165,6 +166,7 @@ const CONSTANTS: &[(&str, u64)] = &[
     ("workspace bytes", abi::WORKSPACE_BYTES as u64),
     ("fault", workspace::FAULT),
     ("totals", workspace::TOTALS),
+    ("uncounted", workspace::UNCOUNTED),
     ("partials", workspace::PARTIALS),
     ("saved", workspace::SAVED),
     ("saved arrays", saved::COUNT as u64),

@@ -62,17 +62,19 @@ table::losses! {
     // with a warp per row that fills its registers.
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident,
         streams [f64], longs [f32, f16, bf16],
-        lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16],
+        lane rows [f32, f64, f16, bf16],
+        wide rows [f32, f16, bf16] and [f32, f64, f16, bf16] with gradients,
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
         in warps [f32, f16, bf16]);
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
-        lane rows [f32, f64, f16, bf16], wide rows [f32, f16, bf16],
+        lane rows [f32, f64, f16, bf16],
+        wide rows [f32, f16, bf16] and [f32, f16, bf16] with gradients,
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
         in warps []);
     cross_entropy_prob: cross_entropy(PROBABILITIES, 2 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
-        lane rows [f32, f64, f16, bf16], wide rows [],
+        lane rows [f32, f64, f16, bf16], wide rows [] and [] with gradients,
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
         in warps []);
     // The log-probability of a class and the entropy of its row, on the row kernels of

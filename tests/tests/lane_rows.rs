@@ -84,6 +84,11 @@ fn rows_wider_than_the_registers_of_a_lane() {
     for cols in [98, 127, 128, 160] {
         Case::<bf16>::new([ROWS, cols], DENSE, Options::None).check();
     }
+    for cols in [9, 10, 15, 16, 17, 23, 24, 31, 32, 33] {
+        for options in [Options::None, Options::Weights, Options::ZLoss] {
+            Case::<f64>::new([ROWS, cols], DENSE, options).check();
+        }
+    }
 }
 
 /// Rows that begin off a boundary, or have gaps, are accessed by less than their length would
@@ -101,6 +106,7 @@ fn rows_with_gaps_and_off_boundaries() {
         for place in places {
             Case::<f32>::new([ROWS, cols], place, Options::None).check();
             Case::<bf16>::new([ROWS, cols], place, Options::None).check();
+            Case::<f64>::new([ROWS, cols], place, Options::None).check();
             Case::<f32>::new([ROWS, cols], place, Options::Weights).check();
             Case::<f32>::new([ROWS, cols], place, Options::SmoothedWeights(0)).check();
         }
@@ -258,6 +264,13 @@ fn rows_that_have_no_distribution() {
         let (loss, gradient) = CrossEntropy::sum().forward_backward(&x, &classes, &stream).unwrap();
         assert!(loss.item().unwrap().is_nan());
         let gradient = gradient.to_vec().unwrap();
+        // A pass that computes no gradients sums in other ways.
+        let losses = CrossEntropy::none().forward(&x, &classes, &stream).unwrap();
+        let losses = losses.to_vec().unwrap();
+        assert!(losses.iter().enumerate().all(|(row, of)| of.is_nan() == (row < 3)), "{losses:?}");
+        assert!(
+            CrossEntropy::sum().forward(&x, &classes, &stream).unwrap().item().unwrap().is_nan()
+        );
         let is_nan =
             |row: usize| gradient[row * cols..(row + 1) * cols].iter().all(|of| of.is_nan());
         assert!((0..3).all(is_nan), "{cols} columns: {:?}", &gradient[..3 * cols]);

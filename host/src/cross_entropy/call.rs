@@ -176,6 +176,7 @@ impl<'a> Arguments<'a> {
             early_bytes: 0,
             plain: 0,
             attempt: attempt::ONLY,
+            retried_blocks: 0,
             tail_rows: 0,
             tail_at: 0,
             group_shift: 0,

@@ -88,8 +88,10 @@ impl<'a> Launches<'a> {
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
         let kernels = Kernels::of(args);
-        let has =
-            |regime| kernels.forward.of(regime).and_then(|family| family.entry(T::DTYPE)).is_some();
+        // Some have kernels for gradients alone.
+        let has = |regime| {
+            kernels.backward.of(regime).and_then(|family| family.entry(T::DTYPE)).is_some()
+        };
         let has_regimes = [Regime::LaneRows, Regime::WideRows].map(has);
         let layout = packed_rows(args, element_bytes, has_regimes);
         Launches {
@@ -118,9 +120,10 @@ impl<'a> Launches<'a> {
         match self.way(pass, args)? {
             Way::One => self.queue_one(pass, args),
             Way::Optimistic => {
-                let (attempt, divisor) = (attempt::OPTIMISTIC, self.rows as f64);
-                self.queue_one(pass, &CrossEntropyArgs { attempt, divisor, ..*args })?;
-                self.queue_one(pass, &CrossEntropyArgs { attempt: attempt::RETRY, ..*args })
+                for attempt in [attempt::OPTIMISTIC, attempt::RETRY] {
+                    self.queue_one(pass, &CrossEntropyArgs { attempt, ..*args })?;
+                }
+                Ok(())
             }
             Way::Split(family, split) => self.queue_split(family, split, args),
             Way::Two => {
@@ -165,11 +168,11 @@ impl<'a> Launches<'a> {
     /// writes gradients that may be wrong, so it leaves the logits as they are.
     fn is_optimistic(&self, regime: Regime, args: &CrossEntropyArgs) -> bool {
         let multiprocessors = self.stream.gpu().cache().multiprocessors;
-        let is_packed = matches!(regime, Regime::Packed | Regime::LaneRows | Regime::WideRows);
+        let has_lane = matches!(regime, Regime::LaneRows | Regime::WideRows);
         let counts_rows = args.divisor == 0.0 && args.weight == 0 && args.class_bytes != 0;
         let is_in_place = args.grad_input.start == args.input.start;
         let bytes = [self.element_bytes, args.class_bytes as usize];
-        is_packed
+        has_lane
             && counts_rows
             && !is_in_place
             && plan::is_optimistic(self.rows, bytes, multiprocessors)
@@ -298,7 +301,6 @@ impl<'a> Launches<'a> {
             max_registers_block: most_threads(Regime::Registers),
             few_block: most_threads(Regime::Few),
             long_block: most_threads(Regime::Long),
-            is_retry: args.attempt == attempt::RETRY,
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };
         let plan = plan::samples(pass, self.rows, self.cols, self.element_bytes, can);
@@ -314,7 +316,13 @@ impl<'a> Launches<'a> {
         if let Some(entry) = family.entry(self.dtype) {
             self.ask_for_shared_memory(pass, plan.regime, entry, &mut shape, &mut args)?;
             if pass == Pass::ForwardBackward && args.divisor == 0.0 {
-                args.normaliser_blocks = self.normaliser_blocks(entry, shape);
+                let room = self.room(entry, shape);
+                args.normaliser_blocks = plan::normaliser_blocks(self.rows, shape.threads, room);
+                if args.attempt == attempt::RETRY {
+                    args.retried_blocks = shape.blocks;
+                    let blocks = [args.normaliser_blocks, shape.blocks];
+                    [args.normaliser_blocks, shape.blocks] = plan::retry_blocks(blocks, room);
+                }
                 shape.blocks += args.normaliser_blocks;
             }
         }
@@ -327,11 +335,10 @@ impl<'a> Launches<'a> {
         unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
     }
 
-    /// How many blocks of a launch of this shape sum the normaliser.
-    fn normaliser_blocks(&self, entry: &Entry, shape: Launch) -> u32 {
+    /// How many blocks of a launch of this shape the device has room for at once.
+    fn room(&self, entry: &Entry, shape: Launch) -> usize {
         let blocks = entry.resident * entry.block / shape.threads;
-        let room = self.stream.gpu().room_for(blocks).blocks(shape.shared_bytes as usize);
-        plan::normaliser_blocks(self.rows, shape.threads, room)
+        self.stream.gpu().room_for(blocks).blocks(shape.shared_bytes as usize)
     }
 
     /// The arguments of a launch, with what its plan says.

@@ -16,7 +16,7 @@ pub(crate) use elementwise::{Dense, elementwise, rows};
 pub(crate) use prefetch::early_bytes;
 pub(crate) use prefetch::{Ahead, Cache, ahead, early, wants_shared_of_one_more};
 pub(crate) use samples::{
-    Regime, SamplesKernels, SamplesLaunch, is_optimistic, normaliser_blocks, samples,
+    Regime, SamplesKernels, SamplesLaunch, is_optimistic, normaliser_blocks, retry_blocks, samples,
     staged_vectors,
 };
 

@@ -89,8 +89,8 @@ impl Packed {
     /// The blocks of a launch over `rows` rows: at most [`waves`](Self::waves) times as many as the
     /// device has room for. In several waves each takes as many tiles as any other: blocks of three
     /// tiles beside some of two would leave the last wave waiting.
-    pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device, is_retry: bool) -> usize {
-        let waves = if is_retry { 1 } else { self.waves(pass) };
+    pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
+        let waves = self.waves(pass);
         let room = device.blocks(self.shared_bytes);
         let most = room * waves;
         let blocks = rows.div_ceil(self.block_rows);

@@ -94,7 +94,6 @@ const KERNELS: SamplesKernels = SamplesKernels {
     staged: None,
     few_block: 512,
     long_block: 256,
-    is_retry: false,
     sums: 2,
 };
 
@@ -535,6 +534,14 @@ fn blocks_of_the_normaliser() {
     // More than 512 have 32 targets a thread.
     let blocks = |rows| normaliser_blocks(rows, 128, 924);
     assert_eq!([1 << 20, 512 * 4096, 600 * 4096].map(blocks), [512, 512, 600]);
+}
+
+/// A launch that mostly ends at once has few blocks, but at least one of rows and an adder.
+#[test]
+fn blocks_of_a_retry() {
+    assert_eq!(retry_blocks([512, 10_000], 924), [64, 463]);
+    assert_eq!(retry_blocks([7, 100], 924), [7, 100]);
+    assert_eq!(retry_blocks([1, 2], 1), [1, 2]);
 }
 
 /// 64 KiB of targets for each multiprocessor.

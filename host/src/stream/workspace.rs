@@ -73,13 +73,45 @@ mod tests {
     use super::*;
     use crate::gpu::tests::gpu;
     use crate::{CrossEntropy, Loss, Tensor};
-    use kernels_gpu::abi::workspace::{PARTIALS, SAVED, TOTALS};
+    use kernels_gpu::abi::attempt;
+    use kernels_gpu::abi::workspace::{FAULT, PARTIALS, SAVED, UNCOUNTED};
 
-    /// Each call finds the words of the first two fields, and those of partial sums, as a new
-    /// workspace has them: also behind rows that are ignored or have no class, and behind two
+    /// Each call finds the first word, and those of partial sums, as a new workspace has them: also
+    /// behind rows that are ignored or have no class, and behind two
     /// launches of which the second began all over.
     #[test]
     fn calls_leave_it_as_it_was() {
+        for uncounted in [None, Some(-100), Some(-7)] {
+            let words = words_after(&[uncounted]);
+            let is_zero = |from: u64, to: u64| {
+                words[from as usize / 8..to as usize / 8].iter().all(|&word| word == 0)
+            };
+            assert!(is_zero(FAULT, UNCOUNTED) && is_zero(PARTIALS, SAVED), "{uncounted:?}");
+            assert_ne!(words[UNCOUNTED as usize / 8], attempt::NOTED);
+        }
+    }
+
+    /// A row that does not count makes the next calls cautious, and each in which all rows count
+    /// makes them a little less so.
+    #[test]
+    fn calls_are_cautious_for_some_time() {
+        let caution = |calls: &[Option<i64>]| {
+            words_after(calls)[UNCOUNTED as usize / 8].saturating_sub(attempt::NOTED)
+        };
+        let (all, one) = (None, Some(-100));
+        let most = attempt::CAUTIOUS_CALLS;
+        assert_eq!([caution(&[]), caution(&[all]), caution(&[all, one])], [0, 0, most]);
+        assert_eq!(caution(&[one, all, all]), most - 2);
+        assert_eq!(caution(&[one, all, one]), most);
+        assert_eq!(caution(&[Some(-7)]), most);
+        let mut calls = vec![all; most as usize + 1];
+        calls[0] = one;
+        assert_eq!([caution(&calls[..most as usize]), caution(&calls)], [1, 0]);
+    }
+
+    /// The words of a workspace after calls over many short rows. In each, all rows have a class
+    /// but one of them, which has this target.
+    fn words_after(calls: &[Option<i64>]) -> Vec<u64> {
         // The emulator's device with two multiprocessors.
         let gpu = match gpu() {
             gpu if gpu.is_emulated() => Gpu::emulated(2).unwrap(),
@@ -88,13 +120,13 @@ mod tests {
         let rows = gpu.cache().multiprocessors * 20_000;
         let stream = gpu.stream().unwrap();
         let mut workspace = Workspace::new(&gpu).unwrap();
-        for uncounted in [None, Some(-100), Some(-7)] {
+        let x = Tensor::<f32>::zeros(&gpu, [rows, 2]).unwrap();
+        let mut gradient = Tensor::<f32>::zeros(&gpu, [rows, 2]).unwrap();
+        let mut loss = Loss::zeros(&gpu, []).unwrap();
+        for &uncounted in calls {
             let mut classes = vec![1_i64; rows];
             classes[rows / 2] = uncounted.unwrap_or(0);
             let classes = Tensor::from_slice(&gpu, [rows], &classes).unwrap();
-            let x = Tensor::<f32>::zeros(&gpu, [rows, 2]).unwrap();
-            let mut gradient = Tensor::<f32>::zeros(&gpu, [rows, 2]).unwrap();
-            let mut loss = Loss::zeros(&gpu, []).unwrap();
             CrossEntropy::mean()
                 .forward_backward_into(
                     &x,
@@ -106,13 +138,11 @@ mod tests {
                 )
                 .unwrap();
             assert_eq!(loss.item().is_err(), uncounted == Some(-7));
-            let mut words = vec![0_u64; SAVED as usize / 8];
-            // SAFETY: the call is done, and any bits are a u64.
-            unsafe { workspace.buffer.read_any(0, &mut words) }.unwrap();
-            let is_zero = |from: u64, to: u64| {
-                words[from as usize / 8..to as usize / 8].iter().all(|&word| word == 0)
-            };
-            assert!(is_zero(0, TOTALS) && is_zero(PARTIALS, SAVED), "{uncounted:?}");
         }
+        stream.synchronize().unwrap();
+        let mut words = vec![0_u64; SAVED as usize / 8];
+        // SAFETY: the calls are done, and any bits are a u64.
+        unsafe { workspace.buffer.read_any(0, &mut words) }.unwrap();
+        words
     }
 }

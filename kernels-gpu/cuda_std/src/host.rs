@@ -307,19 +307,21 @@ pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     half::bf16::from_f32(value).to_bits()
 }
 
-macro_rules! max_pairs {
-    ($name:ident, $half:ident) => {
+macro_rules! pairs {
+    ($name:ident, $half:ident, $of:expr) => {
         pub(crate) fn $name(a: u32, b: u32) -> u32 {
-            let max = |a: u32, b: u32| {
-                let [a, b] = [a, b].map(|bits| half::$half::from_bits(bits as u16));
-                u32::from(half::$half::from_f32(a.to_f32().max(b.to_f32())).to_bits())
+            let of = |a: u32, b: u32| {
+                let [a, b] = [a, b].map(|bits| half::$half::from_bits(bits as u16).to_f32());
+                u32::from(half::$half::from_f32($of(a, b)).to_bits())
             };
-            max(a >> 16, b >> 16) << 16 | max(a & 0xffff, b & 0xffff)
+            of(a >> 16, b >> 16) << 16 | of(a & 0xffff, b & 0xffff)
         }
     };
 }
-max_pairs!(max_f16_pairs, f16);
-max_pairs!(max_bf16_pairs, bf16);
+pairs!(max_f16_pairs, f16, f32::max);
+pairs!(max_bf16_pairs, bf16, f32::max);
+pairs!(min_or_nan_f16_pairs, f16, min_or_nan_f32);
+pairs!(min_or_nan_bf16_pairs, bf16, min_or_nan_f32);
 
 pub(crate) fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {
     // The NaN that the instruction returns.

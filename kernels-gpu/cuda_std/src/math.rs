@@ -119,3 +119,15 @@ pub fn max_f16_pairs(a: u32, b: u32) -> u32 {
 pub fn max_bf16_pairs(a: u32, b: u32) -> u32 {
     side::max_bf16_pairs(a, b)
 }
+
+/// The smaller of each pair of f16s in a word; NaN where one is.
+#[inline(always)]
+pub fn min_or_nan_f16_pairs(a: u32, b: u32) -> u32 {
+    side::min_or_nan_f16_pairs(a, b)
+}
+
+/// The smaller of each pair of bfloat16s in a word; NaN where one is.
+#[inline(always)]
+pub fn min_or_nan_bf16_pairs(a: u32, b: u32) -> u32 {
+    side::min_or_nan_bf16_pairs(a, b)
+}

@@ -354,27 +354,29 @@ pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     bits
 }
 
-macro_rules! max_pairs {
+macro_rules! pairs {
     ($name:ident, $instruction:literal) => {
         #[inline(always)]
         pub(crate) fn $name(a: u32, b: u32) -> u32 {
-            let larger: u32;
+            let pair: u32;
             // SAFETY: an operation on registers.
             unsafe {
                 asm!(
                     concat!($instruction, " {0}, {1}, {2};"),
-                    out(reg32) larger,
+                    out(reg32) pair,
                     in(reg32) a,
                     in(reg32) b,
                     options(pure, nomem, nostack, preserves_flags),
                 );
             }
-            larger
+            pair
         }
     };
 }
-max_pairs!(max_f16_pairs, "max.f16x2");
-max_pairs!(max_bf16_pairs, "max.bf16x2");
+pairs!(max_f16_pairs, "max.f16x2");
+pairs!(max_bf16_pairs, "max.bf16x2");
+pairs!(min_or_nan_f16_pairs, "min.NaN.f16x2");
+pairs!(min_or_nan_bf16_pairs, "min.NaN.bf16x2");
 
 #[inline(always)]
 pub(crate) fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {

@@ -172,6 +172,12 @@ pub(crate) unsafe fn prefetch_targets(args: &CrossEntropyArgs) {
     }
 }
 
+/// Whether a row of this class is one of those that the mean is taken over.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn counts_in_mean(args: &CrossEntropyArgs, class: i64) -> bool {
+    class.cast_unsigned() < u64::from(args.cols) && class != args.ignore_index
+}
+
 /// Adds up the normaliser. Each thread has `FLIGHT` targets in flight.
 ///
 /// # Safety
@@ -199,8 +205,7 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
         };
         unrolled!(for k in 0..FLIGHT; {
             let class = classes[k];
-            let is_class = class.cast_unsigned() < u64::from(args.cols);
-            let counts = is_class && class != args.ignore_index;
+            let counts = counts_in_mean(args, class);
             if counts && has_weights {
                 // SAFETY: the kernels' condition 1; the class is valid.
                 weights += unsafe { class_weight::<E>(args.weight, class as u32) }.to_f64();

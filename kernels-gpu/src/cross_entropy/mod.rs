@@ -68,6 +68,14 @@ pub(crate) mod mode {
     pub(crate) const fn is_dense(mode: u32) -> bool {
         mode == SMOOTHED || mode == PROBABILITIES
     }
+
+    /// Whether kernels that compute loss and gradients have code for an
+    /// [optimistic](crate::abi::attempt::OPTIMISTIC) launch and a
+    /// [retry](crate::abi::attempt::RETRY).
+    pub(crate) const fn has_attempts(mode: u32, element_bytes: usize) -> bool {
+        (mode == CLASS || mode == SMOOTHED)
+            && element_bytes <= crate::abi::attempt::MOST_ELEMENT_BYTES
+    }
 }
 
 /// The kernel entries for one kind of target (a [`mode`]). Names say how a row is computed:
@@ -99,20 +107,20 @@ pub(crate) mod mode {
 macro_rules! kernels {
     (
         $loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident,
-        streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt,
+        streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt and $wide_gradients:tt with gradients,
         staged $staged:tt, split $split:tt, in warps $warps:tt
     ) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            alignment, backward_registers, backward_short, barriers, block, block_of_vectors,
-            computes, few_block, forward_backward_long, forward_backward_registers,
-            forward_backward_split, forward_backward_staged, forward_long, forward_registers,
-            forward_stream, mode, packed, resident, resident_any_alignment, resident_lane_rows,
-            resident_long, resident_packed, resident_short, resident_short_with_gradients,
-            resident_warp_whole, resident_wide_rows, row_lanes, short, split_block, staged_blocks,
-            staged_flight, stream_blocks,
+            alignment, backward_registers, backward_short, barriers, barriers_of_attempts, block,
+            block_of_vectors, computes, few_block, forward_backward_long,
+            forward_backward_registers, forward_backward_split, forward_backward_staged,
+            forward_long, forward_registers, forward_stream, mode, packed, resident,
+            resident_any_alignment, resident_lane_rows, resident_long, resident_packed,
+            resident_short, resident_short_with_gradients, resident_warp_whole, resident_wide_rows,
+            row_lanes, short, split_block, staged_blocks, staged_flight, stream_blocks,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -184,7 +192,7 @@ macro_rules! kernels {
             FORWARD_BACKWARD_LANE_ROWS = forward_backward_lane_rows:
                 packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE }>,
                 (CrossEntropyArgs), PACKED_BLOCK by resident_lane_rows::<E>(MODE, computes::BOTH),
-                6 barriers of $lanes;
+                (barriers_of_attempts::<E>(MODE)) barriers of $lanes;
             BACKWARD_LANE_ROWS = backward_lane_rows:
                 packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE }>,
                 (CrossEntropyArgs),
@@ -192,16 +200,16 @@ macro_rules! kernels {
                 0 barriers of $lanes;
             FORWARD_WIDE_ROWS = forward_wide_rows:
                 packed::<E, MODE, { computes::LOSS }, { row_lanes::ONE_WIDE }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::LOSS),
+                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows::<E>(computes::LOSS),
                 5 barriers of $wides;
             FORWARD_BACKWARD_WIDE_ROWS = forward_backward_wide_rows:
                 packed::<E, MODE, { computes::BOTH }, { row_lanes::ONE_WIDE }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::BOTH),
-                6 barriers of $wides;
+                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows::<E>(computes::BOTH),
+                (barriers_of_attempts::<E>(MODE)) barriers of $wide_gradients;
             BACKWARD_WIDE_ROWS = backward_wide_rows:
                 packed::<E, MODE, { computes::GRADIENTS }, { row_lanes::ONE_WIDE }>,
-                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows(computes::GRADIENTS),
-                0 barriers of $wides;
+                (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows::<E>(computes::GRADIENTS),
+                0 barriers of $wide_gradients;
             FORWARD = forward:
                 forward_registers::<E, MODE, $vectors, false>,
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
@@ -248,6 +256,12 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 { blocks.div_ceil(2) } else { blocks }
 }
 
+/// Barriers of kernels with one lane per row that compute loss and gradients. Those that can be a
+/// retry have some around its turns.
+pub(crate) const fn barriers_of_attempts<E: Element>(mode: u32) -> u32 {
+    if mode::has_attempts(mode, size_of::<E>()) { 9 } else { 6 }
+}
+
 /// Resident blocks of the `_packed` kernels: as many as registers allow, with spills of a few bytes
 /// where one block less was slower.
 pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32 {
@@ -256,6 +270,7 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32
         mode::PROBABILITIES if size_of::<E>() == 4 && computes == computes::BOTH => 4,
         _ if size_of::<E>() < 8 => 5,
         mode::PROBABILITIES if size_of::<E>() == 8 => 3,
+        _ if computes == computes::GRADIENTS => 6,
         _ => 4,
     }
 }
@@ -278,8 +293,12 @@ pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> 
 }
 
 /// Resident blocks of the `_wide_rows` kernels: as many as registers allow without spills.
-pub(crate) const fn resident_wide_rows(computes: u32) -> u32 {
-    if computes == computes::BOTH { 6 } else { 7 }
+pub(crate) const fn resident_wide_rows<E: Element>(computes: u32) -> u32 {
+    match (computes, size_of::<E>()) {
+        (computes::GRADIENTS, 8) => 5,
+        (computes::BOTH, _) => 6,
+        _ => 7,
+    }
 }
 
 /// Resident blocks of the `_stream` kernels: as many as registers allow without spills.

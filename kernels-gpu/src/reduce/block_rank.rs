@@ -39,6 +39,27 @@ impl<const EARLY: u32> BlockRank<EARLY> {
         BlockRank { block: block_idx_x().wrapping_sub(offset), offset, shift }
     }
 
+    /// The rank that this block has in turn number `turn` of a grid of `blocks`, of which each block
+    /// of this launch does what several do, one after another: the last one that of all adders, the
+    /// others that of workers. Adders wait for workers alone, and these for nobody. None behind the
+    /// last turn.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn of_turn(self, turn: u32, blocks: u32) -> Option<Self> {
+        let (shift, of_workers) = (self.shift, self.blocks() - 1);
+        let grid = BlockRank { offset: grid_dim_x().wrapping_sub(blocks), ..self };
+        let block = if self.block == of_workers {
+            // In a grid of less than a period, the adder is the last block.
+            if blocks >> shift == 0 { blocks - 1 + turn } else { ((turn + 1) << shift) - 1 }
+        } else {
+            let worker = self.block + turn * of_workers;
+            if worker >= grid.workers() {
+                return None;
+            }
+            worker + worker / ((1 << shift) - 1)
+        };
+        (block < blocks).then_some(BlockRank { block, ..grid })
+    }
+
     /// The block's index among the workers. Meaningless for an [adder](Self::is_adder); it may be
     /// [`workers`](Self::workers) in a grid of less than a period, whose last block is an adder
     /// too.
@@ -56,7 +77,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     /// Workers and adders of the grid.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn blocks(self) -> u32 {
-        grid_dim_x() - self.offset
+        grid_dim_x().wrapping_sub(self.offset)
     }
 
     /// Workers of the grid.

@@ -6,7 +6,7 @@ use crate::abi::{MAX_NORMALISER_BLOCKS, MAX_PARTIALS};
 use crate::element::unrolled;
 use cuda_std::atomic::fetch_add;
 use cuda_std::hint::spin;
-use cuda_std::memory::{load_shared_by_grid, store};
+use cuda_std::memory::{load_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, sum_of_warp, sync_warp, warp_id};
 
@@ -76,6 +76,17 @@ impl Normaliser {
             // SAFETY: within the workspace; only accessed atomically until all rows are counted.
             let _ = unsafe { fetch_add(self.workspace.partial(Self::TOTALS), both) };
         }
+    }
+
+    /// Takes all rows for rows that count, without looking at any.
+    ///
+    /// # Safety
+    /// The totals are counts. One thread of the grid calls this, and none adds to the counts.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn count_all(self) {
+        let both = self.expected << 32 | self.expected;
+        // SAFETY: within the workspace; others load it in the way that this store is made for.
+        unsafe { store_shared_by_grid(self.workspace.partial(Self::TOTALS), both) };
     }
 
     /// Loads the word of total `index`, 0 or 1, which may not be complete yet. A caller issues this

@@ -1,7 +1,7 @@
 //! The scratch memory through which blocks hand each other partial sums.
 
 use super::warp::MAX_SUMS;
-use crate::abi::{MAX_NORMALISER_BLOCKS, MAX_PARTIALS, workspace};
+use crate::abi::{MAX_NORMALISER_BLOCKS, MAX_PARTIALS, attempt, workspace};
 use crate::element::{MAX_LANES, unrolled};
 use cuda_std::atomic::{fence, fetch_add, fetch_max};
 use cuda_std::hint::{opaque, spin};
@@ -24,8 +24,8 @@ impl Workspace {
     /// # Safety
     /// 1. `start` is the address of `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that
     ///    no other launch uses at the same time.
-    /// 2. The memory is zero, except for `abi::workspace::TOTALS` and what is behind the partial
-    ///    sums. The launch leaves it so.
+    /// 2. The memory is zero, except for `abi::workspace::UNCOUNTED`, `abi::workspace::TOTALS`
+    ///    and what is behind the partial sums. The launch leaves it so.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn new(start: u64) -> Self {
         Workspace { start }
@@ -44,29 +44,63 @@ impl Workspace {
         unsafe { fetch_max((self.start + workspace::FAULT) as *mut u64, !row) };
     }
 
-    /// Notes for the launch behind this one that a row does not count.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn note_uncounted(self) {
-        // SAFETY: within the workspace; whoever stores there stores the same.
-        unsafe { store_shared_by_grid((self.start + workspace::UNCOUNTED) as *mut u64, 1) };
-    }
-
-    /// What [`note_uncounted`](Self::note_uncounted) has noted: not 0 if a row does not count. In
-    /// the launch that notes it, it may come late.
+    /// What is known of rows that do not count, a word as at
+    /// [`UNCOUNTED`](crate::abi::workspace::UNCOUNTED). It may come late.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn uncounted(self) -> u32 {
         // SAFETY: within the workspace; others store it in the way that this load is made for.
         unsafe { load_shared_by_grid((self.start + workspace::UNCOUNTED) as *mut u64) as u32 }
     }
 
-    /// Clears the note.
+    /// Notes for the launch behind this one that a row does not count, unless that is noted or the
+    /// call is cautious. Stores to the same address are serialized: one for each tile took five
+    /// times as long as the whole launch (H200, every third of 5.9 million rows).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn note_uncounted(self) {
+        if self.uncounted() == 0 {
+            // SAFETY: within the workspace; others store the same.
+            unsafe { self.store_uncounted(attempt::NOTED) };
+        }
+    }
+
+    /// Whether the optimistic launch has left all rows to the launch behind it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn is_retried(self) -> bool {
+        u64::from(self.uncounted()) == attempt::NOTED
+    }
+
+    /// Whether this call is cautious. A note that is made meanwhile does not change the answer.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn is_cautious(self) -> bool {
+        u64::from(self.uncounted()) > attempt::NOTED
+    }
+
+    /// Decides how cautious the next calls are: `all_count` says whether all rows of this one
+    /// count, or are taken for rows that do.
     ///
     /// # Safety
-    /// One thread calls this, when no other accesses the note any more.
+    /// One thread calls this, when no other asks any more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) unsafe fn clear_uncounted(self) {
+    pub(crate) unsafe fn end_attempt(self, all_count: bool) {
+        let known = u64::from(self.uncounted());
+        let cautious = known.saturating_sub(attempt::NOTED);
+        let next = match cautious {
+            _ if !all_count => attempt::NOTED + attempt::CAUTIOUS_CALLS,
+            // A note is for the launch behind this one.
+            0 => return,
+            1 => 0,
+            _ => known - 1,
+        };
+        // SAFETY: the caller's condition.
+        unsafe { self.store_uncounted(next) };
+    }
+
+    /// # Safety
+    /// No other thread stores something else at the same time.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_uncounted(self, what: u64) {
         // SAFETY: within the workspace; the caller's condition.
-        unsafe { store((self.start + workspace::UNCOUNTED) as *mut u64, 0) };
+        unsafe { store_shared_by_grid((self.start + workspace::UNCOUNTED) as *mut u64, what) };
     }
 
     /// The lowest row that was reported, if any; the report is cleared.

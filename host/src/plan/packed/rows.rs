@@ -69,15 +69,23 @@ impl Rows {
     /// 0.69 and 0.89. Rows that [collide](Self::would_collide) gain most (H200, 2026-11-27: bf16,
     /// 128 columns, one element off, forward 0.11 and 0.38, forward-backward 0.19 and 0.41,
     /// backward 0.38 and 0.58).
+    ///
+    /// In f64, whose exponentials take longest, several lanes have more of them under way. H200,
+    /// 2026-11-28, with several lanes and with one: forward, 13 columns 0.57 and 0.51, 24 columns
+    /// 0.82 and 0.66; forward-backward, 9 columns 0.36 and 0.47, 12 columns 0.59 and 0.64, 20
+    /// columns 0.78 and 0.68; backward, 9 columns 0.70 and 0.92, 24 columns 0.78 and 0.89, 32
+    /// columns 0.89 and 0.91, 37 columns 0.87 and 0.81.
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.access(self.alignment.min(self.store_alignment)) == 2;
         match (pass, self.element_bytes) {
             (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
             (Pass::Forward, 2) if is_by_element => 96,
             (_, 2) if is_by_element => 176,
+            (Pass::Forward, 8) => 0,
+            (Pass::ForwardBackward, 8) => 128,
             // A warp has a third tile, of gradients that are not written in place.
             _ if !self.alike => 176,
-            (Pass::Forward, 2) => 256,
+            (Pass::Forward, 2) | (Pass::Backward, 8) => 256,
             _ => 320,
         }
     }

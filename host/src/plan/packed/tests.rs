@@ -31,7 +31,7 @@ fn shapes() -> impl Iterator<Item = Rows> {
                         strides,
                         store_strides: if alike { strides } else { [row_bytes; 2] },
                         has_lane_rows: tiles == 1,
-                        has_wide_rows: tiles == 1 && element_bytes < 8,
+                        has_wide_rows: tiles == 1,
                         tiles,
                     }
                 })
@@ -384,7 +384,7 @@ fn warps_with_two_stages_have_two_tiles() {
     let one = packed(Pass::Backward, dense(1000, 4)).expect("a short row");
     assert!(two.args.stage_bytes > 0 && one.args.stage_bytes == 0);
     let blocks = |packed: Packed, tiles: usize| {
-        packed.blocks(Pass::Backward, tiles * packed.block_rows, device, false)
+        packed.blocks(Pass::Backward, tiles * packed.block_rows, device)
     };
     let resident = 132 * 5;
     assert_eq!([resident, resident + 1, 4 * resident].map(|n| blocks(two, n)), [660, 331, 1320]);
@@ -398,7 +398,7 @@ fn blocks_have_shared_memory_and_registers() {
     let packed = packed(Pass::Forward, dense(100, 4)).expect("a short row");
     let blocks = |shared_bytes, registers_for| {
         let device = Device { multiprocessors: 3, shared_bytes, registers_for };
-        packed.blocks(Pass::Forward, 1 << 20, device, false)
+        packed.blocks(Pass::Forward, 1 << 20, device)
     };
     let of_block = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
     assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
@@ -406,7 +406,7 @@ fn blocks_have_shared_memory_and_registers() {
     // A tile for each of the four warps of a block, if there are fewer.
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
     let tiles = |tiles| tiles * packed.args.rows as usize;
-    let blocks = |rows| packed.blocks(Pass::Forward, rows, device, false);
+    let blocks = |rows| packed.blocks(Pass::Forward, rows, device);
     assert_eq!((blocks(tiles(4 * 7)), blocks(tiles(4 * 7) + 1)), (7, 8));
 }
 
@@ -499,6 +499,19 @@ fn lanes_have_each_word_once_and_few_bank_conflicts() {
     assert_eq!(bank_conflicts(132, 1, 0, 4), 1);
     assert_eq!(bank_conflicts(128, 1, 0, 4), 32);
     assert_eq!(bank_conflicts(136, 1, 0, 8), 1);
+}
+
+/// Rows of f64 have a lane each where it computes gradients, from few bytes at most.
+#[test]
+fn rows_of_f64_that_a_lane_computes() {
+    let regime = |pass, cols| packed(pass, dense(cols, 8)).expect("a short row").regime;
+    assert_eq!([8, 9].map(|cols| regime(Pass::Forward, cols)), [Regime::LaneRows, Regime::Packed]);
+    for (pass, most) in [(Pass::ForwardBackward, 16), (Pass::Backward, 32)] {
+        assert_eq!(
+            [8, 9, most, most + 1].map(|cols| regime(pass, cols)),
+            [Regime::LaneRows, Regime::WideRows, Regime::WideRows, Regime::Packed,]
+        );
+    }
 }
 
 /// Rows that begin in one bank are read a lane per row, up to 320 bytes, or copied each by itself,

@@ -60,7 +60,7 @@ pub(super) fn staged(shape: &Shape, staged: Staged) -> SamplesLaunch {
 
 /// [`Regime::Packed`], [`Regime::LaneRows`] or [`Regime::WideRows`].
 pub(super) fn packed(shape: &Shape, packed: Packed, device: Device) -> SamplesLaunch {
-    let workers = packed.blocks(shape.pass, shape.rows, device, shape.kernels.is_retry);
+    let workers = packed.blocks(shape.pass, shape.rows, device);
     let blocks = match shape.pass {
         Pass::Backward => workers.max(1),
         Pass::Forward | Pass::ForwardBackward => {

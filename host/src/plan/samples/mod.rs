@@ -12,6 +12,7 @@ use super::packed::{self, Device, Packed};
 use super::{Launch, Pass, RowsLaunch};
 use kernels_gpu::abi::{
     ADDER_SHIFT, LINE_VECTORS, MAX_NORMALISER_BLOCKS, NORMALISER_FLIGHT, StreamArgs, TileArgs,
+    attempt,
 };
 use shape::Shape;
 use std::num::NonZeroU32;
@@ -139,9 +140,6 @@ pub(crate) struct SamplesKernels {
     pub(crate) few_block: u32,
     /// The most threads of a block of [`Regime::Long`].
     pub(crate) long_block: u32,
-    /// Whether the launch begins what an optimistic launch has not done, and ends at once if there
-    /// is nothing.
-    pub(crate) is_retry: bool,
     /// How many sums the forward pass reduces over the grid.
     pub(crate) sums: u32,
 }
@@ -199,17 +197,16 @@ pub(crate) fn staged_vectors(
 }
 
 /// Whether it takes longer to read the targets of `rows` rows, of `class_bytes` each, once more
-/// than to launch a kernel that has nothing to do. Rows are counted in 32 bits. In f64, whose
-/// arithmetic takes longer than either, one launch is faster: H200, 2026-11-28, forward-backward,
-/// ceiling ÷ ours in one, by kernels that had no optimistic launch yet, and in two, 1.2 million
-/// rows of 8 columns 0.71 and 0.58, 9.8 million of 4 columns 0.73 and 0.69.
+/// than to launch a kernel that has nothing to do. Rows are counted in 32 bits.
 pub(crate) fn is_optimistic(
     rows: usize,
     [element_bytes, class_bytes]: [usize; 2],
     multiprocessors: usize,
 ) -> bool {
     let least_bytes = multiprocessors * LEAST_TARGETS_OF_MULTIPROCESSOR;
-    element_bytes < 8 && u32::try_from(rows).is_ok() && rows * class_bytes >= least_bytes
+    element_bytes <= attempt::MOST_ELEMENT_BYTES
+        && u32::try_from(rows).is_ok()
+        && rows * class_bytes >= least_bytes
 }
 
 /// The least bytes of targets per multiprocessor for [`is_optimistic`]. H200, 2026-11-28,
@@ -228,6 +225,18 @@ pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
     // A few targets per thread are fastest, as long as there are blocks for them.
     of_threads(NORMALISER_FLIGHT).clamp(1, most.min(room).max(1)) as u32
 }
+
+/// The blocks that sum the normaliser, and all others, in a launch that computes again what an
+/// optimistic launch of so many blocks has not, on a device that has `room` for some at once. It
+/// mostly ends at once, and then a block takes 2.5 ns (H200, 2026-11-28), so it has few.
+pub(crate) fn retry_blocks([of_normaliser, of_rows]: [u32; 2], room: usize) -> [u32; 2] {
+    // One of them adds up what the others publish.
+    let most = room as u32 / 2 + 1;
+    [of_normaliser.min(RETRY_NORMALISER_BLOCKS), of_rows.min(most.max(2))]
+}
+
+/// Chosen, not searched for.
+const RETRY_NORMALISER_BLOCKS: u32 = 64;
 
 /// Blocks that sum the normaliser unless there are many targets: the others can load their first
 /// rows meanwhile. Chosen, not searched for.

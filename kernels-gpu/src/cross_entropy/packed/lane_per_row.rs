@@ -9,11 +9,11 @@
 
 use super::lane_row::{Access, LaneRow, SharedRow, with_row};
 use super::register_row::{RegisterRow, most_cols, with_columns};
-use super::stage::{Compute, Stage, for_each_stage};
+use super::stage::{Common, Compute, Stage, for_each_stage};
 use super::wide_row::WideRow;
-use super::{Share, add_loss, computes, factors_of_row, note_uncounted};
-use crate::abi::{Matrix, TileArgs};
-use crate::cross_entropy::label::class_weight;
+use super::{Share, add_loss, computes, factors_of_row, has_attempts, row_lanes};
+use crate::abi::{Matrix, TileArgs, attempt};
+use crate::cross_entropy::label::{class_weight, counts_in_mean};
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass, TERMS};
 use crate::cross_entropy::stats::Stats;
@@ -22,7 +22,7 @@ use crate::math::exp_m1_below;
 use crate::reduce::Workspace;
 use crate::tile::Tile;
 use cuda_std::hint::opaque;
-use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp};
+use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 
 /// The index of no row.
 const NONE: u32 = u32::MAX;
@@ -53,16 +53,18 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
     for LanePerRow<'_, E, MODE, COMPUTES, WIDE>
 {
     const HAS_TWO_STAGES: bool = true;
+    const HAS_ATTEMPTS: bool = has_attempts::<E, MODE, COMPUTES>(row_lanes::ONE);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(
         &mut self,
         stage: Stage<'_, MODE>,
         _is_last: bool,
-        scale: E::Real,
+        common: Common<E::Real>,
         terms: &mut [f64; TERMS],
     ) {
         let &mut LanePerRow { pass, workspace } = self;
+        let Common { scale, uncounted } = common;
         let args = stage.args;
         let (logits, probabilities) = (stage.logits::<E>(), stage.probabilities::<E>());
         let gradients = stage.gradients(logits, args.grad_input, 0);
@@ -75,6 +77,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
             gradients,
             of_probabilities,
             scale,
+            uncounted,
             workspace,
         };
         // SAFETY: the caller's conditions.
@@ -122,6 +125,8 @@ struct Rows<'a, E: Element, const MODE: u32> {
     of_probabilities: Tile<E>,
     /// The scale of all gradients, if they share one upstream gradient.
     scale: E::Real,
+    /// See [`Common`].
+    uncounted: u32,
     workspace: Workspace,
 }
 
@@ -145,6 +150,19 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
         };
         let shares_scale = COMPUTES == computes::LOSS || args.upstream_stride == 0;
         (WIDE || access == Access::Natural) && !has_options && shares_scale
+    }
+
+    const fn has_attempts<const COMPUTES: u32>() -> bool {
+        has_attempts::<E, MODE, COMPUTES>(row_lanes::ONE)
+    }
+
+    /// Notes that a row does not count in the mean, if this launch assumes that all do.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn note_uncounted(&self) {
+        let is_optimistic = opaque(self.stage.args.attempt.into()) == attempt::OPTIMISTIC.into();
+        if is_optimistic && self.uncounted == 0 {
+            self.workspace.note_uncounted();
+        }
     }
 
     /// Row `index` of `tile` in shared memory.
@@ -195,7 +213,12 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     inverse = (-saved.log_sum).exp_below();
                     others = -exp_m1_below(-saved.log_sum);
                 } else {
-                    stats = numbers.make_exps(pass, (source, Access::Natural));
+                    let t = (source, Access::Natural);
+                    stats = if COMPUTES == computes::LOSS {
+                        numbers.statistics::<MODE, true>(pass, t)
+                    } else {
+                        numbers.make_exps(pass, t)
+                    };
                     inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
                     others = stats.others() * inverse;
                     let mut loss = stats.log_sum() - (logit - stats.max);
@@ -244,8 +267,8 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
             }
             index += WARP_SIZE;
         }
-        if COMPUTES == computes::BOTH && !all_count {
-            note_uncounted(args, self.workspace);
+        if Self::has_attempts::<COMPUTES>() && any(!all_count) && lane_id() == 0 {
+            self.note_uncounted();
         }
         if COMPUTES == computes::LOSS {
             terms[1] += f64::from(count);
@@ -297,8 +320,11 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
             let mut stats = Stats::NONE;
             if COMPUTES != computes::GRADIENTS {
                 stats = with_row!(Row of cols, self.access::<COMPUTES>(), E, WIDE, Stats::NONE; {
-                    Row::<E>::new(source, cols, access).make_exps(pass, t)
+                    Row::<E>::new(source, cols, access).statistics::<MODE, false>(pass, t)
                 });
+                if Self::has_attempts::<COMPUTES>() && !counts_in_mean(args, class) {
+                    self.note_uncounted();
+                }
                 add_loss::<E, MODE, COMPUTES>(pass, row, class, stats, logit, workspace, terms);
             }
             if COMPUTES == computes::LOSS {

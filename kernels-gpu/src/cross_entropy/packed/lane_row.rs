@@ -18,8 +18,6 @@ macro_rules! with_row {
                 type $row<E> = RegisterRow<E, COLS>;
                 $body
             })
-        } else if size_of::<$element>() > 4 {
-            $none
         } else {
             match $access {
                 16 => {
@@ -30,7 +28,7 @@ macro_rules! with_row {
                     type $row<E> = WideRow<E, 8>;
                     $body
                 }
-                4 => {
+                4 if size_of::<$element>() <= 4 => {
                     type $row<E> = WideRow<E, 4>;
                     $body
                 }
@@ -146,6 +144,20 @@ pub(super) trait LaneRow<E: Element>: Sized {
         pass: &Pass<'_, E, MODE>,
         t: (SharedRow, Access),
     ) -> Stats<E::Real>;
+    /// The statistics of these logits, where no gradients are computed from their exponentials.
+    /// `NATURAL`: the row was read with [natural](Access::Natural) access.
+    ///
+    /// # Safety
+    /// As [`make_exps`](Self::make_exps).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn statistics<const MODE: u32, const NATURAL: bool>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        t: (SharedRow, Access),
+    ) -> Stats<E::Real> {
+        // SAFETY: the caller's conditions.
+        unsafe { self.make_exps(pass, t) }
+    }
     /// Replaces logits by their exponentials exp(x − `center`).
     ///
     /// # Safety

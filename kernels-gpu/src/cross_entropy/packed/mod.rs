@@ -72,7 +72,8 @@ struct Share {
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. With a loss, the grid is the `normaliser_blocks` that sum the normaliser, if gradients are
-///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks.
+///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks. In a
+///    retry it is two blocks or more behind the first, and that grid has `args.retried_blocks`.
 /// 3. `args.tile` fits the rows, and a block has dynamic shared memory for the tiles of its warps.
 /// 4. With [`row_lanes::ONE_WIDE`], targets are no probabilities.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -81,34 +82,108 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
 ) {
     let pass: Pass<'_, E, MODE> =
         if LANES != row_lanes::SEVERAL { Pass::finishing_late(args) } else { Pass::new(args) };
-    let has_loss = COMPUTES != computes::GRADIENTS;
     let both = COMPUTES == computes::BOTH;
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    if both && args.attempt == attempt::RETRY && workspace.uncounted() == 0 {
+    let is_retry = || {
+        has_attempts::<E, MODE, COMPUTES>(LANES)
+            && opaque(args.attempt.into()) == attempt::RETRY.into()
+    };
+    if is_retry() && !workspace.is_retried() {
         return;
     }
-    let rank = BlockRank::of_block(if both { args.normaliser_blocks } else { 0 });
-    if both && block_idx_x() < args.normaliser_blocks {
+    let normaliser_blocks = if both { args.normaliser_blocks } else { 0 };
+    if both && block_idx_x() < normaliser_blocks {
         // SAFETY: conditions 1 and 2.
-        unsafe {
-            if LANES != row_lanes::SEVERAL || size_of::<E>() == 8 {
-                sum_normaliser::<E, FEW_TARGETS>(args);
-            } else {
-                sum_normaliser::<E, TARGETS>(args);
-            }
-        }
+        unsafe { count_rows::<E, MODE, COMPUTES, LANES>(args, workspace) };
         return;
     }
+    if is_retry() {
+        if thread_idx_x() == 0 {
+            // SAFETY: no other thread accesses it before the barrier.
+            unsafe { turn().set(0, 0) };
+        }
+        sync_threads();
+    }
+    loop {
+        let mut rank = BlockRank::of_block(normaliser_blocks);
+        if is_retry() {
+            // SAFETY: all threads have passed a barrier since it was written, and pass another one
+            // before it is written again.
+            let turn = unsafe { turn().get(0) } as u32;
+            let Some(of_turn) = rank.of_turn(turn, args.retried_blocks) else { return };
+            rank = of_turn;
+        }
+        // SAFETY: the caller's conditions.
+        unsafe { block::<E, MODE, COMPUTES, LANES>(&pass, rank, workspace) };
+        if !is_retry() {
+            return;
+        }
+        // The block's shared memory is free again.
+        sync_threads();
+        if thread_idx_x() == 0 {
+            // SAFETY: as above.
+            unsafe { turn().set(0, turn().get(0) + 1) };
+        }
+        sync_threads();
+    }
+}
+
+cuda_std::shared_array! {
+    /// How many turns the block has had in a retry. Kernels of wide rows have no register left for
+    /// it.
+    fn turn() -> [u64; 1];
+}
+
+/// Sums the normaliser, if the launch does not assume that all rows count.
+///
+/// # Safety
+/// As [`packed`]; all threads of the first `normaliser_blocks` blocks call this, once a launch.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn count_rows<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u32>(
+    args: &CrossEntropyArgs,
+    workspace: Workspace,
+) {
+    // SAFETY: the caller's conditions; the totals of an optimistic launch are counts.
+    unsafe {
+        if has_attempts::<E, MODE, COMPUTES>(LANES)
+            && args.attempt == attempt::OPTIMISTIC
+            && !workspace.is_cautious()
+        {
+            if block_idx_x() == 0 && thread_idx_x() == 0 {
+                normaliser(args).count_all();
+            }
+        } else if LANES != row_lanes::SEVERAL || size_of::<E>() == 8 {
+            sum_normaliser::<E, FEW_TARGETS>(args);
+        } else {
+            sum_normaliser::<E, TARGETS>(args);
+        }
+    }
+}
+
+/// What a block of this rank does: a worker computes its share of the rows and publishes its terms,
+/// an adder adds up what workers have published.
+///
+/// # Safety
+/// As [`packed`]; all threads of the block call this.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn block<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u32>(
+    pass: &Pass<'_, E, MODE>,
+    rank: BlockRank,
+    workspace: Workspace,
+) {
+    let args = pass.args;
+    let has_loss = COMPUTES != computes::GRADIENTS;
+    let both = COMPUTES == computes::BOTH;
     let (worker, workers) =
         if has_loss { (rank.worker(), rank.workers()) } else { (block_idx_x(), grid_dim_x()) };
     if has_loss && (rank.is_adder() || worker >= workers) {
         // SAFETY: conditions 1 and 2.
         unsafe {
             if both {
-                finish_grid::<true, 4, E, MODE, _>(&pass, rank, workspace);
+                finish_grid::<true, 4, E, MODE, _>(pass, rank, workspace);
             } else {
-                finish_grid::<false, 4, E, MODE, _>(&pass, rank, workspace);
+                finish_grid::<false, 4, E, MODE, _>(pass, rank, workspace);
             }
         }
         return;
@@ -118,11 +193,11 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
     // SAFETY: the caller's conditions.
     let terms = unsafe {
         match LANES {
-            row_lanes::SEVERAL => lanes_per_row::rows::<E, MODE, COMPUTES>(&pass, share, workspace),
+            row_lanes::SEVERAL => lanes_per_row::rows::<E, MODE, COMPUTES>(pass, share, workspace),
             row_lanes::ONE => {
-                lane_per_row::rows::<E, MODE, COMPUTES, false>(&pass, share, workspace)
+                lane_per_row::rows::<E, MODE, COMPUTES, false>(pass, share, workspace)
             }
-            _ => lane_per_row::rows::<E, MODE, COMPUTES, true>(&pass, share, workspace),
+            _ => lane_per_row::rows::<E, MODE, COMPUTES, true>(pass, share, workspace),
         }
     };
     // Publish no terms that nobody sums: the next launch would read them as its own.
@@ -148,18 +223,10 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
     }
 }
 
-/// Whether a row of this class is one of those that the mean is taken over.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn counts_in_mean(args: &CrossEntropyArgs, class: i64) -> bool {
-    class != args.ignore_index && class.cast_unsigned() < args.cols.into()
-}
-
-/// Notes that a row is not one of those, if this launch assumes that all are.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn note_uncounted(args: &CrossEntropyArgs, workspace: Workspace) {
-    if opaque(args.attempt.into()) == attempt::OPTIMISTIC.into() {
-        workspace.note_uncounted();
-    }
+/// Whether a launch of a kernel with so many `lanes` per row can be an
+/// [optimistic](attempt::OPTIMISTIC) one. Rows of several lanes are too long to be faster in two.
+const fn has_attempts<E: Element, const MODE: u32, const COMPUTES: u32>(lanes: u32) -> bool {
+    COMPUTES == computes::BOTH && lanes != row_lanes::SEVERAL && Pass::<E, MODE>::HAS_ATTEMPTS
 }
 
 /// Adds a row's terms to `terms`, and writes its loss and saved values where the call returns them.
@@ -176,12 +243,6 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
     workspace: Workspace,
     terms: &mut [f64; TERMS],
 ) {
-    if COMPUTES == computes::BOTH
-        && MODE != mode::PROBABILITIES
-        && !counts_in_mean(pass.args, class)
-    {
-        note_uncounted(pass.args, workspace);
-    }
     // SAFETY: the caller's conditions.
     unsafe {
         if pass.is_plain() {

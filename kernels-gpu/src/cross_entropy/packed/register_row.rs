@@ -10,6 +10,7 @@ use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
+use cuda_std::memory::Vec16;
 
 /// The most columns of a row that a lane has registers for.
 pub(super) const fn most_cols<E: Element>() -> usize {
@@ -57,10 +58,15 @@ macro_rules! for_each_column {
 /// bounds in code that is never reached.
 const REGISTERS: usize = 16 + MAX_LANES;
 
+/// Pairs of 16 bits of a row, with padding, likewise.
+const MOST_PAIRS: usize = REGISTERS / 2;
+
 /// A row's numbers in registers, one for each of its `COLS` columns: its logits, their
 /// exponentials, or its gradients. Vectors may be in another [`order`](SharedRow::order).
 pub(super) struct RegisterRow<E: Element, const COLS: usize> {
     numbers: [E::Real; REGISTERS],
+    /// The logits in pairs, where elements are of 16 bits and natural accesses of more.
+    pairs: [u32; MOST_PAIRS],
     /// See [`SharedRow`].
     order: u32,
 }
@@ -102,6 +108,11 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
                 unrolled!(for k in 0..MAX_LANES; {
                     if k < columns {
                         self.numbers[column + k] = E::extract(vector, k as u32).widen();
+                    }
+                });
+                unrolled!(for k in 0..4; {
+                    if k < BYTES / 4 {
+                        self.pairs[column / 2 + k] = vector.0[k];
                     }
                 });
             }
@@ -172,10 +183,51 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     }
 }
 
+impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
+    /// Whether the row is read in pairs of elements of 16 bits.
+    const HAS_PAIRS: bool = size_of::<E>() == 2 && COLS.is_multiple_of(2);
+
+    /// The largest logit, and all others behind the first number.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn split(&self) -> (E::Real, [E::Real; REGISTERS]) {
+        let mut max = self.numbers[0];
+        let mut others = [E::Real::ZERO; REGISTERS];
+        for_each_column!(column in COLS; {
+            if column > 0 {
+                [others[column], max] = max.min_max(self.numbers[column]);
+            }
+        });
+        (max, others)
+    }
+
+    /// [`split`](Self::split) by comparisons of pairs.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn split_pairs(&self) -> (E::Real, [E::Real; REGISTERS]) {
+        let two = |pair| [0, 1].map(|lane| E::extract(Vec16([pair; 4]), lane).widen());
+        let mut largest = self.pairs[0];
+        let mut others = [E::Real::ZERO; REGISTERS];
+        for_each_column!(column in COLS; {
+            if column > 0 && column.is_multiple_of(2) {
+                let [smaller, larger] = E::min_max_pairs(largest, self.pairs[column / 2]);
+                largest = larger;
+                [others[column], others[column + 1]] = two(smaller);
+            }
+        });
+        let [a, b] = two(largest);
+        let [smaller, max] = a.min_max(b);
+        others[1] = smaller;
+        (max, others)
+    }
+}
+
 impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn new(source: SharedRow, _cols: u32, access: Access) -> Self {
-        let mut row = RegisterRow { numbers: [E::Real::ZERO; REGISTERS], order: source.order };
+        let mut row = RegisterRow {
+            numbers: [E::Real::ZERO; REGISTERS],
+            pairs: [0; MOST_PAIRS],
+            order: source.order,
+        };
         // SAFETY: the caller's conditions.
         unsafe {
             if access == Access::Natural {
@@ -212,6 +264,8 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         // 1 is left out.
         let mut largest = E::Real::ZERO;
         let mut rests = [E::Real::ZERO; 2];
+        // The first exponential is the largest so far. In f64, one that is NaN would be lost then.
+        let first = if size_of::<E::Real>() == 4 && COLS > 1 { 1 } else { 0 };
         let mut shares = [E::Real::ZERO; 2];
         for_each_column!(column in COLS; {
             let x = self.numbers[column];
@@ -222,13 +276,46 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
             }
             let exp = (x - max).exp_below();
             self.numbers[column] = exp;
-            let [smaller, larger] = largest.min_max(exp);
-            largest = larger;
-            rests[column % 2] = rests[column % 2] + smaller;
+            if column < first {
+                largest = exp;
+            } else {
+                let [smaller, larger] = largest.min_max(exp);
+                largest = larger;
+                // A sum's first term is the sum: to add it to 0 takes an instruction.
+                let sum = (column - first) % 2;
+                rests[sum] = if column < first + 2 { smaller } else { rests[sum] + smaller };
+            }
         });
         let rest = rests[0] + rests[1];
         let [dot, weight] = shares;
         Stats { max, ties: E::Real::ONE, rest, dot, weight }
+    }
+
+    // The maximum is apart from all other logits here, so that its exponential, which is 1, is
+    // neither computed nor compared. Shares of a target are of columns, so they need all logits
+    // where they are, and there are no registers for both.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn statistics<const MODE: u32, const NATURAL: bool>(
+        &mut self,
+        pass: &Pass<'_, E, MODE>,
+        t: (SharedRow, Access),
+    ) -> Stats<E::Real> {
+        if Pass::<E, MODE>::DENSE {
+            // SAFETY: the caller's conditions.
+            return unsafe { self.make_exps(pass, t) };
+        }
+        let (max, others) =
+            if NATURAL && Self::HAS_PAIRS { self.split_pairs() } else { self.split() };
+        // NaN if the maximum is infinite or NaN: the row has no distribution.
+        #[allow(clippy::eq_op)] // of infinities
+        let mut rests = [max - max, E::Real::ZERO];
+        for_each_column!(column in COLS; {
+            if column > 0 {
+                let exp = (others[column] - max).exp_below();
+                rests[column % 2] = rests[column % 2] + exp;
+            }
+        });
+        Stats { max, ties: E::Real::ONE, rest: rests[0] + rests[1], ..Stats::NONE }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -220,14 +220,24 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
     }
 }
 
+/// What all rows of a stage have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Common<R> {
+    /// The scale of their gradients, where they share one upstream gradient.
+    pub(super) scale: R,
+    /// What was known of rows that do not count before the stage; see [`Workspace::uncounted`].
+    pub(super) uncounted: u32,
+}
+
 /// What a warp does with a stage. A trait, since LLVM does not inline a closure of this size.
 pub(super) trait Compute<R, const MODE: u32> {
     /// Whether a warp has two stages in every launch.
     const HAS_TWO_STAGES: bool;
+    /// Whether a launch can be an [optimistic](attempt::OPTIMISTIC) one.
+    const HAS_ATTEMPTS: bool;
 
     /// Computes the rows of a stage, and adds their terms to `terms`; all that it has not added
-    /// yet in the warp's last stage. `scale` is the scale of the gradients of all rows, where they
-    /// share one upstream gradient.
+    /// yet in the warp's last stage.
     ///
     /// # Safety
     /// 1. As [`for_each_stage`].
@@ -236,7 +246,7 @@ pub(super) trait Compute<R, const MODE: u32> {
         &mut self,
         stage: Stage<'_, MODE>,
         is_last: bool,
-        scale: R,
+        common: Common<R>,
         terms: &mut [f64; TERMS],
     );
 }
@@ -277,14 +287,10 @@ pub(super) unsafe fn for_each_stage<
     // With two stages, a tile is computed while the next one is loaded.
     let lag = if is_double { share.step } else { 0 };
     let (mut base, mut next, mut is_ahead) = (warp(), share.first, false);
-    let mut tiles = args.tile.count;
-    // Opaque, so that the answer takes no register while a stage is computed. The host makes no
-    // optimistic launch in f64; kernels of f64 with several lanes per row have no code for one.
-    let can_be_optimistic = COMPUTES == computes::BOTH
-        && MODE != mode::PROBABILITIES
-        && (C::HAS_TWO_STAGES || size_of::<E>() < 8);
+    let (mut tiles, mut uncounted) = (args.tile.count, 0);
+    // Opaque, so that the answer takes no register while a stage is computed.
     let is_optimistic =
-        || can_be_optimistic && opaque(args.attempt.into()) == attempt::OPTIMISTIC.into();
+        || C::HAS_ATTEMPTS && opaque(args.attempt.into()) == attempt::OPTIMISTIC.into();
     // SAFETY: the caller's conditions.
     unsafe {
         // With two stages, the first iteration only loads, so the code of a load exists once.
@@ -293,8 +299,6 @@ pub(super) unsafe fn for_each_stage<
                 Stage::<MODE>::new(args, shared, next, base).load_async::<E, COMPUTES>();
             }
             end_copies();
-            // Loaded here, while the copies are on their way, and used behind the stage.
-            let uncounted = if is_optimistic() { workspace.uncounted() } else { 0 };
             // The other stage, if there is one.
             base = 2 * warp() + args.tile.stage_bytes - base;
             if is_ahead || !is_double {
@@ -309,7 +313,8 @@ pub(super) unsafe fn for_each_stage<
                 sync_warp();
                 let number = next - lag;
                 let stage = Stage::<MODE>::new(args, shared, number, base);
-                compute.stage(stage, number + share.step >= tiles, scale, &mut terms);
+                let is_last = number + share.step >= tiles;
+                compute.stage(stage, is_last, Common { scale, uncounted }, &mut terms);
                 // The stage is free for another tile.
                 sync_warp();
             } else {
@@ -317,10 +322,15 @@ pub(super) unsafe fn for_each_stage<
             }
             is_ahead = is_double && next < tiles;
             next += share.step;
-            // Lanes may have read the note at different times, and go on together.
-            if is_optimistic() && any(uncounted != 0) {
-                // The launch behind this one computes all rows once more: no other tile is loaded.
-                tiles = 0;
+            if is_optimistic() {
+                // Lanes may have read the note at different times, and go on together.
+                if any(u64::from(uncounted) == attempt::NOTED) {
+                    // The launch behind this one computes all rows once more: no other tile is
+                    // loaded.
+                    tiles = 0;
+                }
+                // Used in the next iteration, which hides the latency of the load.
+                uncounted = workspace.uncounted();
             }
         }
     }

@@ -127,7 +127,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     /// As [`vector`](Self::vector)'s condition 1.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn part(&self, accesses: u32) -> Vec16 {
-        let Vec16([lowest, ..]) = E::pack([E::LOWEST; MAX_LANES]);
+        let Vec16([low, high, ..]) = E::pack([E::LOWEST; MAX_LANES]);
         // SAFETY: the caller's condition.
         unsafe {
             let place = Self::place(self.source, self.whole);
@@ -135,7 +135,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
                 if access < accesses {
                     Self::load(place, access)
                 } else {
-                    u64::from(lowest) << 32 | u64::from(lowest)
+                    u64::from(high) << 32 | u64::from(low)
                 }
             })
         }

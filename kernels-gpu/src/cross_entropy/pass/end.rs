@@ -127,10 +127,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             // the normaliser any more.
             [weights, count] = unsafe { normaliser(self.args).take(asked) };
         }
-        if MODE != mode::PROBABILITIES && self.args.attempt == attempt::RETRY {
-            // SAFETY: condition 2; all blocks of rows have published their sums, so none of them
-            // reads the note any more. One that adds up sums has nothing to do either way.
-            unsafe { workspace.clear_uncounted() };
+        if Self::HAS_ATTEMPTS && self.args.attempt != attempt::ONLY {
+            // SAFETY: condition 2; all blocks of rows have published their sums. One that adds up
+            // sums has nothing to do any more.
+            unsafe { workspace.end_attempt(count == self.args.rows as f64) };
         }
         // SAFETY: the caller's conditions.
         unsafe { self.finish(plain, [terms, weights, squares, count], workspace) };

@@ -92,6 +92,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(crate) const DENSE: bool = mode::is_dense(MODE);
     /// Whether gradients need the logits themselves, beside their exponentials.
     pub(crate) const NEEDS_LOGITS: bool = MODE != mode::CLASS;
+    /// See [`mode::has_attempts`].
+    pub(crate) const HAS_ATTEMPTS: bool = mode::has_attempts(MODE, size_of::<E>());
 
     /// An argument of the epilogue. Opaque in a pass that finishes late, so that the compiler loads
     /// it where it is used.

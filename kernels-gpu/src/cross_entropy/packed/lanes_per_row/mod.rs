@@ -18,7 +18,7 @@ mod statistics;
 use self::losses::Batch;
 use super::chunk::Chunk;
 use super::part::{Pairs, Part, Split};
-use super::stage::{Compute, Stage, for_each_stage};
+use super::stage::{Common, Compute, Stage, for_each_stage};
 use super::{Share, add_loss, computes, factors_of_row};
 use crate::cross_entropy::lagging::lags;
 use crate::cross_entropy::mode;
@@ -62,13 +62,14 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
 {
     /// In f64, there are no registers for the choice.
     const HAS_TWO_STAGES: bool = size_of::<E>() == 8;
+    const HAS_ATTEMPTS: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(
         &mut self,
         stage: Stage<'_, MODE>,
         is_last: bool,
-        scale: E::Real,
+        Common { scale, .. }: Common<E::Real>,
         terms: &mut [f64; TERMS],
     ) {
         let tiles = Tiles::<E, MODE>::new(stage);

@@ -92,7 +92,8 @@ fn every_kind_of_shape_appears_as_often_as_it_should() {
     let options = [Extra::Weights, Extra::ZLoss, Extra::Probabilities];
     near("options", part(&of_ce, |shape| options.iter().any(|&option| shape.has(option))), 0.2);
     for &extra in Extra::ALL {
-        assert!(shapes.iter().any(|shape| shape.has(extra)), "'{}' is never drawn", extra.name());
+        let is_drawn = shapes.iter().any(|shape| shape.has(extra));
+        assert_eq!(is_drawn, extra != Extra::Ignored, "'{}'", extra.name());
     }
 }
 
@@ -121,6 +122,11 @@ fn the_name_of_no_shape_is_refused() {
         ("ce f8 forward 3x4", "expected one of f32, bf16, f16, f64, got 'f8'"),
         ("ce f32 forward 3x4 rows", "ce has no 'rows'"),
         ("mse f32 forward 3x4 weights", "mse has no 'weights'"),
+        ("kl f32 forward 3x4 ignored", "kl has no 'ignored'"),
+        (
+            "ce f32 forward 3x4 ignored,z-loss",
+            "'ignored' goes with neither 'probabilities' nor 'z-loss'",
+        ),
         ("kl f32 forward 3x4 rows,mean", "'rows' and 'mean' exclude each other"),
         ("ce f32 forward 0x4", "expected 1 to 4294967296 elements"),
         ("ce f32 forward 1x2000000", "expected at most 1200000 columns"),

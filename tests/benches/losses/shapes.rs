@@ -67,7 +67,8 @@ named! {
         Smoothing = "smoothing",
         /// z-loss with λ = 10⁻⁴.
         ZLoss = "z-loss",
-        /// Every third row has the class that is ignored. Its logits count among the bytes.
+        /// Every third row has the class that is ignored. Its logits count among the bytes. Never
+        /// drawn, so that a seed draws the shapes that it always has.
         Ignored = "ignored",
         /// Probabilities of all classes as targets.
         Probabilities = "probabilities",

@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "if Self::has_attempts::<COMPUTES>() && !counts_in_mean(args, class) {",
         from: "!counts_in_mean(args, class)",
         to: "class == args.ignore_index",
-        test: "uncounted_rows::rows_in_the_registers_of_a_lane",
+        test: "uncounted_rows::rows_of_a_class_that_is_ignored",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -60,8 +60,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "&& !workspace.is_cautious()
         {
             if block_idx_x() == 0 && thread_idx_x() == 0 {",
-        from: "&& !workspace.is_cautious()",
-        to: "",
+        from: "!workspace.is_cautious()",
+        to: "true",
         test: "uncounted_rows::rows_in_the_registers_of_a_lane",
         seen: Seen::OnEmulator,
     },
@@ -106,7 +106,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         from: "any(u64::from(uncounted) == attempt::NOTED)",
         to: "u64::from(uncounted) == attempt::NOTED",
         test: "uncounted_rows::rows_in_the_registers_of_a_lane",
-        seen: Seen::OnEmulator,
+        seen: Seen::Nowhere(
+            "on the emulator, no other warp stores a note between the loads of a warp's lanes. A \
+             GPU may part the lanes, by chance",
+        ),
     },
     Mutant {
         name: "short_rows_gradient_without_weight",

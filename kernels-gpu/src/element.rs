@@ -62,8 +62,8 @@ pub trait Element: Word {
     fn first_maxima(from: Vec16) -> Self::Maxima;
     /// The largest of the maxima. If all elements were NaN, the result is NaN or −∞.
     fn greatest_of(maxima: Self::Maxima) -> Self::Real;
-    /// [`Real::min_max`] of the elements in two words, each by itself, where elements are of 16
-    /// bits.
+    /// [`Real::min_max`] of the elements in two words, each by itself. Never called for elements of
+    /// more than 16 bits, of which a word has no pair.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn min_max_pairs(a: u32, b: u32) -> [u32; 2] {
         [a, b]

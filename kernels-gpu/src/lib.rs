@@ -58,8 +58,8 @@ table::losses! {
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
     // forward pass a multiprocessor has registers for; and the dtypes whose forward pass streams
     // long rows, of those that do not, and of kernels with a lane per row, whose row is in
-    // registers or wider than that, with a row staged per block, with blocks that share a row, and
-    // with a warp per row that fills its registers.
+    // registers or wider than that (for the loss alone, and with gradients), with a row staged per
+    // block, with blocks that share a row, and with a warp per row that fills its registers.
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident,
         streams [f64], longs [f32, f16, bf16],
         lane rows [f32, f64, f16, bf16],

@@ -44,12 +44,13 @@ pub mod attempt {
     /// added in the same order, and results are the same bits, whichever launch they are from.
     pub const RETRY: u32 = 2;
 
-    /// What an optimistic launch leaves in the workspace where it has met a row that does not count.
+    /// What an optimistic launch leaves in the workspace if it has met a row that does not count.
     pub const NOTED: u64 = 1;
 
     /// How many calls are cautious behind one that has met a row that does not count. Chosen, not
-    /// searched for: a call that is cautious for nothing takes as long as one launch does; one that
-    /// should have been, up to twice as long.
+    /// searched for: a call that is cautious for nothing takes as long as one launch does. One
+    /// that should have been computes nearly all rows twice at worst, the second time with fewer
+    /// blocks; how long that takes was not measured.
     pub const CAUTIOUS_CALLS: u64 = 16;
 
     /// Elements of more bytes have only one launch: the arithmetic of f64 takes longer than it does

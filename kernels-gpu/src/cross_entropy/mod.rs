@@ -107,7 +107,8 @@ pub(crate) mod mode {
 macro_rules! kernels {
     (
         $loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident,
-        streams $streams:tt, longs $longs:tt, lane rows $lanes:tt, wide rows $wides:tt and $wide_gradients:tt with gradients,
+        streams $streams:tt, longs $longs:tt, lane rows $lanes:tt,
+        wide rows $wides:tt and $wide_gradients:tt with gradients,
         staged $staged:tt, split $split:tt, in warps $warps:tt
     ) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};

@@ -54,14 +54,16 @@ const STRUCTURES: &[Structure] = &[
     }),
     structure!(TiledArgs {
         rows,
+        step,
         of_row,
         items,
         vectors,
         vector_sums,
-        per_col,
+        per_step,
         padding,
         sums,
-        scales
+        scales,
+        warp_rows
     }),
     structure!(CeilingArgs {
         arrays,
@@ -84,6 +86,8 @@ const STRUCTURES: &[Structure] = &[
         load_span,
         store_span,
         copy_shift,
+        store_units,
+        per_store_unit,
         order_right,
         order_mask,
         order_left,

@@ -51,7 +51,7 @@ table::losses! {
     // Inputs are log-probabilities or, with `_prob`, probabilities; targets are probabilities or,
     // with `_log_target`, log-probabilities.
     kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024, 1024 threads by 2, rows by 3 3 2);
-    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2, rows by 3 2 2);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2, rows by 3 3 2);
     kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024, 768 threads by 2, rows by 3 2 2);
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2, rows by 2 2 2);
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in

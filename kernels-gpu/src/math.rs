@@ -384,6 +384,24 @@ mod tests {
         }
     }
 
+    /// The largest and the smallest exponentials in f32, up to the first that are ∞ and 0. The
+    /// smallest are subnormal, and are rounded to a multiple of 2⁻¹⁴⁹.
+    #[test]
+    fn exponentials_in_f32_near_the_limits() {
+        let last = 88.722_83_f32;
+        for step in 0..1000 {
+            let x = last - step as f32 * 1e-5;
+            assert_near(exp(x).into(), f64::from(x).exp(), 2e-7, &format!("exp({x})"));
+            let x = -87.0 - step as f32 * 0.0175;
+            let unit = f64::from(f32::from_bits(1));
+            let off = (f64::from(exp(x)) - f64::from(x).exp()).abs();
+            assert!(off <= 0.51 * unit + 2e-7 * f64::from(x).exp(), "exp({x}): {off} off");
+        }
+        assert!(exp(last) < f32::INFINITY && exp(88.722_85_f32) == f32::INFINITY);
+        assert!(exp(-103.97_f32) > 0.0 && exp(-103.98_f32) == 0.0);
+        assert_eq!((exp(f32::MAX), exp(f32::MIN)), (f32::INFINITY, 0.0));
+    }
+
     #[test]
     fn logarithms_and_exponentials_near_one() {
         for x in numbers(7, 20.0).chain(numbers(8, 100.0).filter(|&x| x < 1.0)) {

@@ -3,9 +3,9 @@
 //!
 //! Each kernel is compiled three times. With `DENSE`, the tensors have no gaps between rows and the
 //! loss is reduced to a scalar, so the tensors count as a single row that the whole grid shares.
-//! The [`tiled`] kernels reduce by row, or over long rows with gaps. Without `DENSE`, the kernel
-//! handles everything else: short rows with gaps, a loss or an upstream gradient per element, and
-//! weights that are not the same for all elements.
+//! The [`tiled`] kernels reduce by row, or over rows with gaps. Without `DENSE`, the kernel handles
+//! everything else: short rows that are not equally far apart in all tensors or have large gaps, a
+//! loss or an upstream gradient per element, and weights that are not the same for all elements.
 //!
 //! A vector is 16 bytes, what one load brings. A row group is the threads that share a row: a power
 //! of two up to a warp, or the block.
@@ -55,9 +55,9 @@ macro_rules! kernels {
             FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>,
                 (PairwiseArgs), TILED_BLOCK by $rows, 5 barriers;
             BACKWARD_TILED = backward_tiled: tiled::<E, $type, false, true>,
-                (PairwiseArgs), TILED_BLOCK by $rows_backward, 1 barriers;
+                (PairwiseArgs), TILED_BLOCK by $rows_backward, 0 barriers;
             FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true, true>,
-                (PairwiseArgs), TILED_BLOCK by $rows_both, 6 barriers;
+                (PairwiseArgs), TILED_BLOCK by $rows_both, 5 barriers;
         }
     };
 }

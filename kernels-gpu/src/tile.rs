@@ -372,10 +372,53 @@ impl<E: Element> Tile<E> {
                 shared.store_run::<E, FLIGHT>(self.at, start, bytes, Lanes::all());
                 return;
             }
+            if args.store_units != 0 {
+                if Self::SIZE == 2 && args.store_access > 2 {
+                    self.store_units::<u32>(args, rows, start, stride);
+                } else {
+                    self.store_units::<E>(args, rows, start, stride);
+                }
+                return;
+            }
             for_each_row(args, rows, |row, sharing| {
                 let start = start + u64::from(row) * stride;
                 shared.store_run::<E, 1>(self.row(row), start, row_bytes, sharing);
             });
+        }
+    }
+
+    /// Stores the first `rows` rows of the tile to address `start`, `stride` bytes apart, unit by
+    /// unit: so lanes beside each other store what is beside each other, across rows that are too
+    /// short for all of them.
+    ///
+    /// # Safety
+    /// As [`store`](Self::store); rows begin and end at multiples of a unit's bytes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_units<T: Word>(&self, args: &TileArgs, rows: u32, start: u64, stride: u64) {
+        let count = rows * args.store_units;
+        // What a row's address and its place in shared memory have more than its units before it.
+        let gap = stride - u64::from(self.row_bytes);
+        let shared_gap = self.step - self.row_bytes;
+        let mut unit = lane_id();
+        while unit < count {
+            unrolled!(for k in 0..FLIGHT; {
+                let unit = unit + k as u32 * WARP_SIZE;
+                if unit < count {
+                    let row = match args.per_store_unit {
+                        0 => unit,
+                        per => ((u64::from(unit) * u64::from(per)) >> 32) as u32,
+                    };
+                    let bytes = unit * size_of::<T>() as u32;
+                    let to = start + u64::from(bytes) + u64::from(row) * gap;
+                    // SAFETY: the caller's conditions.
+                    unsafe {
+                        let value = self.shared.word::<T>(self.at + bytes + row * shared_gap, 0);
+                        store(to as *mut T, value);
+                    }
+                }
+            });
+            // Opaque, so that the compiler does not unroll this loop, too.
+            unit = opaque(u64::from(unit + FLIGHT as u32 * WARP_SIZE)) as u32;
         }
     }
 

@@ -208,6 +208,10 @@ fn check_rows(rows: usize, cols: usize, gap: usize) {
     let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
     let gradient = sum.backward(input.view(), &target, &saved, &one, &stream).unwrap();
     assert_gradient(gradient.to_vec().unwrap());
+    let mut gradient = Placed::rows(&x, [rows, cols], cols + gap, 0, f32::NAN);
+    sum.backward_into(input.view(), &target, &saved, &one, gradient.view_mut(), &stream).unwrap();
+    stream.synchronize().unwrap();
+    assert_gradient(gradient.to_vec());
     if cols <= 256 {
         let classes: Vec<u8> = classes.iter().map(|&class| class as u8).collect();
         let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
@@ -224,10 +228,11 @@ fn check_rows(rows: usize, cols: usize, gap: usize) {
     assert_gradient(input.to_vec());
 }
 
-/// The gaps are so long that a tile is read row by row.
+/// The gaps are so long that a tile is read row by row. Short rows are stored in units across rows,
+/// the others one by one.
 #[test]
 fn packed_rows_with_gaps() {
-    for (rows, cols, gap) in [(40, 7, 60), (40, 30, 100), (70, 101, 91)] {
+    for (rows, cols, gap) in [(40, 7, 60), (40, 30, 100), (70, 101, 91), (40, 201, 110)] {
         check_rows(rows, cols, gap);
     }
 }

@@ -3,7 +3,9 @@
 //! integers, whose sums and products are exact in any order.
 
 use approx::assert_relative_eq;
-use fused_loss::{Float, Gpu, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, View, Workspace};
+use fused_loss::{
+    Float, Gpu, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, View, ViewMut, Workspace,
+};
 use half::{bf16, f16};
 use tests::number::Number;
 use tests::random::uniforms;
@@ -95,6 +97,33 @@ where
     }
 }
 
+/// A sum of squared errors, alone and with the gradient of the input.
+fn check_sum<T: Number>(shape: [usize; 2], layout: Layout)
+where
+    T::Loss: Number,
+{
+    let [rows, cols] = shape;
+    let stream = gpu().stream().unwrap();
+    let mut workspace = Workspace::new(gpu()).unwrap();
+    let x: Vec<f64> = (0..rows * cols).map(|index| (index % 3) as f64).collect();
+    let expected: f64 = x.iter().map(|x| (x - 1.0) * (x - 1.0)).sum();
+    let gradient = x.iter().map(|x| 2.0 * (x - 1.0));
+    let t = place::<T>(gpu(), &vec![1.0; rows * cols], shape, layout, 1);
+    let x = place::<T>(gpu(), &x, shape, layout, 0);
+    let sum = Mse::sum().forward(x.view(), t.view(), &stream).unwrap();
+    assert_eq!(sum.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
+    let mut to = place::<T>(gpu(), &vec![f64::NAN; rows * cols], shape, layout, 2);
+    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    for _ in 0..2 {
+        let grads = Grads::input(to.view_mut());
+        Mse::sum()
+            .forward_backward_into(x.view(), t.view(), &mut loss, grads, &mut workspace, &stream)
+            .unwrap();
+        assert_eq!(loss.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
+    }
+    assert!(wide(to.to_vec()).into_iter().eq(gradient), "{shape:?}, {layout:?}");
+}
+
 /// Shapes of each kind: rows shorter than a vector, packed rows that fill tiles and that do not,
 /// rows of one tile, and rows of several tiles.
 const SHAPES: [[usize; 2]; 11] = [
@@ -146,6 +175,55 @@ fn rows_of_tensors_with_other_alignments() {
     }
 }
 
+/// Where rows are equally far apart in all tensors, short ones are packed with the gaps between
+/// them, which are read, count for nothing, and are not written: here they are NaN. A vector may
+/// have several rows and gaps, be in a gap, or be of one row.
+#[test]
+fn packed_rows_with_gaps() {
+    for (gap, cols) in [(1, 1), (1, 2), (1, 3), (2, 7), (8, 8), (15, 16), (6, 24), (64, 257)] {
+        for offsets in [[0; 4], [1, 1, 1, 1], [1, 2, 3, 3], [0, 0, 1, 1]] {
+            let layout = Layout { offsets, gaps: [gap; 4] };
+            for rows in [1, 5, 701] {
+                check_squares::<f32>([rows, cols], layout);
+                check_squares::<f64>([rows, cols], layout);
+                check_squares::<bf16>([rows, cols], layout);
+                check_sum::<f32>([rows, cols], layout);
+                check_sum::<f64>([rows, cols], layout);
+                check_sum::<f16>([rows, cols], layout);
+            }
+        }
+    }
+}
+
+/// Gradients in the gaps between the rows of the input: columns of one matrix beside each other.
+#[test]
+fn gradients_between_the_rows_of_the_input() {
+    let (rows, cols) = (701, 24);
+    let stream = gpu().stream().unwrap();
+    let x: Vec<f32> = (0..rows * cols).map(|index| (index % 3) as f32).collect();
+    let halves: Vec<f32> = x.chunks(cols).flat_map(|row| [row, &[7.0; 24]].concat()).collect();
+    let matrix = Tensor::from_slice(gpu(), [rows, 2 * cols], &halves).unwrap();
+    let others = Tensor::from_slice(gpu(), [rows, 2 * cols], &vec![1.0; halves.len()]).unwrap();
+    let columns = |of: &Tensor<f32>, from: usize| of.as_raw() + 4 * from as u64;
+    // SAFETY: columns of tensors that live to the end; no other view is of those that are written.
+    let (left, right, t) = unsafe {
+        let shape = [rows, cols];
+        (
+            View::<f32>::from_raw_strided(gpu(), columns(&matrix, 0), shape, 2 * cols).unwrap(),
+            ViewMut::from_raw_strided(gpu(), columns(&matrix, cols), shape, 2 * cols).unwrap(),
+            View::from_raw_strided(gpu(), columns(&others, 0), shape, 2 * cols).unwrap(),
+        )
+    };
+    let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
+    Mse::sum().backward_into(left, t, &one, right, &stream).unwrap();
+    let expected = halves.chunks(2 * cols).flat_map(|row| {
+        let row = &row[..cols];
+        row.iter().copied().chain(row.iter().map(|x| 2.0 * (x - 1.0)))
+    });
+    stream.synchronize().unwrap();
+    assert!(matrix.to_vec().unwrap().into_iter().eq(expected));
+}
+
 /// So many rows that each block takes several tiles.
 #[test]
 fn tiles_that_a_block_takes_one_after_the_other() {
@@ -184,42 +262,10 @@ fn tensors_that_begin_and_end_with_their_memory() {
 /// A scalar over rows with gaps that are long enough for tiles.
 #[test]
 fn a_sum_over_rows_with_gaps() {
-    fn check<T: Number>(shape: [usize; 2], layout: Layout)
-    where
-        T::Loss: Number,
-    {
-        let [rows, cols] = shape;
-        let stream = gpu().stream().unwrap();
-        let mut workspace = Workspace::new(gpu()).unwrap();
-        let x: Vec<f64> = (0..rows * cols).map(|index| (index % 3) as f64).collect();
-        let expected: f64 = x.iter().map(|x| (x - 1.0) * (x - 1.0)).sum();
-        let gradient = x.iter().map(|x| 2.0 * (x - 1.0));
-        let t = place::<T>(gpu(), &vec![1.0; rows * cols], shape, layout, 1);
-        let x = place::<T>(gpu(), &x, shape, layout, 0);
-        let sum = Mse::sum().forward(x.view(), t.view(), &stream).unwrap();
-        assert_eq!(sum.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
-        let mut to = place::<T>(gpu(), &vec![f64::NAN; rows * cols], shape, layout, 2);
-        let mut loss = Loss::zeros(gpu(), []).unwrap();
-        for _ in 0..2 {
-            let grads = Grads::input(to.view_mut());
-            Mse::sum()
-                .forward_backward_into(
-                    x.view(),
-                    t.view(),
-                    &mut loss,
-                    grads,
-                    &mut workspace,
-                    &stream,
-                )
-                .unwrap();
-            assert_eq!(loss.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
-        }
-        assert!(wide(to.to_vec()).into_iter().eq(gradient), "{shape:?}, {layout:?}");
-    }
     for gaps in [[1, 0, 0, 0], [4, 8, 0, 0], [1, 1, 1, 0]] {
-        check::<f32>([7, 5_003], Layout { gaps, ..DENSE });
-        check::<f64>([5, 2_049], Layout { gaps, offsets: [1, 0, 0, 0] });
-        check::<bf16>([7, 9_001], Layout { gaps, offsets: [1, 2, 3, 0] });
+        check_sum::<f32>([7, 5_003], Layout { gaps, ..DENSE });
+        check_sum::<f64>([5, 2_049], Layout { gaps, offsets: [1, 0, 0, 0] });
+        check_sum::<bf16>([7, 9_001], Layout { gaps, offsets: [1, 2, 3, 0] });
     }
 }
 

@@ -170,8 +170,9 @@ impl<'a> Memory<'a> {
 
     /// Whether rows are as far apart as the other's, and lie in the gaps between those: as columns
     /// of one matrix do that are beside each other.
-    fn lies_between_rows_of(&self, other: &Memory<'_>) -> bool {
-        if self.element_stride != 1 || other.element_stride != 1 {
+    pub(crate) fn lies_between_rows_of(&self, other: &Memory<'_>) -> bool {
+        if self.element_stride != 1 || other.element_stride != 1 || self.bytes.min(other.bytes) == 0
+        {
             return false;
         }
         // Bytes from row to row, and of a row.

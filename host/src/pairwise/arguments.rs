@@ -20,8 +20,6 @@ pub(super) struct Arguments<'a> {
     pub(super) writes: Vec<Argument<'a>>,
     /// Whether all elements may be taken for one row.
     pub(super) dense: bool,
-    /// Whether neither input, target nor a gradient has gaps between its rows.
-    pub(super) contiguous: bool,
     /// Whether the tiled kernels can compute the call, but for the length of its rows.
     pub(super) can_tile: bool,
 }
@@ -108,11 +106,11 @@ impl<R: Reduction> Pairwise<'_, R> {
             weights,
         };
         let is_one = |weight: &Broadcast| weight.row_stride == 0 && weight.col_stride == 0;
-        let contiguous = input.is_dense() && target.is_dense();
         let one_weight = weights.iter().all(is_one);
+        let contiguous = input.is_dense() && target.is_dense();
         let dense = R::KIND != reduction::ROWS && contiguous && one_weight;
         let can_tile = R::KIND != reduction::ELEMENTS && one_weight;
-        Ok(Arguments { args, reads, writes: Vec::new(), dense, contiguous, can_tile })
+        Ok(Arguments { args, reads, writes: Vec::new(), dense, can_tile })
     }
 
     /// The weights, of an input of `shape`, as the kernels take them.
@@ -175,7 +173,6 @@ impl<'a> Arguments<'a> {
         check_shape(argument, expected, memory.shape)?;
         memory.check::<T>(argument)?;
         self.dense &= memory.is_dense();
-        self.contiguous &= memory.is_dense();
         self.writes.push((argument, memory));
         Ok(memory.matrix())
     }
@@ -188,6 +185,17 @@ impl Arguments<'_> {
         [input, target, grad_input, grad_target].into_iter().filter(|tensor| tensor.start != 0)
     }
 
+    /// Elements from row to row, where that is the same in every tensor and nothing is written
+    /// between rows that are read.
+    fn step(&self) -> Option<usize> {
+        let step = self.args.input.row_stride;
+        let is_same = self.tensors().all(|tensor| tensor.row_stride == step);
+        let is_between = |(_, written): &Argument<'_>| {
+            self.reads.iter().any(|(_, read)| written.lies_between_rows_of(read))
+        };
+        (is_same && !self.writes.iter().any(is_between)).then_some(step as usize)
+    }
+
     /// The rows, as the plan of the tiled kernels asks.
     pub(super) fn rows(&self, shape: Shape, element_bytes: usize) -> tiled::Rows {
         tiled::Rows {
@@ -195,7 +203,8 @@ impl Arguments<'_> {
             rows: shape.rows(),
             cols: shape.cols(),
             element_bytes,
-            contiguous: self.contiguous,
+            step: self.step(),
+            has_plain_pairs: false,
             alignment: alignment(self.tensors(), element_bytes),
             alike: self
                 .tensors()

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
 use crate::memory::Memory;
-use crate::plan::tiled::Tiled;
+use crate::plan::tiled::{self, Tiled};
 use crate::plan::{self, Dense, Pass};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
@@ -27,6 +27,8 @@ pub(crate) struct Kernels {
     pub(crate) dense: Dense,
     /// Whether the gradient of the input depends on the input.
     pub(crate) input_in_its_gradient: bool,
+    /// Whether terms of plain pairs, as the kernels' `Pairwise` has them, take fewer instructions.
+    pub(crate) has_plain_pairs: bool,
     pub(crate) forward: Forms,
     pub(crate) backward: Forms,
     pub(crate) forward_backward: Forms,
@@ -48,6 +50,7 @@ macro_rules! kernels {
         $crate::pairwise::Kernels {
             dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
             input_in_its_gradient: true,
+            has_plain_pairs: false,
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
                 tiled: &kernels_gpu::kernels::$loss::FORWARD_TILED,
@@ -142,7 +145,8 @@ impl<R: Reduction> Pairwise<'_, R> {
         };
         let fault = call.loss.as_ref().and_then(|loss| loss.fault);
         let arguments = self.arguments(call, workspace)?;
-        let rows = arguments.rows(shape, size_of::<T>());
+        let has_plain_pairs = self.kernels.has_plain_pairs && pass != Pass::Backward;
+        let rows = tiled::Rows { has_plain_pairs, ..arguments.rows(shape, size_of::<T>()) };
         let Arguments { mut args, reads, writes, dense, can_tile, .. } = arguments;
         check_memory(stream, &reads, &writes)?;
 

@@ -206,6 +206,9 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
     let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
     let copy_lanes = vectors.next_power_of_two().min(32);
     let [order_right, order_mask, order_left] = order(row_bytes, read.steps[0], warp_rows);
+    let stores_span = stores_span && rows.has_steps_without_gaps(written.steps);
+    let store_access = if rows.alike { access } else { rows.access(rows.store_alignment) };
+    let store_units = if stores_span { 0 } else { rows.store_units(store_access) };
     let numbers = |steps: [usize; 2]| steps.map(|step| step as u32);
     let args = TileArgs {
         rows: tile_rows as u32,
@@ -213,12 +216,15 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
         last_rows: 0,
         warp_rows_shift: warp_rows.trailing_zeros(),
         access: access as u32,
-        store_access: if rows.alike { access } else { rows.access(rows.store_alignment) } as u32,
+        store_access: store_access as u32,
         step: numbers(read.steps),
         store_step: numbers(written.steps),
         load_span: loads_span.into(),
-        store_span: (stores_span && rows.has_steps_without_gaps(written.steps)).into(),
+        store_span: stores_span.into(),
         copy_shift: copy_lanes.trailing_zeros(),
+        store_units: store_units as u32,
+        // 2³² for one unit, which is 0 here.
+        per_store_unit: (1_u64 << 32).div_ceil(store_units.max(1) as u64) as u32,
         order_right,
         order_mask,
         order_left,

@@ -15,14 +15,17 @@ pub(crate) struct Rows {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) element_bytes: usize,
-    /// Whether no tensor has gaps between its rows.
-    pub(crate) contiguous: bool,
+    /// Elements from one row to the next, where that is the same in every tensor and what is in
+    /// between may be read.
+    pub(crate) step: Option<usize>,
     /// The largest power of two up to 128 to which all rows are aligned, in bytes, in every tensor.
     pub(crate) alignment: usize,
     /// Whether each row has the same offset from a 16-byte boundary in all tensors.
     pub(crate) alike: bool,
     /// Whether gradients are written.
     pub(crate) writes: bool,
+    /// Whether terms are computed of which [plain pairs](Self::can_pack) take fewer instructions.
+    pub(crate) has_plain_pairs: bool,
 }
 
 /// The launch of a tiled kernel.
@@ -56,6 +59,12 @@ const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 /// not searched for.
 const LEAST_ROW_BYTES: usize = 4 << 10;
 
+/// The most bytes of a gap between packed rows, which is read with them: a sector of memory or, of
+/// longer rows, half of a row. Chosen, not searched for.
+fn most_gap_bytes(row_bytes: usize) -> usize {
+    (row_bytes / 2).max(32)
+}
+
 /// The most parts of a row that several blocks share.
 const MOST_SPLITS: usize = 64;
 
@@ -69,6 +78,32 @@ pub(crate) const ARRAYS_BYTES: usize = 1536;
 impl Rows {
     fn row_bytes(&self) -> usize {
         self.cols * self.element_bytes
+    }
+
+    /// Whether rows may be packed. Longer ones with gaps are cut, so that no gap is read. The packed
+    /// kernels compute pairs of rows with gaps as if none were plain, which for logarithms of 16-bit
+    /// elements takes longer than a row group for each row. H200, 2026-11-28, gaps of a quarter of a
+    /// row, ceiling ÷ ours with a row group for each and packed: mean squared error, bf16, 3 columns
+    /// 0.32 and 0.59, f16, 257 columns 0.49 and 0.60; divergence, f16, 60 columns 0.27 and 0.20, f64
+    /// 0.25 and 0.29.
+    fn can_pack(&self) -> bool {
+        let row_bytes = self.row_bytes();
+        let takes_gaps = !self.has_plain_pairs || self.element_bytes > 2;
+        self.step.is_some_and(|step| {
+            let gap = (step - self.cols).saturating_mul(self.element_bytes);
+            let is_short = row_bytes < LEAST_ROW_BYTES && gap <= most_gap_bytes(row_bytes);
+            gap == 0 || takes_gaps && is_short
+        })
+    }
+
+    /// Elements from one packed row to the next.
+    fn packed_step(&self) -> usize {
+        self.step.unwrap_or(self.cols)
+    }
+
+    /// Bytes from one packed row to the next.
+    fn step_bytes(&self) -> usize {
+        self.packed_step() * self.element_bytes
     }
 
     /// Vectors of shared memory behind those of a warp.
@@ -105,9 +140,11 @@ impl Rows {
 
     /// The sums of a vector of packed rows.
     fn vector_sums(&self) -> usize {
-        if self.alignment.is_multiple_of(VECTOR) && self.row_bytes().is_multiple_of(VECTOR) {
+        if self.reduction != reduction::ROWS {
+            0
+        } else if self.alignment.is_multiple_of(VECTOR) {
             1
-        } else if self.cols < self.lanes() {
+        } else if self.packed_step() < self.lanes() {
             self.lanes()
         } else {
             2
@@ -116,20 +153,25 @@ impl Rows {
 
     /// Vectors of a tile of packed rows: a multiple of the block's threads.
     fn vectors_of(&self, tile_rows: usize) -> usize {
-        let bytes = self.most_lead() + tile_rows * self.row_bytes();
+        let bytes = self.most_lead() + tile_rows * self.step_bytes();
         bytes.div_ceil(VECTOR).next_multiple_of(BLOCK)
+    }
+
+    /// The most packed rows that a warp's part of a tile of `vectors` vectors has elements of.
+    fn warp_rows(&self, vectors: usize) -> usize {
+        (vectors / WARPS * self.lanes()).div_ceil(self.packed_step()) + 1
     }
 
     /// Bytes of shared memory of a block for tiles of packed rows.
     fn packed_bytes(&self, tile_rows: usize) -> usize {
         let vectors = self.vectors_of(tile_rows);
-        let reals = vectors * self.vector_sums() + tile_rows;
+        let reals = vectors * self.vector_sums() + WARPS * self.warp_rows(vectors);
         self.stage_bytes(vectors) + 2 * reals * self.real_bytes()
     }
 
     /// Rows after which a tile begins at a multiple of `bytes` again, if the first one does.
     fn period(&self, bytes: usize) -> usize {
-        let common = self.row_bytes() | bytes;
+        let common = self.step_bytes() | bytes;
         bytes >> common.trailing_zeros().min(bytes.trailing_zeros())
     }
 
@@ -139,7 +181,7 @@ impl Rows {
         let fits =
             |rows| self.vectors_of(rows) <= vectors && self.packed_bytes(rows) <= block_bytes;
         // `low` rows fit, and `high` do not.
-        let (mut low, mut high) = (0, vectors * VECTOR / self.row_bytes() + 1);
+        let (mut low, mut high) = (0, vectors * VECTOR / self.step_bytes() + 1);
         while high - low > 1 {
             let middle = (low + high) / 2;
             if fits(middle) { low = middle } else { high = middle }
@@ -218,8 +260,7 @@ pub(crate) fn tiled(rows: &Rows, device: Device) -> Option<Tiled> {
     if rows.rows == 0 || rows.cols == 0 || rows.row_bytes() >= 1 << 30 {
         return None;
     }
-    if rows.contiguous
-        && rows.reduction == reduction::ROWS
+    if rows.can_pack()
         && let Some((tile_rows, resident)) = rows.tile(device)
     {
         return pack(rows, tile_rows, device.multiprocessors * resident);
@@ -243,15 +284,17 @@ fn pack(rows: &Rows, tile_rows: usize, blocks: usize) -> Option<Tiled> {
     let items = i32::try_from(rows.rows.div_ceil(tile_rows)).ok()? as usize;
     let args = TiledArgs {
         rows: tile_rows as u32,
+        step: rows.packed_step() as u32,
         of_row: 1,
         items: items as u32,
         vectors: vectors as u32,
         vector_sums: rows.vector_sums() as u32,
-        // 2³² for one column, which is 0 here.
-        per_col: (1_u64 << 32).div_ceil(rows.cols as u64) as u32,
+        // 2³² for one element, which is 0 here.
+        per_step: (1_u64 << 32).div_ceil(rows.packed_step() as u64) as u32,
         padding: rows.padding() as u32,
         sums: sums as u32,
         scales: scales as u32,
+        warp_rows: rows.warp_rows(vectors) as u32,
     };
     let row_sums = rows.cols.div_ceil(rows.lanes()) * rows.vector_sums();
     let group_threads = (row_sums / SUMS_PER_LANE).next_power_of_two().min(32);
@@ -271,6 +314,7 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
     let splits = splits(rows, of_row, blocks);
     let items = i32::try_from(rows.rows.checked_mul(splits)?).ok()? as usize;
     let args = TiledArgs {
+        step: rows.cols as u32,
         of_row: of_row as u32,
         items: items as u32,
         vectors: vectors as u32,

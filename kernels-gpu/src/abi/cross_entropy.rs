@@ -91,6 +91,13 @@ pub struct TileArgs {
     pub store_span: u32,
     /// log2 of the lanes that copy or store one row, where rows are not copied as one span.
     pub copy_shift: u32,
+    /// Units of a row of gradients, if the lanes of the warp store the units of all rows in turns: 4
+    /// bytes or, where rows do not begin and end at multiples of 4, an element; in f64 an element.
+    /// 0 if not.
+    pub store_units: u32,
+    /// 2³² ÷ `store_units`, rounded up; 0 where that is 1. It divides the number of a unit in a
+    /// tile, which is below 2¹⁶.
+    pub per_store_unit: u32,
     /// Swizzle against bank conflicts: lanes of different rows access the vectors of their rows in
     /// different orders. In row `r`, a lane takes vector `v` in place of
     /// `v ^ ((r >> order_right & order_mask) << order_left)`.

@@ -62,17 +62,22 @@ pub struct PairwiseArgs {
 
 /// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
 ///
-/// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or, unless rows are packed,
+/// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or
 ///    [`reduction::SCALAR`](super::reduction::SCALAR).
 /// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
 /// 3. In each row, the gradients have the same offset from a 16-byte boundary.
 /// 4. Weights have no strides.
+/// 5. The gaps between packed rows are in global memory too, and the launch writes none of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TiledArgs {
-    /// Rows of a tile, if rows are packed: then no tensor has gaps between its rows, and a tile has
-    /// so many vectors as its rows need wherever they begin in a cache line. 0 if not.
+    /// Rows of a tile, if rows are packed: then they are equally far apart in every tensor, and a
+    /// tile has so many vectors as its rows, and the gaps between them, need wherever they begin in
+    /// a cache line. 0 if not.
     pub rows: u32,
+    /// Elements from one packed row to the next, in every tensor; if rows are not packed, their
+    /// elements.
+    pub step: u32,
     /// Tiles of a row, if rows are not packed: so many as a row needs wherever it begins in a cache
     /// line. Otherwise 1.
     pub of_row: u32,
@@ -80,12 +85,12 @@ pub struct TiledArgs {
     pub items: u32,
     /// Vectors of a tile: a multiple of [`TILED_BLOCK`], and at most four times that.
     pub vectors: u32,
-    /// Sums of a vector of packed rows: 1 if every vector is of one row, 2 if it is of two at most,
-    /// and otherwise one for each of its elements.
+    /// Sums of a vector of packed rows that are reduced by row: 1 if every vector is of one row, 2
+    /// if it is of two at most, and otherwise one for each of its elements. For others 0.
     pub vector_sums: u32,
-    /// 2³² ÷ columns, rounded up, for packed rows of more than one column; for others 0. It
-    /// divides an element's number in a tile, which is below 2¹⁶, by the columns.
-    pub per_col: u32,
+    /// 2³² ÷ `step`, rounded up, for packed rows more than one element apart; for others 0. It
+    /// divides an element's number in a tile, which is below 2¹⁶, by the step.
+    pub per_step: u32,
     /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
     /// tensors have the same offset from a 16-byte boundary in each row, none.
     pub padding: u32,
@@ -93,8 +98,10 @@ pub struct TiledArgs {
     /// stages, each of every warp's vectors and padding for each tensor.
     pub sums: u32,
     /// The byte of shared memory from which on there are the scales of packed rows: behind two
-    /// buffers of sums.
+    /// buffers of sums, two buffers of `warp_rows` for each warp.
     pub scales: u32,
+    /// The most packed rows that a warp's vectors have elements of.
+    pub warp_rows: u32,
 }
 
 impl TiledArgs {

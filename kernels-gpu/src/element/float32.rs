@@ -72,22 +72,31 @@ pub(super) fn artanh_tail(z: f32) -> f32 {
     z * horner!(z; 0.666_666_6, 0.400_009_72, 0.284_987_87, 0.242_790_79)
 }
 
-/// eˣ: 2ⁿ eʳ with |r| at most half of ln 2.
+/// eˣ: 2ⁿ 2ᶠ, with f, from −1/2 to 1/2, as precise as two multiply-adds make it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exp(x: f32) -> f32 {
-    const OVERFLOWS: f32 = 88.722_84;
-    const VANISHES: f32 = -103.972_08;
-    // Adding and subtracting a number whose unit in the last place is 1 rounds to an integer.
-    let n = (x * core::f32::consts::LOG2_E + f32::WHOLE) - f32::WHOLE;
-    let r = (-n).fma(f32::LN_2_LOW, (-n).fma(f32::LN_2_HIGH, x));
-    let value = 1.0 + (r + r * r * f32::exp_tail(r));
-    // Scale in two steps, because 2ⁿ alone may overflow. For x so large that even half of n does,
-    // the value is replaced below.
-    let n = n as i32;
-    let value = value * f32::power_of_two(n / 2) * f32::power_of_two(n - n / 2);
-    let value = if x > OVERFLOWS { f32::INFINITY } else { value };
-    let value = if x < VANISHES { 0.0 } else { value };
-    if x.is_nan() { x } else { value }
+    // At the limits the result is ∞ or 0 already, and 2ⁿ is the product of two powers of two.
+    const MOST: f32 = 89.0;
+    const LEAST: f32 = -104.5;
+    let x = f32::from_bits(math::max_or_nan_f32_bits(x.to_bits(), LEAST.to_bits()));
+    let x = math::min_or_nan_f32(x, MOST);
+    // The sum rounds to an integer: its unit in the last place is 1, so its lowest bits are n.
+    let sum = x.fma(core::f32::consts::LOG2_E, f32::WHOLE);
+    let n = sum - f32::WHOLE;
+    let f = x.fma(LOG2_E_LOW, x.fma(core::f32::consts::LOG2_E, -n));
+    // In two steps, because 2ⁿ alone may overflow, or be subnormal. Of the halves of `sum`, the bits
+    // above those of n leave the word.
+    let (all, half) = (sum.to_bits(), sum.to_bits() >> 1);
+    math::exp2_approx_f32(f) * power_of_bits(half) * power_of_bits(all - half)
+}
+
+/// What log₂ e as an f32 lacks.
+const LOG2_E_LOW: f32 = 1.925_963e-8;
+
+/// 2ⁿ, where the lowest bits are those of n.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn power_of_bits(bits: u32) -> f32 {
+    f32::from_bits((bits << (f32::MANTISSA_DIGITS - 1)).wrapping_add(1.0_f32.to_bits()))
 }
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -52,7 +52,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                 load((start as *const E::Real).wrapping_add(index)).to_f64()
             }
         };
-        E::Real::from_f64(upstream / self.args.divisor)
+        E::Real::from_f64(quotient::<E::Real>(upstream, self.args.divisor))
     }
 
     /// The row's addresses, its scale, and where it is cut into vectors.

@@ -61,23 +61,38 @@ unsafe fn load_16_bytes<E: Element>(at: *const Vec16, may_be_misaligned: bool) -
     Vec16(vector)
 }
 
-/// The lanes of a vector that are stored.
-#[derive(Clone, Copy)]
-pub(super) struct Lanes {
-    pub(super) first: u32,
-    pub(super) end: u32,
-    pub(super) are_all: bool,
-}
+/// Lanes of a vector: bit k stands for lane k.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lanes(u32);
 
 impl Lanes {
+    pub(super) const NONE: Self = Lanes(0);
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn all<E: Element>() -> Self {
-        Lanes { first: 0, end: E::LANES, are_all: true }
+        Lanes((1 << E::LANES) - 1)
+    }
+
+    /// The lanes from `first` to before `end`; none if `end` is not above `first`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn between(first: u32, end: u32) -> Self {
+        Lanes(((1 << end) - 1) & (u32::MAX << first))
+    }
+
+    /// These lanes and the others.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn with(self, others: Self) -> Self {
+        Lanes(self.0 | others.0)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn are_all<E: Element>(self) -> bool {
+        self == Self::all::<E>()
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn has(self, lane: usize) -> bool {
-        self.are_all || (lane as u32 >= self.first && (lane as u32) < self.end)
+        self.0 & (1 << lane) != 0
     }
 }
 
@@ -250,7 +265,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_lanes(&self, tensor: u64, vector: u64, values: Vec16, lanes: Lanes) {
         let at = self.vector_of(tensor, vector);
-        if lanes.are_all {
+        if lanes.are_all::<E>() {
             // SAFETY: the caller's conditions.
             unsafe { store_streaming(at, values) };
             return;

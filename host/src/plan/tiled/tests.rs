@@ -15,10 +15,11 @@ fn dense(rows: usize, cols: usize, element_bytes: usize) -> Rows {
         rows,
         cols,
         element_bytes,
-        contiguous: true,
+        step: Some(cols),
         alignment: 1 << bits.trailing_zeros(),
         alike: true,
         writes: true,
+        has_plain_pairs: false,
     }
 }
 
@@ -88,7 +89,7 @@ fn stages_sums_and_scales_share_no_byte() {
         let real_bytes = if rows.element_bytes == 8 { 8 } else { 4 };
         let sums = 2 * args.vectors * args.vector_sums * real_bytes;
         assert_eq!((args.sums, args.scales), (stages, stages + sums), "{rows:?}");
-        let scales = 2 * args.rows * real_bytes;
+        let scales = 2 * TILED_BLOCK / 32 * args.warp_rows * real_bytes;
         assert_eq!(launch.shared_bytes, stages + sums + scales, "{rows:?}");
     });
 }
@@ -115,17 +116,52 @@ fn a_vector_has_a_sum_for_each_of_its_rows() {
     });
 }
 
-/// Rows with gaps are not packed, since a tile of packed rows is copied as one.
+/// Rows that are not equally far apart in all tensors are cut, and so are long ones with gaps and
+/// those with large gaps. Shorter ones of these are left to the kernels that have no tiles.
 #[test]
-fn rows_with_gaps_are_cut() {
+fn rows_with_gaps_are_packed_or_cut() {
+    let tile_rows = |cols, step| {
+        let rows = Rows { step, ..dense(1 << 20, cols, 4) };
+        tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows > 1)
+    };
     for cols in [1_000, 1_023, 1_024, 5_000] {
-        let rows = Rows { contiguous: false, ..dense(1 << 20, cols, 4) };
-        let plan = tiled(&rows, DEVICES[0]);
-        // Shorter ones are left to the kernels that have no tiles.
-        assert_eq!(plan.map(|plan| plan.args.rows), (cols >= 1_024).then_some(0), "{cols}");
+        assert_eq!(tile_rows(cols, None), (cols >= 1_024).then_some(false), "{cols}");
     }
-    let rows = Rows { reduction: reduction::SCALAR, ..dense(1 << 20, 1_024, 4) };
-    assert_eq!(tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows), Some(0));
+    for (cols, gap, is_packed) in [
+        (1, 8, Some(true)),
+        (1, 9, None),
+        (16, 8, Some(true)),
+        (16, 9, None),
+        (100, 50, Some(true)),
+        (100, 51, None),
+        (1_023, 1, Some(true)),
+        (1_024, 1, Some(false)),
+        (2_000, 0, Some(true)),
+    ] {
+        assert_eq!(tile_rows(cols, Some(cols + gap)), is_packed, "{cols}, {gap}");
+    }
+}
+
+/// Logarithms of 16-bit elements are not computed of packed rows with gaps.
+#[test]
+fn gaps_between_pairs_of_which_some_are_plain() {
+    let is_packed = |gap: usize, element_bytes, has_plain_pairs| {
+        let step = Some(100 + gap);
+        let rows = Rows { step, has_plain_pairs, ..dense(1 << 20, 100, element_bytes) };
+        tiled(&rows, DEVICES[0]).is_some()
+    };
+    assert!(is_packed(0, 2, true) && is_packed(8, 2, false) && is_packed(8, 4, true));
+    assert!(!is_packed(8, 2, true));
+}
+
+/// Sums of packed rows are of a row only where the loss is.
+#[test]
+fn a_scalar_has_no_sums_of_vectors() {
+    let sums = |reduction| {
+        let rows = Rows { reduction, step: Some(101), ..dense(1 << 20, 100, 4) };
+        tiled(&rows, DEVICES[0]).map(|plan| plan.args.vector_sums)
+    };
+    assert_eq!((sums(reduction::ROWS), sums(reduction::SCALAR)), (Some(1), Some(0)));
 }
 
 /// Long rows have as large tiles as blocks have shared memory for, up to four vectors a thread,
@@ -220,9 +256,9 @@ fn tiles_begin_at_lines_or_at_vectors() {
 fn elements_of_tiles_are_divided_by_columns() {
     each_plan(|rows, _, Tiled { args, .. }| {
         for element in (0..args.rows * rows.cols as u32).step_by(7) {
-            let row = match args.per_col {
+            let row = match args.per_step {
                 0 => element,
-                per_col => ((u64::from(element) * u64::from(per_col)) >> 32) as u32,
+                per_step => ((u64::from(element) * u64::from(per_step)) >> 32) as u32,
             };
             assert_eq!(row as usize, element as usize / rows.cols, "{rows:?}");
         }

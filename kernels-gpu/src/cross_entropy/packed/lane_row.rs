@@ -145,12 +145,11 @@ pub(super) trait LaneRow<E: Element>: Sized {
         t: (SharedRow, Access),
     ) -> Stats<E::Real>;
     /// The statistics of these logits, where no gradients are computed from their exponentials.
-    /// `NATURAL`: the row was read with [natural](Access::Natural) access.
     ///
     /// # Safety
     /// As [`make_exps`](Self::make_exps).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn statistics<const MODE: u32, const NATURAL: bool>(
+    unsafe fn statistics<const MODE: u32>(
         &mut self,
         pass: &Pass<'_, E, MODE>,
         t: (SharedRow, Access),

@@ -10,6 +10,7 @@ use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
+use cuda_std::hint::opaque;
 use cuda_std::memory::Vec16;
 
 /// The most columns of a row that a lane has registers for.
@@ -65,7 +66,7 @@ const MOST_PAIRS: usize = REGISTERS / 2;
 /// exponentials, or its gradients. Vectors may be in another [`order`](SharedRow::order).
 pub(super) struct RegisterRow<E: Element, const COLS: usize> {
     numbers: [E::Real; REGISTERS],
-    /// The logits in pairs, where elements are of 16 bits and natural accesses of more.
+    /// The logits in pairs, where elements are of 16 bits.
     pairs: [u32; MOST_PAIRS],
     /// See [`SharedRow`].
     order: u32,
@@ -110,11 +111,17 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
                         self.numbers[column + k] = E::extract(vector, k as u32).widen();
                     }
                 });
-                unrolled!(for k in 0..4; {
-                    if k < BYTES / 4 {
-                        self.pairs[column / 2 + k] = vector.0[k];
-                    }
-                });
+                if BYTES >= 4 {
+                    unrolled!(for k in 0..4; {
+                        if k < BYTES / 4 {
+                            self.pairs[column / 2 + k] = vector.0[k];
+                        }
+                    });
+                } else if column.is_multiple_of(2) {
+                    self.pairs[column / 2] = vector.0[0];
+                } else {
+                    self.pairs[column / 2] |= vector.0[0] << 16;
+                }
             }
         });
     }
@@ -123,6 +130,13 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn class_of(&self, column: usize) -> u32 {
         if Self::IS_ORDERED { column as u32 ^ (self.order * E::LANES) } else { column as u32 }
+    }
+
+    /// 0, the first class, where each class has a share of the target. Opaque: LLVM would keep the
+    /// shares from the statistics to the gradients, for which there are no registers.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn first_class<const MODE: u32>() -> u32 {
+        if Pass::<E, MODE>::DENSE { opaque(0) as u32 } else { 0 }
     }
 
     /// [`store`](Self::store) by the `access`, which is not a constant.
@@ -295,7 +309,7 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
     // neither computed nor compared. Shares of a target are of columns, so they need all logits
     // where they are, and there are no registers for both.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn statistics<const MODE: u32, const NATURAL: bool>(
+    unsafe fn statistics<const MODE: u32>(
         &mut self,
         pass: &Pass<'_, E, MODE>,
         t: (SharedRow, Access),
@@ -304,8 +318,7 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
             // SAFETY: the caller's conditions.
             return unsafe { self.make_exps(pass, t) };
         }
-        let (max, others) =
-            if NATURAL && Self::HAS_PAIRS { self.split_pairs() } else { self.split() };
+        let (max, others) = if Self::HAS_PAIRS { self.split_pairs() } else { self.split() };
         // NaN if the maximum is infinite or NaN: the row has no distribution.
         #[allow(clippy::eq_op)] // of infinities
         let mut rests = [max - max, E::Real::ZERO];
@@ -333,10 +346,11 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         to: SharedRow,
         access: Access,
     ) {
+        let first = Self::first_class::<MODE>();
         for_each_column!(column in COLS; {
             let mut gradient = self.numbers[column] * factors.factor;
             if Pass::<E, MODE>::DENSE {
-                let class = self.class_of(column);
+                let class = first + self.class_of(column);
                 // SAFETY: the caller's conditions.
                 let share = unsafe { pass.gradient_of_share(factors, class, E::Real::ZERO) };
                 gradient = gradient - share;
@@ -359,9 +373,10 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         // SAFETY: the caller's conditions.
         unsafe {
             let mut row = Self::new(t, COLS as u32, access);
+            let first = Self::first_class::<MODE>();
             for_each_column!(column in COLS; {
                 let (x, t) = (self.numbers[column], row.numbers[column]);
-                let class = self.class_of(column);
+                let class = first + self.class_of(column);
                 let exp = (x - factors.center).exp_below();
                 let share = pass.gradient_of_share(factors, class, t);
                 self.numbers[column] = exp * factors.factor - share;

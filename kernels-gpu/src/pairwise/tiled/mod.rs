@@ -1,10 +1,11 @@
 //! Losses that are reduced by row, and rows with gaps: a block copies the tiles of its rows to
 //! shared memory, asynchronously, and computes one tile while the next one is copied.
 //!
-//! Short rows without gaps are packed: a tile consists of whole rows, and its vectors may have the
-//! end of one row and the beginning of the next. A thread sums the terms of a vector for each of
-//! the rows in it and writes these sums to shared memory, where groups of lanes add them up. A long
-//! row is cut into tiles, whose terms a thread adds up in a register. Blocks are persistent.
+//! Short rows are packed: a tile consists of whole rows, with the gaps between them, and its vectors
+//! may have the end of one row and the beginning of the next. For losses by row, a thread sums the
+//! terms of a vector for each of the rows in it and writes these sums to shared memory, where groups
+//! of lanes add them up. A long row is cut into tiles. Its terms, and those of a scalar loss, a
+//! thread adds up in a register. Blocks are persistent.
 
 mod run;
 mod stage;
@@ -14,12 +15,13 @@ mod tile;
 use super::Pairwise;
 use super::pass::Pass;
 use super::row::{Lanes, of_lane};
-use crate::abi::{PairwiseArgs, TILED_BLOCK, reduction};
+use crate::abi::{TILED_BLOCK, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::math::quotient;
 use crate::reduce::{Workspace, grid_sums};
 use cuda_std::hint::opaque_vec16;
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
-use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
+use cuda_std::thread::{block_idx_x, sync_threads};
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 use run::Run;
 use stage::Shared;
@@ -33,6 +35,9 @@ struct Block<'a, E: Element, L> {
     pass: &'a Pass<'a, E, L, false>,
     shared: Shared<E>,
     workspace: Workspace,
+    /// Whether there are gaps between packed rows. Found once: between tiles, it would have to be
+    /// waited for.
+    has_gaps: bool,
     /// Whether each row has an upstream gradient of its own.
     has_scales: bool,
     /// The scale of the gradients, unless each row has its own.
@@ -54,6 +59,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
             pass: self,
             shared: Shared::new(args),
             workspace,
+            has_gaps: args.tiles.step != args.cols as u32,
             has_scales,
             // SAFETY: condition 1.
             scale: if GRADS && !has_scales { unsafe { self.scale(0) } } else { E::Real::ZERO },
@@ -93,6 +99,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 if has_next {
                     let stage = self.shared.stage(turn ^ 1);
                     stage.load_async(&next_run, args.tiles.vectors, next.number);
+                    self.load_scales_async(&next_run, turn ^ 1);
                 }
                 end_copies();
                 if has_tile {
@@ -115,7 +122,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn compute<const TERMS: bool, const GRADS: bool>(
         &self,
-        run: &Run<E, L>,
+        run: &Run<'_, E, L>,
         tile: Tile,
         turn: u32,
         sum: &mut f64,
@@ -123,20 +130,19 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         let args = self.pass.args;
         // SAFETY: the caller's conditions.
         unsafe {
-            let is_packed = args.tiles.rows != 0;
             let mut scale = self.scale;
             if self.has_scales {
-                if is_packed {
-                    self.load_scales(run, turn);
+                if args.tiles.rows != 0 {
+                    self.divide_scales(run, turn);
                 } else {
-                    scale = self.pass.scale(run.row(args));
+                    scale = self.pass.scale(run.row());
                 }
             }
             self.vectors::<TERMS, GRADS>(run, tile, turn, scale, sum);
             if !TERMS {
                 return;
             }
-            if is_packed {
+            if args.tiles.vector_sums != 0 {
                 sync_threads();
                 self.sum_rows(run, turn);
             } else if tile.number + 1 == tile.end && args.reduction == reduction::ROWS {
@@ -153,7 +159,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn vectors<const TERMS: bool, const GRADS: bool>(
         &self,
-        run: &Run<E, L>,
+        run: &Run<'_, E, L>,
         tile: Tile,
         turn: u32,
         scale: E::Real,
@@ -163,25 +169,28 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         let vectors = self.pass.args.tiles.vectors / WARPS;
         let first = tile.number * self.pass.args.tiles.vectors + warp_id() * vectors;
         // Nearly all vectors are whole, and their pairs plain. The others wait, so that they do not
-        // slow the loop: bit k is set if the thread's vector k does.
+        // slow the loop: bit k is set if the thread's vector k does. Where there are gaps, all wait:
+        // beside vectors that have one, a warp would have to do both.
+        let [begin, end] = run.slots(run.all(), first, vectors);
+        let [quick_begin, quick_end] = run.slots(run.quick(self.has_gaps), first, vectors);
         let mut waiting = 0_u32;
         let mut slot = lane_id();
         // SAFETY: the caller's conditions; the vectors are the tile's.
         unsafe {
-            while slot < vectors {
-                let vector = first + slot;
-                let mut is_done = !run.has(vector);
-                if run.is_whole(vector) {
+            while slot < end {
+                let mut waits = slot >= begin;
+                if slot >= quick_begin && slot < quick_end {
                     let [x, t] = stage.get(run, slot);
-                    is_done = run.tensors.are_plain(x, t);
-                    if is_done {
+                    waits = !run.tensors.are_plain(x, t);
+                    if !waits {
                         let (pair, lanes) = ([x, t], Lanes::all::<E>());
+                        let vector = first + slot;
                         self.vector::<TERMS, GRADS, true>(
                             run, vector, pair, lanes, turn, scale, sum,
                         );
                     }
                 }
-                if !is_done {
+                if waits {
                     waiting |= 1 << (slot / WARP_SIZE);
                 }
                 slot += WARP_SIZE;
@@ -190,14 +199,12 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 slot = waiting.trailing_zeros() * WARP_SIZE + lane_id();
                 waiting &= waiting - 1;
                 let vector = first + slot;
-                let (x, t);
-                let mut lanes = Lanes::all::<E>();
-                if run.is_whole(vector) {
-                    [x, t] = stage.get(run, slot);
+                let lanes = run.lanes(self.has_gaps, vector);
+                let [x, t] = if run.is_whole(vector) {
+                    stage.get(run, slot)
                 } else {
-                    [x, t] = run.gather(vector);
-                    lanes = run.lanes(vector);
-                }
+                    run.gather(vector, lanes)
+                };
                 // Opaque: LLVM would join the two in local memory.
                 let pair = [opaque_vec16(x), opaque_vec16(t)];
                 self.vector::<TERMS, GRADS, false>(run, vector, pair, lanes, turn, scale, sum);
@@ -214,7 +221,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     #[expect(clippy::too_many_arguments)]
     unsafe fn vector<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
-        run: &Run<E, L>,
+        run: &Run<'_, E, L>,
         vector: u32,
         [x, t]: [Vec16; 2],
         lanes: Lanes,
@@ -231,17 +238,17 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 return;
             }
             let unit = if PLAIN { L::UNIT } else { E::Real::ONE };
-            if !lanes.are_all {
+            if !lanes.are_all::<E>() {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     terms[lane] = if lanes.has(lane) { terms[lane] } else { E::Real::ZERO };
                 });
             }
             let args = self.pass.args;
-            if args.tiles.rows == 0 {
+            if args.tiles.vector_sums == 0 {
                 *sum += (sum_of::<E>(terms) * unit).to_f64();
                 return;
             }
-            let boundary = || Packed::new(args, run, vector).boundary;
+            let boundary = || Packed::new(run, vector).boundary;
             self.shared.set_sums(args, turn, vector, boundary, terms, unit);
         }
     }
@@ -253,7 +260,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn scales(
         &self,
-        run: &Run<E, L>,
+        run: &Run<'_, E, L>,
         vector: u32,
         turn: u32,
         scale: E::Real,
@@ -263,37 +270,70 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         if !self.has_scales || args.tiles.rows == 0 {
             return scales;
         }
-        let Packed { mut row, boundary: mut end } = Packed::new(args, run, vector);
+        let [first, end_of_rows] = run.warp_rows();
+        let Packed { mut row, boundary: mut end } = Packed::new(run, vector);
         let mut row_of = |lane: u32| {
             if lane >= end {
-                (row, end) = (row + 1, end + args.cols as u32);
+                (row, end) = (row + 1, end + run.step());
             }
             // The lanes behind the last row are not stored.
-            row.min(run.rows - 1)
+            row.min(end_of_rows - 1) - first
         };
         unrolled!(for lane in 0..E::LANES as usize; {
-            // SAFETY: the caller's conditions; the row is one of the tile's.
-            scales[lane] = unsafe { self.shared.scale(args, turn, row_of(lane as u32)) };
+            // SAFETY: the caller's conditions; the row is one of the warp's.
+            scales[lane] = unsafe { self.shared.scales(args, turn).get(row_of(lane as u32)) };
         });
         scales
     }
 
-    /// Computes the scale of each row of a tile, and writes it to shared memory.
+    /// Starts to copy the upstream gradient of each of the warp's rows, if it has one.
+    ///
+    /// # Safety
+    /// As [`Pass::tiled`]; the lanes of the warp have synchronised since they read the scales of
+    /// `turn`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load_scales_async(&self, run: &Run<'_, E, L>, turn: u32) {
+        let args = self.pass.args;
+        if !self.has_scales || args.tiles.rows == 0 {
+            return;
+        }
+        let [first, end] = run.warp_rows();
+        let from = args.upstream.start as *const E::Real;
+        let mut row = first + lane_id();
+        while row < end {
+            let index = (run.row() + u64::from(row)) * args.upstream.row_stride;
+            // SAFETY: the caller's conditions; no other lane has this row.
+            unsafe {
+                let scales = self.shared.scales(args, turn);
+                scales.copy_word(row - first, from.wrapping_add(index as usize));
+            }
+            row += WARP_SIZE;
+        }
+    }
+
+    /// Divides the upstream gradients of the warp's rows, which makes them the rows' scales.
     ///
     /// # Safety
     /// As [`compute`](Self::compute), with `has_scales`, for packed rows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_scales(&self, run: &Run<E, L>, turn: u32) {
-        let mut row = thread_idx_x();
-        while row < run.rows {
-            // SAFETY: the caller's conditions; no other thread has this row.
-            unsafe {
-                let scale = self.pass.scale(run.row(self.pass.args) + u64::from(row));
-                self.shared.set_scale(self.pass.args, turn, row, scale);
-            }
-            row += TILED_BLOCK;
+    unsafe fn divide_scales(&self, run: &Run<'_, E, L>, turn: u32) {
+        let args = self.pass.args;
+        if args.divisor == 1.0 {
+            return;
         }
-        sync_threads();
+        let [first, end] = run.warp_rows();
+        let mut row = first + lane_id();
+        while row < end {
+            // SAFETY: the caller's conditions; no other lane has this row.
+            unsafe {
+                let scales = self.shared.scales(args, turn);
+                let upstream = scales.get(row - first).to_f64();
+                let scale = quotient::<E::Real>(upstream, args.divisor);
+                scales.set(row - first, E::Real::from_f64(scale));
+            }
+            row += WARP_SIZE;
+        }
+        sync_warp();
     }
 }
 
@@ -307,19 +347,11 @@ struct Packed {
 
 impl Packed {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn new<E: Element, L: Pairwise<E::Real>>(
-        args: &PairwiseArgs,
-        run: &Run<E, L>,
-        vector: u32,
-    ) -> Self {
+    fn new<E: Element, L: Pairwise<E::Real>>(run: &Run<'_, E, L>, vector: u32) -> Self {
         let begin = vector * E::LANES;
         let element = begin.max(run.lead) - run.lead;
-        let per_col = args.tiles.per_col;
-        let row = match per_col {
-            0 => element,
-            _ => ((u64::from(element) * u64::from(per_col)) >> 32) as u32,
-        };
-        Packed { row, boundary: run.lead + (row + 1) * args.cols as u32 - begin }
+        let row = run.row_of(element);
+        Packed { row, boundary: run.lead + (row + 1) * run.step() - begin }
     }
 }
 
@@ -336,7 +368,7 @@ unsafe fn pairs<
     const GRADS: bool,
     const PLAIN: bool,
 >(
-    run: &Run<E, L>,
+    run: &Run<'_, E, L>,
     vector: u32,
     [x, t]: [Vec16; 2],
     lanes: Lanes,

@@ -1,31 +1,35 @@
-//! What a block computes as one: elements that are contiguous in every tensor.
+//! What a block computes as one: rows that lie in the same order, and as far apart, in every
+//! tensor.
 
-use super::Lanes;
+use super::{Lanes, Packed, WARPS};
 use crate::abi::{CACHE_LINE, Matrix, PairwiseArgs, VECTOR_BYTES};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::pairwise::Pairwise;
 use crate::pairwise::pass::Pass;
 use crate::pairwise::row::Row;
 use cuda_std::memory::{Vec16, load};
+use cuda_std::warp::warp_id;
 
-/// A run of elements: a few short rows, or one long row.
+/// A run of elements: a few short rows with the gaps between them, or one long row.
 ///
 /// Its vectors are numbered from the cache line in which it begins, in the tensor that is written
 /// or, if none is, in the input. The elements of other tensors may be off their 16-byte boundaries
 /// by a shift.
-pub(super) struct Run<E: Element, L> {
+pub(super) struct Run<'a, E: Element, L> {
+    args: &'a PairwiseArgs,
     /// The tensors from that cache line on.
     pub(super) tensors: Row<E, L, true>,
     number: u32,
     pub(super) rows: u32,
-    cols: u32,
     /// Elements between the cache line and the run.
     pub(super) lead: u32,
+    /// Elements between the cache line and the run's end.
+    end: u32,
 }
 
-impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
+impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn new<const GRADS: bool>(pass: &Pass<'_, E, L, false>, number: u32) -> Self {
+    pub(super) fn new<const GRADS: bool>(pass: &Pass<'a, E, L, false>, number: u32) -> Self {
         let args = pass.args;
         let packed = args.tiles.rows;
         let row = u64::from(number) * u64::from(packed.max(1));
@@ -59,19 +63,35 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
             vectors: 0,
             is_misaligned: false,
         };
-        Run { tensors, number, rows, cols: args.cols as u32, lead }
+        let end = lead + (rows - 1) * args.tiles.step + args.cols as u32;
+        Run { args, tensors, number, rows, lead, end }
     }
 
     /// The run's first row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn row(&self, args: &PairwiseArgs) -> u64 {
-        u64::from(self.number) * u64::from(args.tiles.rows.max(1))
+    pub(super) fn row(&self) -> u64 {
+        u64::from(self.number) * u64::from(self.args.tiles.rows.max(1))
     }
 
-    /// Elements between the cache line and the run's end.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn end(&self) -> u32 {
-        self.lead + self.rows * self.cols
+    fn cols(&self) -> u32 {
+        self.args.cols as u32
+    }
+
+    /// Elements from row to row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn step(&self) -> u32 {
+        self.args.tiles.step
+    }
+
+    /// The row that has an element, which is counted from the first row's first; both are counted
+    /// from the run's first.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn row_of(&self, element: u32) -> u32 {
+        match self.args.tiles.per_step {
+            0 => element,
+            per_step => ((u64::from(element) * u64::from(per_step)) >> 32) as u32,
+        }
     }
 
     /// The vectors that are read as such, from and to; those before and behind them are read
@@ -81,7 +101,7 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
         // A vector that is shifted is read from the two aligned vectors that contain it. For the
         // first and the last vector these may reach beyond the run.
         let edge = u32::from(!self.is_aligned());
-        let end = (self.end() / E::LANES).saturating_sub(edge);
+        let end = (self.end / E::LANES).saturating_sub(edge);
         [self.lead.div_ceil(E::LANES) + edge, end]
     }
 
@@ -91,10 +111,24 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
         [self.tensors.input, self.tensors.target]
     }
 
-    /// Whether the run has an element of a vector.
+    /// The vectors that the run has an element of, from and to.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn has(&self, vector: u32) -> bool {
-        vector >= self.lead / E::LANES && vector * E::LANES < self.end()
+    pub(super) fn all(&self) -> [u32; 2] {
+        [self.lead / E::LANES, self.end.div_ceil(E::LANES)]
+    }
+
+    /// The vectors that are read as such and have all lanes in rows, from and to; none if there are
+    /// gaps between rows.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn quick(&self, has_gaps: bool) -> [u32; 2] {
+        if has_gaps { [0; 2] } else { self.whole() }
+    }
+
+    /// Those of the vectors `from` to before `to` that are among `count` vectors from `first` on,
+    /// counted from `first`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn slots(&self, [from, to]: [u32; 2], first: u32, count: u32) -> [u32; 2] {
+        [from.max(first) - first, (to.max(first) - first).min(count)]
     }
 
     /// Whether whole vectors are on 16-byte boundaries in all tensors.
@@ -119,29 +153,51 @@ impl<E: Element, L: Pairwise<E::Real>> Run<E, L> {
         first < end && vector >= first && vector < end + u32::from(is_shifted)
     }
 
-    /// The lanes of a vector that the run has.
+    /// The rows that a warp's part of the tile has elements of, from and to.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn lanes(&self, vector: u32) -> Lanes {
-        if self.is_whole(vector) {
-            return Lanes::all::<E>();
+    pub(super) fn warp_rows(&self) -> [u32; 2] {
+        let elements = self.args.tiles.vectors / WARPS * E::LANES;
+        let begin = warp_id() * elements;
+        let end = (begin + elements).min(self.end);
+        if begin >= end || end <= self.lead {
+            return [0; 2];
         }
-        let begin = vector * E::LANES;
-        Lanes {
-            first: self.lead.max(begin) - begin,
-            end: (self.end() - begin).min(E::LANES),
-            are_all: false,
-        }
+        let row = |element: u32| self.row_of(element - self.lead);
+        [row(begin.max(self.lead)), (row(end - 1) + 1).min(self.rows)]
     }
 
-    /// Loads the run's elements of a vector of each tensor, one by one. Elements that the run does
-    /// not have are 1, which is plain in every loss.
+    /// The lanes of a vector that are elements of the run's rows.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn lanes(&self, has_gaps: bool, vector: u32) -> Lanes {
+        let begin = vector * E::LANES;
+        if !has_gaps {
+            if self.is_whole(vector) {
+                return Lanes::all::<E>();
+            }
+            let end = (self.end - begin).min(E::LANES);
+            return Lanes::between(self.lead.max(begin) - begin, end);
+        }
+        let Packed { mut row, boundary } = Packed::new(self, vector);
+        // A row that begins before the vector has a negative lane for its first.
+        let step = self.step().cast_signed();
+        let lane = |index: i32| index.clamp(0, E::LANES.cast_signed()).cast_unsigned();
+        let mut first = boundary.cast_signed() - step;
+        let mut lanes = Lanes::NONE;
+        while first < E::LANES.cast_signed() && row < self.rows {
+            let end = first + self.cols().cast_signed();
+            lanes = lanes.with(Lanes::between(lane(first), lane(end)));
+            (row, first) = (row + 1, first + step);
+        }
+        lanes
+    }
+
+    /// Loads the `lanes` of a vector of each tensor, one by one. The others are 1, which is plain in
+    /// every loss.
     ///
     /// # Safety
-    /// [`forward`](crate::pairwise::forward)'s condition 1 holds, and the run has an element of the
-    /// vector.
+    /// [`forward`](crate::pairwise::forward)'s condition 1 holds, and the run's rows have the lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn gather(&self, vector: u32) -> [Vec16; 2] {
-        let lanes = self.lanes(vector);
+    pub(super) unsafe fn gather(&self, vector: u32, lanes: Lanes) -> [Vec16; 2] {
         let mut elements = [[E::narrow(E::Real::ONE); MAX_LANES]; 2];
         unrolled!(for lane in 0..E::LANES as usize; {
             if lanes.has(lane) {

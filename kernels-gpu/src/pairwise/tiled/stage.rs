@@ -1,5 +1,5 @@
 //! The shared memory of a block: two stages, each with a tile of input and target; and for packed
-//! rows, twice, what threads have summed of each vector, and the scales of the rows.
+//! rows, twice, what threads have summed of each vector, and the scales of each warp's rows.
 
 use super::run::Run;
 use super::{WARPS, sum_of};
@@ -70,38 +70,15 @@ impl<E: Element> Shared<E> {
 
     const REAL: u32 = size_of::<E::Real>() as u32;
 
-    /// The scales of the rows of a tile.
+    /// The scales of the rows that the warp's part of a tile has elements of.
     ///
     /// # Safety
     /// Rows are packed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn scales(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
-        let at = args.tiles.scales + turn * args.tiles.rows * Self::REAL;
+    pub(super) unsafe fn scales(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
+        let before = (turn * WARPS + warp_id()) * args.tiles.warp_rows;
         // SAFETY: the launch has shared memory for them.
-        unsafe { self.start.words_from_byte(at) }
-    }
-
-    /// # Safety
-    /// 1. Rows are packed, and `row` is one of the tile's.
-    /// 2. The scale was [set](Self::set_scale), and a barrier has passed since.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn scale(&self, args: &PairwiseArgs, turn: u32, row: u32) -> E::Real {
-        // SAFETY: the caller's conditions.
-        unsafe { self.scales(args, turn).get(row) }
-    }
-
-    /// # Safety
-    /// Rows are packed, `row` is one of the tile's, and no other thread accesses its scale.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn set_scale(
-        &self,
-        args: &PairwiseArgs,
-        turn: u32,
-        row: u32,
-        scale: E::Real,
-    ) {
-        // SAFETY: the caller's conditions.
-        unsafe { self.scales(args, turn).set(row, scale) };
+        unsafe { self.start.words_from_byte(args.tiles.scales + before * Self::REAL) }
     }
 
     /// Writes what a thread has summed of a vector. A row begins in its lane `boundary`: writes the
@@ -163,10 +140,10 @@ impl<E: Element> Shared<E> {
         (lane, group): (u32, u32),
     ) -> E::Real {
         let cols = args.cols as u32;
-        let begin = lead + row * cols;
+        let begin = lead + row * args.tiles.step;
         let (mut first, mut end) = (begin, begin + cols);
         match args.tiles.vector_sums {
-            1 => (first, end) = (begin / E::LANES, end / E::LANES),
+            1 => (first, end) = (begin / E::LANES, end.div_ceil(E::LANES)),
             2 => {
                 // The first row has no other before it.
                 let is_inside = row > 0 && !begin.is_multiple_of(E::LANES);
@@ -204,7 +181,7 @@ impl Stage {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load_async<E: Element, L: Pairwise<E::Real>>(
         &self,
-        run: &Run<E, L>,
+        run: &Run<'_, E, L>,
         vectors: u32,
         number: u32,
     ) {
@@ -262,7 +239,7 @@ impl Stage {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn get<E: Element, L: Pairwise<E::Real>>(
         &self,
-        run: &Run<E, L>,
+        run: &Run<'_, E, L>,
         slot: u32,
     ) -> [Vec16; 2] {
         let mut vectors = [Vec16::default(); 2];

@@ -23,7 +23,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// As [`compute`](Self::compute), for packed rows; a barrier has passed since the threads have
     /// written their sums.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn sum_rows(&self, run: &Run<E, L>, turn: u32) {
+    pub(super) unsafe fn sum_rows(&self, run: &Run<'_, E, L>, turn: u32) {
         let args = self.pass.args;
         let group = args.group_threads.get();
         let lane = thread_idx_x() & (group - 1);
@@ -42,7 +42,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
             let [sum] = warp_sums([sum.to_f64()], group);
             if lane == 0 && row < run.rows {
                 // SAFETY: the caller's conditions; no other group has this row.
-                unsafe { self.pass.finish(run.row(args) + u64::from(row), sum) };
+                unsafe { self.pass.finish(run.row() + u64::from(row), sum) };
             }
             first_of_warp += groups;
             row += groups;

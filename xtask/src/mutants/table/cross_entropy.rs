@@ -396,6 +396,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "lane_row_pairs_of_one",
+        what: "of two logits of 16 bits that are read one by one, the second is taken for 0",
+        file: "cross_entropy/packed/register_row.rs",
+        lines: "self.pairs[column / 2] |= vector.0[0] << 16;",
+        from: "vector.0[0] << 16",
+        to: "0",
+        test: "lane_rows::rows_with_gaps_and_off_boundaries",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "lane_row_infinite",
         what: "a row whose largest logit is infinite has a loss",
         file: "cross_entropy/packed/register_row.rs",

@@ -225,6 +225,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "tile_units_without_gaps",
+        what: "rows that are stored in units are taken to have no gaps in shared memory",
+        file: "tile.rs",
+        lines: "let value = self.shared.word::<T>(self.at + bytes + row * shared_gap, 0);",
+        from: "row * shared_gap",
+        to: "0",
+        test: "grids::packed_rows_with_gaps",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "tile_span_short",
         what: "a span of rows ends with the row before the last",
         file: "tile.rs",

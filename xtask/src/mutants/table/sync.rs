@@ -310,10 +310,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "tiled_scales_unordered",
         what: "gradients are scaled before the rows' scales are there",
         file: "pairwise/tiled/mod.rs",
-        lines: "row += TILED_BLOCK;
+        lines: "row += WARP_SIZE;
         }
-        sync_threads();",
-        from: "sync_threads();",
+        sync_warp();",
+        from: "sync_warp();",
         to: "",
         test: "golden::mse",
         seen: Seen::OnEmulator,

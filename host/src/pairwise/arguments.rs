@@ -197,14 +197,19 @@ impl Arguments<'_> {
     }
 
     /// The rows, as the plan of the tiled kernels asks.
-    pub(super) fn rows(&self, shape: Shape, element_bytes: usize) -> tiled::Rows {
+    pub(super) fn rows(
+        &self,
+        shape: Shape,
+        element_bytes: usize,
+        has_plain_pairs: bool,
+    ) -> tiled::Rows {
         tiled::Rows {
             reduction: self.args.reduction,
             rows: shape.rows(),
             cols: shape.cols(),
             element_bytes,
             step: self.step(),
-            has_plain_pairs: false,
+            has_plain_pairs,
             alignment: alignment(self.tensors(), element_bytes),
             alike: self
                 .tensors()

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
 use crate::memory::Memory;
-use crate::plan::tiled::{self, Tiled};
+use crate::plan::tiled::Tiled;
 use crate::plan::{self, Dense, Pass};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
@@ -146,7 +146,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         let fault = call.loss.as_ref().and_then(|loss| loss.fault);
         let arguments = self.arguments(call, workspace)?;
         let has_plain_pairs = self.kernels.has_plain_pairs && pass != Pass::Backward;
-        let rows = tiled::Rows { has_plain_pairs, ..arguments.rows(shape, size_of::<T>()) };
+        let rows = arguments.rows(shape, size_of::<T>(), has_plain_pairs);
         let Arguments { mut args, reads, writes, dense, can_tile, .. } = arguments;
         check_memory(stream, &reads, &writes)?;
 

@@ -1,6 +1,6 @@
 //! How work is cut into blocks, as pure functions of sizes and of what a device has room for. So
-//! the same input is summed in the same order on all devices with as many multiprocessors and as much
-//! shared memory; dense tensors of elementwise losses, on every device.
+//! the same input is summed in the same order on all devices with as many multiprocessors and as
+//! much shared memory; dense tensors of elementwise losses, on every device.
 
 mod elementwise;
 pub(crate) mod packed;
@@ -59,6 +59,18 @@ pub(crate) enum Pass {
 /// Enough blocks to keep every multiprocessor busy: 8 for each of an H100's. With fewer long rows
 /// than that, rows are split.
 const MANY_BLOCKS: usize = 132 * 8;
+
+/// 2³² ÷ `divisor`, rounded up, by which kernels divide numbers below 2¹⁶; 0, as they take it, for
+/// a divisor of 1.
+fn reciprocal(divisor: usize) -> u32 {
+    (1_u64 << 32).div_ceil(divisor as u64) as u32
+}
+
+/// The most bytes of a gap between rows that is read with them: a sector of memory or, of longer
+/// rows, half of a row. Chosen, not searched for; gaps of a quarter of a row were measured.
+fn most_gap_bytes(row_bytes: usize) -> usize {
+    (row_bytes / 2).max(32)
+}
 
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ pub(crate) use rows::Rows;
 
 use self::banks::{order, word_steps};
 use self::space::{Placed, Space, Tiles};
-use super::{Launch, Pass, Regime};
+use super::{Launch, Pass, Regime, reciprocal};
 use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES, saved};
 
 /// The most bytes of a packed row, where no line below says otherwise. H200, 2026-11-26, bf16,
@@ -223,8 +223,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
         store_span: stores_span.into(),
         copy_shift: copy_lanes.trailing_zeros(),
         store_units: store_units as u32,
-        // 2³² for one unit, which is 0 here.
-        per_store_unit: (1_u64 << 32).div_ceil(store_units.max(1) as u64) as u32,
+        per_store_unit: reciprocal(store_units.max(1)),
         order_right,
         order_mask,
         order_left,

@@ -2,7 +2,7 @@
 //! tiles of persistent blocks.
 
 use super::packed::{Device, RESERVED};
-use super::{Launch, RowsLaunch};
+use super::{Launch, RowsLaunch, most_gap_bytes, reciprocal};
 use kernels_gpu::abi::{CACHE_LINE, MAX_PARTIALS, TILED_BLOCK, TiledArgs, VECTOR_BYTES, reduction};
 use std::cmp::Reverse;
 use std::num::NonZeroU32;
@@ -59,12 +59,6 @@ const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 /// not searched for.
 const LEAST_ROW_BYTES: usize = 4 << 10;
 
-/// The most bytes of a gap between packed rows, which is read with them: a sector of memory or, of
-/// longer rows, half of a row. Chosen, not searched for.
-fn most_gap_bytes(row_bytes: usize) -> usize {
-    (row_bytes / 2).max(32)
-}
-
 /// The most parts of a row that several blocks share.
 const MOST_SPLITS: usize = 64;
 
@@ -80,12 +74,13 @@ impl Rows {
         self.cols * self.element_bytes
     }
 
-    /// Whether rows may be packed. Longer ones with gaps are cut, so that no gap is read. The packed
-    /// kernels compute pairs of rows with gaps as if none were plain, which for logarithms of 16-bit
-    /// elements takes longer than a row group for each row. H200, 2026-11-28, gaps of a quarter of a
-    /// row, ceiling ÷ ours with a row group for each and packed: mean squared error, bf16, 3 columns
-    /// 0.32 and 0.59, f16, 257 columns 0.49 and 0.60; divergence, f16, 60 columns 0.27 and 0.20, f64
-    /// 0.25 and 0.29.
+    /// Whether rows may be packed. Longer ones with gaps are cut, so that no gap is read. The
+    /// packed kernels compute pairs of rows with gaps as if none were plain, which for logarithms
+    /// of 16-bit elements takes longer than a row group for each row. H200, 2026-11-28, gaps of a
+    /// quarter of a row, ceiling ÷ ours with a row group for each and packed: mean squared error,
+    /// bf16, 3 columns 0.32 and 0.59, f16, 257 columns 0.49 and 0.60; divergence, forward by row,
+    /// 60 columns, f16 0.27 and 0.20, f32 0.29 and 0.28, f64 0.25 and 0.29, forward-backward,
+    /// 100 columns, f32 0.31 and 0.48.
     fn can_pack(&self) -> bool {
         let row_bytes = self.row_bytes();
         let takes_gaps = !self.has_plain_pairs || self.element_bytes > 2;
@@ -289,8 +284,7 @@ fn pack(rows: &Rows, tile_rows: usize, blocks: usize) -> Option<Tiled> {
         items: items as u32,
         vectors: vectors as u32,
         vector_sums: rows.vector_sums() as u32,
-        // 2³² for one element, which is 0 here.
-        per_step: (1_u64 << 32).div_ceil(rows.packed_step() as u64) as u32,
+        per_step: reciprocal(rows.packed_step()),
         padding: rows.padding() as u32,
         sums: sums as u32,
         scales: scales as u32,

@@ -1,7 +1,7 @@
 //! How rows lie in memory, and what follows from that for how they are packed.
 
 use super::VECTOR;
-use crate::plan::{Pass, Regime};
+use crate::plan::{Pass, Regime, most_gap_bytes};
 use kernels_gpu::abi::{CACHE_LINE, lane_row_cols};
 
 /// The bytes of half of the banks of shared memory.
@@ -125,8 +125,8 @@ impl Rows {
     /// 0.61 and 0.53.
     pub(super) fn loads_span(&self, pass: Pass) -> bool {
         let row_bytes = self.row_bytes();
-        let gap = (row_bytes / 2).max(32);
-        let is_span = |stride| (row_bytes..=row_bytes + gap).contains(stride);
+        let most = row_bytes + most_gap_bytes(row_bytes);
+        let is_span = |stride| (row_bytes..=most).contains(stride);
         let are_spans = self.strides.iter().all(|stride| *stride == 0 || is_span(stride));
         let is_apart = self.regime(pass) == Regime::Packed
             && self.element_bytes < 8

@@ -46,7 +46,7 @@ pub use table::{Entry, Family, all, find};
 table::losses! {
     mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4, rows by 3 3 2);
     huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4, rows by 3 3 2);
-    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4, rows by 3 3 2);
+    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4, rows by 2 2 2);
     bce: pairwise(crate::bce::Bce<E>, 768, 640 threads by 2, rows by 2 2 1);
     // Inputs are log-probabilities or, with `_prob`, probabilities; targets are probabilities or,
     // with `_log_target`, log-probabilities.

@@ -53,11 +53,11 @@ macro_rules! kernels {
             FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>,
                 (PairwiseArgs), ROWS_BLOCK by $rows_both, 5 barriers;
             FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>,
-                (PairwiseArgs), TILED_BLOCK by $rows, 5 barriers;
+                (PairwiseArgs), TILED_BLOCK by $rows, 6 barriers;
             BACKWARD_TILED = backward_tiled: tiled::<E, $type, false, true>,
                 (PairwiseArgs), TILED_BLOCK by $rows_backward, 0 barriers;
             FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true, true>,
-                (PairwiseArgs), TILED_BLOCK by $rows_both, 5 barriers;
+                (PairwiseArgs), TILED_BLOCK by $rows_both, 6 barriers;
         }
     };
 }

@@ -243,6 +243,13 @@ fn runs_of_several_tiles() {
     }
 }
 
+/// Rows so long that the warps of a block share each of them, and more of these for a block than it
+/// finishes at once.
+#[test]
+fn long_rows_that_warps_share() {
+    check_squares_on::<f32>(small_gpu(), [54, 17_003], DENSE);
+}
+
 /// A shifted vector is read from the two aligned vectors around it, but none that begins before the
 /// memory of its tensor, or ends behind it.
 #[test]

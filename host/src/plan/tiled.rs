@@ -39,8 +39,8 @@ const VECTOR: usize = VECTOR_BYTES as usize;
 const BLOCK: usize = TILED_BLOCK as usize;
 const WARPS: usize = BLOCK / 32;
 
-/// The most vectors of a tile of a long row: four for each thread. Three blocks of a multiprocessor
-/// then have shared memory for their stages.
+/// The vectors of the tiles of a block's warps, of long rows: four for each thread. Three blocks of
+/// a multiprocessor then have shared memory for their stages.
 const MOST_VECTORS: usize = 4 * BLOCK;
 
 /// The most vectors that a thread has of a tile of packed rows.
@@ -49,15 +49,29 @@ const MOST_TURNS: usize = 5;
 /// The fewest blocks of packed rows that share a multiprocessor, if registers allow as many.
 const LEAST_RESIDENT: usize = 2;
 
+/// The fewest tiles of a row, or of a part of one, that all warps of a block share rather than that
+/// each computes one. H200, 2026-11-29, ceiling ÷ ours alone and shared: squared error, f64,
+/// forward, 131072 columns 0.91 and 0.95; divergence, f32, forward, 131072 columns 0.86 and 0.91.
+/// With 8 tiles, memory is as much faster, but where arithmetic limits, the sum and the edges of a
+/// row take eight warps' time: divergence, bf16, forward, 8241 columns 0.66 and 0.62.
+const LEAST_SHARED: usize = 32;
+
 /// The fewest bytes of rows for which there may be fewer blocks than registers allow. Shorter ones
-/// have more to compute, which more warps hide: H100, 2026-11-27, backward, ceiling ÷ ours with
+/// have more to compute, which more warps hide: H200, 2026-11-27, backward, ceiling ÷ ours with
 /// three blocks and with two, f32, 16 columns 0.91 and 0.81, f16, 33 columns 0.87 and 0.77. Rows of
 /// 68 to 252 bytes were not compared; of 254 bytes, two blocks are better ([`Rows::rating`]).
 const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 
-/// The fewest bytes of a row that is not packed. A block computes one such row at a time. Chosen,
-/// not searched for.
-const LEAST_ROW_BYTES: usize = 4 << 10;
+/// The fewest bytes of a row that is cut. Shorter ones that are not packed have a row group each.
+/// H200, 2026-11-29, ceiling ÷ ours with a row group and cut: divergence by row, f64, forward, 152
+/// columns with gaps 0.32 and 0.52; tensors that are aligned differently, f16, backward, 759
+/// columns 0.57 and 0.65, f64, forward-backward, 153 columns 0.57 and 0.53.
+const LEAST_ROW_BYTES: usize = 1200;
+
+/// The part, in percent, of the [rating](Rows::rating) of packed rows that those with gaps have.
+/// H200, 2026-11-29, squared error, ceiling ÷ ours, packed and cut: bf16, backward, 733 columns
+/// 0.56 and 0.78; f16, forward, 750 columns 0.63 and 0.71. Shorter rows were not compared.
+const GAP_RATING: usize = 60;
 
 /// The most parts of a row that several blocks share.
 const MOST_SPLITS: usize = 64;
@@ -67,27 +81,25 @@ const MOST_SPLITS: usize = 64;
 const SUMS_PER_LANE: usize = 8;
 
 /// Bytes of the shared arrays of the kernels, as their PTX declares them.
-pub(crate) const ARRAYS_BYTES: usize = 1536;
+pub(crate) const ARRAYS_BYTES: usize = 2048;
 
 impl Rows {
     fn row_bytes(&self) -> usize {
         self.cols * self.element_bytes
     }
 
-    /// Whether rows may be packed. Longer ones with gaps are cut, so that no gap is read. The
-    /// packed kernels compute pairs of rows with gaps as if none were plain, which for logarithms
-    /// of 16-bit elements takes longer than a row group for each row. H200, 2026-11-28, gaps of a
-    /// quarter of a row, ceiling ÷ ours with a row group for each and packed: mean squared error,
-    /// bf16, 3 columns 0.32 and 0.59, f16, 257 columns 0.49 and 0.60; divergence, forward by row,
-    /// 60 columns, f16 0.27 and 0.20, f32 0.29 and 0.28, f64 0.25 and 0.29, forward-backward,
-    /// 100 columns, f32 0.31 and 0.48.
+    /// Whether rows may be packed. The packed kernels compute pairs of rows with gaps as if none
+    /// were plain, which for logarithms of 16-bit elements takes longer than a row group for each
+    /// row. H200, 2026-11-28, gaps of a quarter of a row, ceiling ÷ ours with a row group for each
+    /// and packed: mean squared error, bf16, 3 columns 0.32 and 0.59, f16, 257 columns 0.49 and
+    /// 0.60; divergence, forward by row, 60 columns, f16 0.27 and 0.20, f32 0.29 and 0.28, f64 0.25
+    /// and 0.29, forward-backward, 100 columns, f32 0.31 and 0.48.
     fn can_pack(&self) -> bool {
         let row_bytes = self.row_bytes();
         let takes_gaps = !self.has_plain_pairs || self.element_bytes > 2;
         self.step.is_some_and(|step| {
             let gap = (step - self.cols).saturating_mul(self.element_bytes);
-            let is_short = row_bytes < LEAST_ROW_BYTES && gap <= most_gap_bytes(row_bytes);
-            gap == 0 || takes_gaps && is_short
+            gap == 0 || takes_gaps && gap <= most_gap_bytes(row_bytes)
         })
     }
 
@@ -185,8 +197,8 @@ impl Rows {
     }
 
     /// The rows of a tile and the blocks that share a multiprocessor, of those that `device` has
-    /// registers for: those that are [rated](Self::rating) best. `None` if no tile has two rows, or
-    /// two of them are as long as a tile of a longer row.
+    /// registers for: those that are [rated](Self::rating) best. `None` if no tile has two rows,
+    /// two of them are as long as a tile of a longer row, or cut rows are rated better.
     fn tile(&self, device: Device) -> Option<(usize, usize)> {
         if self.vectors_of(2) > MOST_VECTORS {
             return None;
@@ -209,6 +221,10 @@ impl Rows {
             |&(rows, begins_at, resident, _)| Reverse(self.rating(rows, begins_at, resident)),
         )?;
         let (rows, begins_at, resident, blocks) = best;
+        let part = if self.packed_step() > self.cols { GAP_RATING } else { 100 };
+        if self.rating(rows, begins_at, resident) * part / 100 < self.cut_rating() {
+            return None;
+        }
         Some((self.shared_out(rows, self.period(begins_at), blocks), resident))
     }
 
@@ -240,6 +256,19 @@ impl Rows {
             _ => 100,
         };
         rows * self.row_bytes() * by_begin * by_flight / vectors
+    }
+
+    /// How good it is to cut rows, in the measure of [`rating`](Self::rating): a warp has a row's
+    /// edges, its sum and what it does between two rows besides the row's vectors. Fitted to
+    /// 115 shapes of rows of 1 to 8 KB, H200, 2026-11-29; ceiling ÷ ours, packed and cut: squared
+    /// error, f32, forward, 256 columns 0.92 and 0.74, 694 columns 0.77 and 0.86, 1694 columns 0.65
+    /// and 0.89; divergence, f16, backward, 1071 columns 0.63 and 0.63, 3586 columns 0.52 and 0.86.
+    fn cut_rating(&self) -> usize {
+        let (most, of_row) = (172_800, 112_000_000);
+        match self.row_bytes() {
+            bytes if bytes < LEAST_ROW_BYTES => 0,
+            bytes => most - of_row / bytes,
+        }
     }
 
     /// At most `most` rows, such that all blocks have as many: whole periods.
@@ -280,8 +309,10 @@ fn pack(rows: &Rows, tile_rows: usize, blocks: usize) -> Option<Tiled> {
     let args = TiledArgs {
         rows: tile_rows as u32,
         step: rows.packed_step() as u32,
-        of_row: 1,
+        of_row: 0,
+        of_item: 0,
         items: items as u32,
+        warp_items: 0,
         vectors: vectors as u32,
         vector_sums: rows.vector_sums() as u32,
         per_step: reciprocal(rows.packed_step()),
@@ -295,22 +326,22 @@ fn pack(rows: &Rows, tile_rows: usize, blocks: usize) -> Option<Tiled> {
     Some(launch(rows.packed_bytes(tile_rows), items.min(blocks), group_threads, 1, args))
 }
 
-/// Tiles of long rows.
+/// Tiles of long rows: of each warp, four vectors a lane.
 fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
-    let row_vectors = (rows.most_lead() + rows.row_bytes()).div_ceil(VECTOR);
-    let mut vectors = MOST_VECTORS.min(row_vectors.next_multiple_of(BLOCK));
+    let mut vectors = MOST_VECTORS;
     while vectors > BLOCK && rows.stage_bytes(vectors) > block_bytes {
         vectors -= BLOCK;
     }
-    let of_row = row_vectors.div_ceil(vectors);
-    // Tiles of the same size, as far as a tile has as many vectors for each thread.
-    let vectors = row_vectors.div_ceil(of_row).next_multiple_of(BLOCK);
-    let splits = splits(rows, of_row, blocks);
-    let items = i32::try_from(rows.rows.checked_mul(splits)?).ok()? as usize;
+    let of_row = (rows.most_lead() + rows.row_bytes()).div_ceil(vectors / WARPS * VECTOR);
+    let (splits, of_item) = splits(rows, of_row, blocks);
+    let items = rows.rows.checked_mul(splits)?;
+    i32::try_from(items.checked_mul(of_item)?).ok()?;
     let args = TiledArgs {
         step: rows.cols as u32,
         of_row: of_row as u32,
+        of_item: of_item as u32,
         items: items as u32,
+        warp_items: u32::from(of_item < LEAST_SHARED),
         vectors: vectors as u32,
         padding: rows.padding() as u32,
         ..TiledArgs::default()
@@ -318,16 +349,32 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
     Some(launch(rows.stage_bytes(vectors), items.min(blocks), 32, splits, args))
 }
 
-/// The parts of a row of `tiles` tiles with which the block that has most to do is done first. What
-/// a part costs besides its tiles counts as half of one.
-fn splits(rows: &Rows, tiles: usize, blocks: usize) -> usize {
-    let mut most = tiles.min(MOST_SPLITS);
-    if rows.reduction == reduction::ROWS {
-        most = most.min(MAX_PARTIALS as usize / rows.rows);
-    }
-    let time =
-        |splits: &usize| (rows.rows * splits).div_ceil(blocks) * (2 * tiles.div_ceil(*splits) + 1);
-    (1..=most).min_by_key(time).unwrap_or(1)
+/// The parts of a row of `tiles` tiles, and the tiles of a part, with which the warp that has most
+/// to do is done first. The costs are in thousandths of a tile's, estimated for an H200.
+fn splits(rows: &Rows, tiles: usize, blocks: usize) -> (usize, usize) {
+    /// Besides its tiles, a part has edges, and a sum.
+    const PART: usize = 250;
+    /// The last block waits for the others' sums.
+    const SECOND_STAGE: usize = 1_000;
+    /// Sums that the last block adds up in the time of a thousandth of a tile.
+    const SUMS: usize = 3;
+    let by_row = rows.reduction == reduction::ROWS;
+    let parts = |splits: usize| {
+        let of_part = tiles.div_ceil(splits);
+        (tiles.div_ceil(of_part), of_part)
+    };
+    let cost = |&(splits, of_part): &(usize, usize)| {
+        let items = rows.rows * splits;
+        let of_block = items.div_ceil(blocks);
+        let of_warp = (of_block * of_part).div_ceil(WARPS) * 1_000;
+        let second_stage = if by_row && splits > 1 { SECOND_STAGE + items / SUMS } else { 0 };
+        of_warp + of_block.div_ceil(WARPS) * PART + second_stage
+    };
+    let is_allowed = |&(splits, _): &(usize, usize)| {
+        splits == 1 || !by_row || rows.rows * splits <= MAX_PARTIALS as usize
+    };
+    let all = (1..=tiles.min(MOST_SPLITS)).map(parts).filter(is_allowed);
+    all.min_by_key(cost).unwrap_or((1, tiles))
 }
 
 fn launch(

@@ -71,25 +71,32 @@ pub struct PairwiseArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TiledArgs {
-    /// Rows of a tile, if rows are packed: then they are equally far apart in every tensor, and a
-    /// tile has so many vectors as its rows, and the gaps between them, need wherever they begin in
-    /// a cache line. 0 if not.
+    /// Rows that a block computes at a time, if rows are packed: then they are equally far apart in
+    /// every tensor, and the tiles of the block's warps have so many vectors as these rows, and the
+    /// gaps between them, need wherever they begin in a cache line. 0 if not.
     pub rows: u32,
     /// Elements from one packed row to the next, in every tensor; if rows are not packed, their
     /// elements.
     pub step: u32,
-    /// Tiles of a row, if rows are not packed: so many as a row needs wherever it begins in a cache
-    /// line. Otherwise 1.
+    /// A warp's tiles of a row, if rows are not packed: so many as a row needs wherever it begins
+    /// in a cache line. Otherwise 0.
     pub of_row: u32,
-    /// The runs of the call, each of which is packed rows or a row, times `splits`.
+    /// A warp's tiles of each of the `splits` parts of a row, if rows are not packed: together at
+    /// least those of the row. Otherwise 0.
+    pub of_item: u32,
+    /// The runs of the call, each of which is packed rows or a row, times `splits`. With `of_item`
+    /// tiles each, they have fewer than 2³¹.
     pub items: u32,
-    /// Vectors of a tile: a multiple of [`TILED_BLOCK`], and at most four times that.
+    /// 1 if warps compute items that are not packed alone, where a block has at least one for each
+    /// of its 8 warps; 0 if the warps of a block share all items. Then `of_item` is at least 8.
+    pub warp_items: u32,
+    /// Vectors of the tiles of a block's warps: a multiple of [`TILED_BLOCK`].
     pub vectors: u32,
     /// Sums of a vector of packed rows that are reduced by row: 1 if every vector is of one row, 2
     /// if it is of two at most, and otherwise one for each of its elements. For others 0.
     pub vector_sums: u32,
     /// 2³² ÷ `step`, rounded up, for packed rows more than one element apart; for others 0. It
-    /// divides an element's number in a tile, which is below 2¹⁶, by the step.
+    /// divides an element's number in a block's tiles, which is below 2¹⁶, by the step.
     pub per_step: u32,
     /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
     /// tensors have the same offset from a 16-byte boundary in each row, none.

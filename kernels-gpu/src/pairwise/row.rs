@@ -12,6 +12,7 @@ use cuda_std::memory::{Vec16, load, load_streaming, load_vector, store, store_st
 /// none is. What is between the first and the last boundary moves as vectors, head and tail element
 /// by element. If the written tensors are aligned differently, the whole row moves element by
 /// element.
+#[derive(Clone, Copy)]
 pub(super) struct Row<E: Element, L, const DENSE: bool> {
     pub(super) loss: L,
     pub(super) input: u64,

@@ -61,15 +61,21 @@ fn tiles_have_all_vectors_of_all_rows() {
         // From a cache line to the row that begins in it.
         let most = 128 - rows.alignment;
         let row_bytes = rows.cols * rows.element_bytes;
+        let splits = splits.get();
         if args.rows == 0 {
-            assert!(most + row_bytes <= args.of_row as usize * bytes, "{rows:?}");
-            assert!(splits.get() <= args.of_row, "{rows:?}");
-            assert_eq!(args.items as usize, rows.rows * splits.get() as usize, "{rows:?}");
-            assert!(splits.get() == 1 || args.items <= MAX_PARTIALS, "{rows:?}");
+            let of_warps = args.of_row as usize * bytes / WARPS;
+            assert!(most + row_bytes <= of_warps, "{rows:?}");
+            assert!(of_warps - bytes / WARPS < most + row_bytes, "{rows:?}");
+            let of_other_parts = (splits - 1) * args.of_item;
+            assert!(of_other_parts < args.of_row, "{rows:?}");
+            assert!(of_other_parts + args.of_item >= args.of_row, "{rows:?}");
+            assert_eq!(args.items as usize, rows.rows * splits as usize, "{rows:?}");
+            assert!(args.items.checked_mul(args.of_item).is_some_and(|tiles| tiles < 1 << 31));
+            assert!(splits == 1 || args.items <= MAX_PARTIALS, "{rows:?}");
         } else {
             assert!(most + args.rows as usize * row_bytes <= bytes, "{rows:?}");
             assert_eq!(args.items as usize, rows.rows.div_ceil(args.rows as usize));
-            assert_eq!(splits.get(), 1);
+            assert_eq!(splits, 1);
         }
     });
 }
@@ -116,16 +122,17 @@ fn a_vector_has_a_sum_for_each_of_its_rows() {
     });
 }
 
-/// Rows that are not equally far apart in all tensors are cut, and so are long ones with gaps and
-/// those with large gaps. Shorter ones of these are left to the kernels that have no tiles.
+/// Rows that are not equally far apart in all tensors are cut, and so are those with large gaps,
+/// and all but short ones with any. Short ones that are not packed are left to the kernels that
+/// have no tiles.
 #[test]
 fn rows_with_gaps_are_packed_or_cut() {
     let tile_rows = |cols, step| {
         let rows = Rows { step, ..dense(1 << 20, cols, 4) };
         tiled(&rows, DEVICES[0]).map(|plan| plan.args.rows > 1)
     };
-    for cols in [1_000, 1_023, 1_024, 5_000] {
-        assert_eq!(tile_rows(cols, None), (cols >= 1_024).then_some(false), "{cols}");
+    for cols in [100, 299, 300, 5_000] {
+        assert_eq!(tile_rows(cols, None), (cols >= 300).then_some(false), "{cols}");
     }
     for (cols, gap, is_packed) in [
         (1, 8, Some(true)),
@@ -134,9 +141,10 @@ fn rows_with_gaps_are_packed_or_cut() {
         (16, 9, None),
         (100, 50, Some(true)),
         (100, 51, None),
-        (1_023, 1, Some(true)),
-        (1_024, 1, Some(false)),
-        (2_000, 0, Some(true)),
+        (299, 1, Some(true)),
+        (300, 1, Some(true)),
+        (300, 151, Some(false)),
+        (500, 1, Some(false)),
     ] {
         assert_eq!(tile_rows(cols, Some(cols + gap)), is_packed, "{cols}, {gap}");
     }
@@ -164,26 +172,48 @@ fn a_scalar_has_no_sums_of_vectors() {
     assert_eq!((sums(reduction::ROWS), sums(reduction::SCALAR)), (Some(1), Some(0)));
 }
 
-/// Long rows have as large tiles as blocks have shared memory for, up to four vectors a thread,
-/// and no more of them than they need.
+/// Long rows have as large tiles as blocks have shared memory for, up to four vectors a lane. The
+/// tiles of all rows are shared out to as many warps as there is room for.
 #[test]
 fn long_rows_are_cut_into_large_tiles() {
     let plan = |rows, cols, device| {
         let Tiled { rows, args } = tiled(&dense(rows, cols, 4), device).expect("long rows");
-        (args.vectors, args.of_row, rows.splits.get())
+        (args.vectors, args.of_row, rows.splits.get(), args.of_item)
     };
-    // 262144 columns are 64 tiles of 1024 vectors, or 256 of 256.
-    assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 64, 64));
+    // 262144 columns are 512 tiles of 128 vectors, or 2048 of 32.
+    assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 512, 64, 8));
     assert_eq!(plan(100, 262_144, DEVICES[2]).0, 256);
-    // 396 blocks: with 11 parts, three parts of six tiles at most; with four, two of sixteen.
-    assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 64, 11));
-    // Six rows at most, of 13 tiles each.
-    assert_eq!(plan(2002, 50_257, DEVICES[1]), (1024, 13, 1));
+    // Five parts of 27 tiles for the eight warps of a block, 17 tiles each; of 11 parts of 47
+    // tiles, three would be 18.
+    assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 512, 19, 27));
+    // Sixteen thirds of rows at most, of 33 tiles each; of whole rows six, of 99.
+    assert_eq!(plan(2002, 50_257, DEVICES[1]), (1024, 99, 3, 33));
+    // A part more would take a second stage, and save less.
+    assert_eq!(plan(20_020, 2_100, DEVICES[1]), (1024, 5, 1, 5));
+}
+
+/// Rows are cut rather than packed where packed ones would leave many threads without a vector, or
+/// begin within vectors: the longer they are, the sooner.
+#[test]
+fn rows_that_pack_badly_are_cut() {
+    let is_cut = |cols, element_bytes| {
+        let plan = tiled(&dense(1 << 20, cols, element_bytes), DEVICES[0]);
+        plan.expect("rows are tiled").args.rows == 0
+    };
+    // Tiles of four rows of 4092 bytes begin at vectors, and fill four fifths.
+    assert!(is_cut(1_023, 4) && !is_cut(1_024, 4));
+    // Rows of an odd number of 2-byte elements begin anywhere, but for every eighth.
+    assert!(is_cut(1_713, 2) && !is_cut(777, 2));
+    // Rows below 1200 bytes are not cut.
+    assert!(!is_cut(299, 4) && !is_cut(599, 2));
+}
+
+/// Warps compute the items of a block alone, unless these have many tiles.
+#[test]
+fn warps_share_long_items() {
     each_plan(|rows, _, Tiled { args, .. }| {
-        let bytes = args.vectors as usize * VECTOR;
-        let longest = 128 - rows.alignment + rows.cols * rows.element_bytes;
-        let is_needed = (args.of_row as usize - 1) * bytes < longest;
-        assert!(args.rows != 0 || is_needed, "{rows:?}: {args:?}");
+        let are_long = args.of_item >= 32;
+        assert_eq!(args.warp_items == 1, args.rows == 0 && !are_long, "{rows:?}");
     });
 }
 
@@ -211,9 +241,9 @@ fn tiles_are_equal_shares_of_all_blocks() {
     assert_eq!((plan(1 << 20, 4), plan(2_376, 4)), ((396, 4), (396, 3)));
     // Sums in f64 leave room for two blocks of a multiprocessor, not three.
     assert_eq!(plan(1 << 20, 8).0, 264);
-    // Two rows are packed, one is not.
+    // Five rows are packed, longer ones are cut.
     let tile_rows = |cols| tiled(&dense(1 << 20, cols, 4), DEVICES[0]).map(|it| it.args.rows);
-    assert_eq!((tile_rows(2_000), tile_rows(2_100)), (Some(2), Some(0)));
+    assert_eq!((tile_rows(1_024), tile_rows(1_920)), (Some(5), Some(0)));
 }
 
 /// Tiles that begin at cache lines or at vectors, with fewer blocks if need be, unless that leaves
@@ -231,8 +261,6 @@ fn tiles_begin_at_lines_or_at_vectors() {
     // Eight rows of 2046 bytes end at a vector.
     assert_eq!(plan(1_023, 2, true, three), (8, 5, 2));
     assert_eq!(plan(1_023, 2, false, three), (8, 5, 2));
-    // Four rows of 4092 bytes do.
-    assert_eq!(plan(1_023, 4, true, two), (4, 5, 2));
     // Four rows of 4004 bytes end at a vector, 32 at a line.
     assert_eq!(plan(1_001, 4, true, two), (4, 4, 2));
     // Each row of 1024 bytes ends at a line.
@@ -243,8 +271,6 @@ fn tiles_begin_at_lines_or_at_vectors() {
     assert_eq!(plan(777, 2, true, three), (13, 5, 2));
     // Rows of 64 bytes have as many blocks as registers allow.
     assert_eq!(plan(32, 2, true, three).2, 3);
-    // There is no room for eight rows of 3002 bytes.
-    assert_eq!(plan(1_501, 2, true, three), (4, 3, 3));
     for cols in [7, 100, 128, 250] {
         let bytes = plan(cols, 4, true, two).0 as usize * cols * 4;
         assert!(bytes.is_multiple_of(128), "{cols} columns");

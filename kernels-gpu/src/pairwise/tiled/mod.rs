@@ -1,11 +1,12 @@
 //! Losses that are reduced by row, and rows with gaps: a block copies the tiles of its rows to
-//! shared memory, asynchronously, and computes one tile while the next one is copied.
+//! shared memory, asynchronously; each warp computes one tile while its next one is copied.
 //!
-//! Short rows are packed: a tile consists of whole rows, with the gaps between them, and its vectors
-//! may have the end of one row and the beginning of the next. For losses by row, a thread sums the
-//! terms of a vector for each of the rows in it and writes these sums to shared memory, where groups
-//! of lanes add them up. A long row is cut into tiles. Its terms, and those of a scalar loss, a
-//! thread adds up in a register. Blocks are persistent.
+//! Short rows are packed: a block computes some whole rows, with the gaps between them, at a time.
+//! Each warp has a tile of them, whose vectors may have the end of one row and the beginning of the
+//! next. For losses by row, a thread sums the terms of a vector for each of the rows in it and
+//! writes these sums to shared memory, where groups of lanes add them up. Long rows are cut into
+//! tiles, and a warp computes a row alone; warps share the longest rows, and those that are left.
+//! Their terms, and those of a scalar loss, a thread adds up in a register. Blocks are persistent.
 
 mod run;
 mod stage;
@@ -19,13 +20,13 @@ use crate::abi::{TILED_BLOCK, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::math::quotient;
 use crate::reduce::{Workspace, grid_sums};
-use cuda_std::hint::opaque_vec16;
+use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
-use cuda_std::thread::{block_idx_x, sync_threads};
-use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+use cuda_std::thread::sync_threads;
+use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp};
 use run::Run;
 use stage::Shared;
-use tile::Tile;
+use tile::{Items, Tile};
 
 /// Warps of a block.
 const WARPS: u32 = TILED_BLOCK / WARP_SIZE;
@@ -35,6 +36,7 @@ struct Block<'a, E: Element, L> {
     pass: &'a Pass<'a, E, L, false>,
     shared: Shared<E>,
     workspace: Workspace,
+    items: Items,
     /// Whether there are gaps between packed rows. Found once: between tiles, it would have to be
     /// waited for.
     has_gaps: bool,
@@ -59,6 +61,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
             pass: self,
             shared: Shared::new(args),
             workspace,
+            items: Items::of_block(args),
             has_gaps: args.tiles.step != args.cols as u32,
             has_scales,
             // SAFETY: condition 1.
@@ -66,8 +69,14 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         };
         // SAFETY: the caller's conditions.
         unsafe {
+            let sums_items = TERMS && args.reduction == reduction::ROWS && args.tiles.rows == 0;
+            if sums_items {
+                block.clear_sums();
+            }
             let total = block.for_each_tile::<TERMS, GRADS>();
-            if TERMS && args.reduction == reduction::SCALAR {
+            if sums_items {
+                block.finish_last_items();
+            } else if TERMS && args.reduction == reduction::SCALAR {
                 grid_sums([total], workspace, |[sum]| self.finish(0, sum));
             }
         }
@@ -75,7 +84,14 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
-    /// Computes each tile of the block while the next one is copied. Returns the sum of this
+    /// Whether the loss is one for each row, and rows are not packed.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn sums_items(&self) -> bool {
+        let args = self.pass.args;
+        args.reduction == reduction::ROWS && args.tiles.rows == 0
+    }
+
+    /// Computes each tile of the warp while the next one is copied. Returns the sum of this
     /// thread's terms, where the loss is a scalar.
     ///
     /// # Safety
@@ -83,39 +99,51 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn for_each_tile<const TERMS: bool, const GRADS: bool>(&self) -> f64 {
         let args = self.pass.args;
-        let items = args.tiles.items;
-        let mut next = Tile::first(args, block_idx_x());
+        let mut next = Tile::first(args, &self.items);
         let mut run = Run::new::<GRADS>(self.pass, 0);
+        let mut next_run = run;
         let (mut tile, mut has_tile, mut turn) = (next, false, 0);
+        let mut scale = self.scale;
         let mut sum = 0.0;
         // SAFETY: the caller's conditions. The lanes of a warp have synchronised since they read
         // the stage that is loaded.
         unsafe {
             // The first iteration only loads, so the code of a load exists once.
-            while has_tile || next.item < items {
-                let has_next = next.item < items;
-                let next_run =
-                    Run::new::<GRADS>(self.pass, if has_next { next.run(args) } else { 0 });
+            while has_tile || next.left > 0 {
+                let has_next = next.left > 0;
                 if has_next {
-                    let stage = self.shared.stage(turn ^ 1);
-                    stage.load_async(&next_run, args.tiles.vectors, next.number);
+                    if next.is_first {
+                        next_run = Run::new::<GRADS>(self.pass, next.run(args));
+                    }
+                    self.shared.stage(turn ^ 1).load_async(&next_run, next.number);
                     self.load_scales_async(&next_run, turn ^ 1);
                 }
                 end_copies();
                 if has_tile {
+                    if self.has_scales && args.tiles.rows == 0 && tile.is_first {
+                        scale = self.pass.scale(run.row());
+                    }
+                    // Before the wait for the copies, which the loads of the edges overlap with.
+                    if args.tiles.rows == 0 && tile.number + 1 == args.tiles.of_row {
+                        self.edges::<TERMS, GRADS>(&run, scale, &mut sum);
+                    }
                     wait_for_copies::<1>();
                     sync_warp();
-                    self.compute::<TERMS, GRADS>(&run, tile, turn, &mut sum);
+                    self.compute::<TERMS, GRADS>(&run, tile, turn, scale, &mut sum);
+                    if TERMS && self.sums_items() && (next.is_first || !has_next) {
+                        self.sum_item(tile, sum);
+                        sum = 0.0;
+                    }
                     sync_warp();
                 }
                 (run, tile, has_tile, turn) = (next_run, next, has_next, turn ^ 1);
-                next = next.next(args);
+                next = next.next(args, &self.items);
             }
         }
         sum
     }
 
-    /// Computes a tile of a run, and writes the sums of the rows that it completes.
+    /// Computes a tile of a run, and writes the sums of packed rows.
     ///
     /// # Safety
     /// As [`Pass::tiled`]; the tile is in stage `turn`.
@@ -125,29 +153,41 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         run: &Run<'_, E, L>,
         tile: Tile,
         turn: u32,
+        scale: E::Real,
         sum: &mut f64,
     ) {
         let args = self.pass.args;
         // SAFETY: the caller's conditions.
         unsafe {
-            let mut scale = self.scale;
-            if self.has_scales {
-                if args.tiles.rows != 0 {
-                    self.divide_scales(run, turn);
-                } else {
-                    scale = self.pass.scale(run.row());
-                }
+            if self.has_scales && args.tiles.rows != 0 {
+                self.divide_scales(run, turn);
             }
             self.vectors::<TERMS, GRADS>(run, tile, turn, scale, sum);
-            if !TERMS {
-                return;
-            }
-            if args.tiles.vector_sums != 0 {
+            if TERMS && args.tiles.vector_sums != 0 {
                 sync_threads();
                 self.sum_rows(run, turn);
-            } else if tile.number + 1 == tile.end && args.reduction == reduction::ROWS {
-                self.finish_item(tile, *sum);
-                *sum = 0.0;
+            }
+        }
+    }
+
+    /// Computes the elements of a long row before its first [whole](Run::whole) vector and behind
+    /// its last one, each in a lane of its own.
+    ///
+    /// # Safety
+    /// As [`Pass::tiled`]; all lanes of the warp call it, for a row that is not packed.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn edges<const TERMS: bool, const GRADS: bool>(
+        &self,
+        run: &Run<'_, E, L>,
+        scale: E::Real,
+        sum: &mut f64,
+    ) {
+        if let Some(element) = run.edge(lane_id()) {
+            // SAFETY: the caller's conditions; the element is one of the row's, and no other
+            // lane's.
+            let [a, b] = unsafe { run.tensors.pair::<GRADS>(element.into(), scale) };
+            if TERMS {
+                *sum += (a * b).to_f64();
             }
         }
     }
@@ -167,12 +207,14 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ) {
         let stage = self.shared.stage(turn);
         let vectors = self.pass.args.tiles.vectors / WARPS;
-        let first = tile.number * self.pass.args.tiles.vectors + warp_id() * vectors;
+        let first = tile.number * vectors;
         // Nearly all vectors are whole, and their pairs plain. The others wait, so that they do not
-        // slow the loop: bit k is set if the thread's vector k does. Where there are gaps, all wait:
-        // beside vectors that have one, a warp would have to do both.
-        let [begin, end] = run.slots(run.all(), first, vectors);
-        let [quick_begin, quick_end] = run.slots(run.quick(self.has_gaps), first, vectors);
+        // slow the loop: bit k is set if the thread's vector k does. Where there are gaps, all
+        // wait: beside vectors that have one, a warp would have to do both.
+        let quick = run.quick(self.has_gaps);
+        let all = if self.pass.args.tiles.rows == 0 { quick } else { run.all() };
+        let [begin, end] = run.slots(all, first, vectors);
+        let [quick_begin, quick_end] = run.slots(quick, first, vectors);
         let mut waiting = 0_u32;
         let mut slot = lane_id();
         // SAFETY: the caller's conditions; the vectors are the tile's.
@@ -248,6 +290,9 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 *sum += (sum_of::<E>(terms) * unit).to_f64();
                 return;
             }
+            // Opaque: LLVM would keep addresses that packed rows alone need in registers, and
+            // advance them with each vector of all rows.
+            let vector = opaque(vector.into()) as u32;
             let boundary = || Packed::new(run, vector).boundary;
             self.shared.set_sums(args, turn, vector, boundary, terms, unit);
         }

@@ -15,25 +15,21 @@ use cuda_std::warp::warp_id;
 /// Its vectors are numbered from the cache line in which it begins, in the tensor that is written
 /// or, if none is, in the input. The elements of other tensors may be off their 16-byte boundaries
 /// by a shift.
+#[derive(Clone, Copy)]
 pub(super) struct Run<'a, E: Element, L> {
     args: &'a PairwiseArgs,
     /// The tensors from that cache line on.
     pub(super) tensors: Row<E, L, true>,
     number: u32,
-    pub(super) rows: u32,
     /// Elements between the cache line and the run.
     pub(super) lead: u32,
-    /// Elements between the cache line and the run's end.
-    end: u32,
 }
 
 impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn new<const GRADS: bool>(pass: &Pass<'a, E, L, false>, number: u32) -> Self {
         let args = pass.args;
-        let packed = args.tiles.rows;
-        let row = u64::from(number) * u64::from(packed.max(1));
-        let rows = if packed == 0 { 1 } else { (args.rows - row).min(packed.into()) as u32 };
+        let row = u64::from(number) * u64::from(args.tiles.rows.max(1));
         let size = size_of::<E>() as u64;
         let start = |of: Matrix| of.start + row * (of.row_stride * size);
         let if_written = |of: Matrix| if GRADS && of.start != 0 { start(of) } else { 0 };
@@ -63,8 +59,22 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
             vectors: 0,
             is_misaligned: false,
         };
-        let end = lead + (rows - 1) * args.tiles.step + args.cols as u32;
-        Run { args, tensors, number, rows, lead, end }
+        Run { args, tensors, number, lead }
+    }
+
+    /// The run's rows.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn rows(&self) -> u32 {
+        match self.args.tiles.rows {
+            0 => 1,
+            packed => (self.args.rows - self.row()).min(packed.into()) as u32,
+        }
+    }
+
+    /// Elements between the cache line and the run's end.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn end(&self) -> u32 {
+        self.lead + (self.rows() - 1) * self.step() + self.cols()
     }
 
     /// The run's first row.
@@ -97,11 +107,11 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
     /// The vectors that are read as such, from and to; those before and behind them are read
     /// element by element.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn whole(&self) -> [u32; 2] {
+    pub(super) fn whole(&self) -> [u32; 2] {
         // A vector that is shifted is read from the two aligned vectors that contain it. For the
         // first and the last vector these may reach beyond the run.
         let edge = u32::from(!self.is_aligned());
-        let end = (self.end / E::LANES).saturating_sub(edge);
+        let end = (self.end() / E::LANES).saturating_sub(edge);
         [self.lead.div_ceil(E::LANES) + edge, end]
     }
 
@@ -114,7 +124,7 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
     /// The vectors that the run has an element of, from and to.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn all(&self) -> [u32; 2] {
-        [self.lead / E::LANES, self.end.div_ceil(E::LANES)]
+        [self.lead / E::LANES, self.end().div_ceil(E::LANES)]
     }
 
     /// The vectors that are read as such and have all lanes in rows, from and to; none if there are
@@ -145,12 +155,14 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         vector >= first && vector < end
     }
 
-    /// Whether an aligned vector of a tensor is needed for the whole vectors, if they are shifted
-    /// in that tensor or not.
+    /// Element `index` of those that are in no [whole](Self::whole) vector: fewer than the lanes
+    /// of a warp. The row has whole vectors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn reads(&self, vector: u32, is_shifted: bool) -> bool {
-        let [first, end] = self.whole();
-        first < end && vector >= first && vector < end + u32::from(is_shifted)
+    pub(super) fn edge(&self, index: u32) -> Option<u32> {
+        let [first, end] = self.whole().map(|vector| vector * E::LANES);
+        let element = self.lead + index;
+        let element = if element < first { element } else { element - first + end };
+        (element < self.end()).then_some(element)
     }
 
     /// The rows that a warp's part of the tile has elements of, from and to.
@@ -158,12 +170,12 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
     pub(super) fn warp_rows(&self) -> [u32; 2] {
         let elements = self.args.tiles.vectors / WARPS * E::LANES;
         let begin = warp_id() * elements;
-        let end = (begin + elements).min(self.end);
+        let end = (begin + elements).min(self.end());
         if begin >= end || end <= self.lead {
             return [0; 2];
         }
         let row = |element: u32| self.row_of(element - self.lead);
-        [row(begin.max(self.lead)), (row(end - 1) + 1).min(self.rows)]
+        [row(begin.max(self.lead)), (row(end - 1) + 1).min(self.rows())]
     }
 
     /// The lanes of a vector that are elements of the run's rows.
@@ -174,7 +186,7 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
             if self.is_whole(vector) {
                 return Lanes::all::<E>();
             }
-            let end = (self.end - begin).min(E::LANES);
+            let end = (self.end() - begin).min(E::LANES);
             return Lanes::between(self.lead.max(begin) - begin, end);
         }
         let Packed { mut row, boundary } = Packed::new(self, vector);
@@ -183,7 +195,7 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         let lane = |index: i32| index.clamp(0, E::LANES.cast_signed()).cast_unsigned();
         let mut first = boundary.cast_signed() - step;
         let mut lanes = Lanes::NONE;
-        while first < E::LANES.cast_signed() && row < self.rows {
+        while first < E::LANES.cast_signed() && row < self.rows() {
             let end = first + self.cols().cast_signed();
             lanes = lanes.with(Lanes::between(lane(first), lane(end)));
             (row, first) = (row + 1, first + step);
@@ -191,11 +203,12 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         lanes
     }
 
-    /// Loads the `lanes` of a vector of each tensor, one by one. The others are 1, which is plain in
-    /// every loss.
+    /// Loads the `lanes` of a vector of each tensor, one by one. The others are 1, which is plain
+    /// in every loss.
     ///
     /// # Safety
-    /// [`forward`](crate::pairwise::forward)'s condition 1 holds, and the run's rows have the lanes.
+    /// [`forward`](crate::pairwise::forward)'s condition 1 holds, and the run's rows have the
+    /// lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn gather(&self, vector: u32, lanes: Lanes) -> [Vec16; 2] {
         let mut elements = [[E::narrow(E::Real::ONE); MAX_LANES]; 2];

@@ -173,7 +173,7 @@ impl<E: Element> Shared<E> {
 }
 
 impl Stage {
-    /// Starts to copy the warp's part of tile `number` of a run, `vectors` vectors a tile.
+    /// Starts to copy the warp's tile `number` of a run.
     ///
     /// # Safety
     /// 1. [`forward`](crate::pairwise::forward)'s condition 1 holds.
@@ -182,20 +182,18 @@ impl Stage {
     pub(super) unsafe fn load_async<E: Element, L: Pairwise<E::Real>>(
         &self,
         run: &Run<'_, E, L>,
-        vectors: u32,
         number: u32,
     ) {
-        let first = number * vectors + warp_id() * self.warp_vectors;
+        let first = number * self.warp_vectors;
         let last = first + self.warp_vectors - 1;
-        let is_inner = run.is_whole(first) && run.is_whole(last);
-        let shifts = run.read().map(|start| start % u64::from(VECTOR_BYTES));
         let starts = run.read().map(|start| start - start % u64::from(VECTOR_BYTES));
-        let at = |start: u64, vector: u32| {
-            (start + u64::from(vector) * u64::from(VECTOR_BYTES)) as *const Vec16
+        let at = |start: u64, slot: u32| {
+            (start + u64::from(first + slot) * u64::from(VECTOR_BYTES)) as *const Vec16
         };
         let mut slot = lane_id();
+        let is_inner = run.is_whole(first) && run.is_whole(last);
         if is_inner && self.warp_vectors == FLIGHT as u32 * WARP_SIZE {
-            let from = starts.map(|start| at(start, first + slot));
+            let from = starts.map(|start| at(start, slot));
             // SAFETY: within the warp's part.
             let to = self.tensors.map(|tensor| unsafe { tensor.from(slot) });
             unrolled!(for k in 0..FLIGHT; {
@@ -206,28 +204,20 @@ impl Stage {
                     to[1].copy(behind, from[1].wrapping_add(behind as usize));
                 }
             });
-            slot = self.warp_vectors;
+            slot += self.warp_vectors;
         }
-        while slot < self.warp_vectors {
-            let vector = first + slot;
+        let [begin, end] = run.slots(run.whole(), first, self.warp_vectors);
+        // A shifted vector reaches into the next aligned one.
+        let shifted = run.read().map(|start| u32::from(!start.is_multiple_of(VECTOR_BYTES.into())));
+        let ends = shifted.map(|more| if begin < end { end + more } else { 0 });
+        while slot < ends[0].max(ends[1]) {
             unrolled!(for tensor in 0..2; {
-                if is_inner || run.reads(vector, shifts[tensor] != 0) {
+                if slot >= begin && slot < ends[tensor] {
                     // SAFETY: the caller's conditions; the vector is in the run.
-                    unsafe { self.tensors[tensor].copy(slot, at(starts[tensor], vector)) };
+                    unsafe { self.tensors[tensor].copy(slot, at(starts[tensor], slot)) };
                 }
             });
             slot += WARP_SIZE;
-        }
-        // One vector more where vectors are shifted.
-        if !run.is_aligned() && lane_id() == 0 {
-            unrolled!(for tensor in 0..2; {
-                if shifts[tensor] != 0 && run.reads(last + 1, true) {
-                    // SAFETY: as above.
-                    unsafe {
-                        self.tensors[tensor].copy(self.warp_vectors, at(starts[tensor], last + 1));
-                    }
-                }
-            });
         }
     }
 

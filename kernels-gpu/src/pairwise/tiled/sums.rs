@@ -1,19 +1,24 @@
 //! The sums of rows over the threads of a block.
 
 use super::run::Run;
-use super::tile::Tile;
+use super::tile::{Items, Tile};
 use super::{Block, WARPS};
 use crate::abi::TILED_BLOCK;
 use crate::element::{Element, Real};
 use crate::pairwise::Pairwise;
 use crate::reduce::warp_sums;
-use cuda_std::thread::{grid_dim_x, sync_threads, thread_idx_x};
-use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+use cuda_std::thread::{sync_threads, thread_idx_x};
+use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
+
+/// Items that warps share and that are finished at once.
+const GROUP: u32 = 8;
+const BUFFERS: u32 = 2 * GROUP;
 
 cuda_std::shared_array! {
-    /// The sums of the warps of a block over their parts of a row. Two buffers, for alternate rows:
-    /// a warp may write the sum of the next row while another still reads these.
-    fn warp_sums_of_row() -> [f64; 64];
+    /// What each warp has summed of the items that warps share: the warps' sums of an item follow
+    /// each other. Two buffers, for alternate groups: a warp may write sums of the next group while
+    /// another still reads these.
+    fn sums_of_shared_items() -> [f64; 128];
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
@@ -33,14 +38,14 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         // has no row left.
         let mut first_of_warp = group_of(thread_idx_x() - lane_id());
         let mut row = group_of(thread_idx_x());
-        while first_of_warp < run.rows {
+        while first_of_warp < run.rows() {
             let mut sum = E::Real::ZERO;
-            if row < run.rows {
+            if row < run.rows() {
                 // SAFETY: the caller's conditions; the row is within the tile.
                 sum = unsafe { self.shared.sum_of_row(args, turn, run.lead, row, (lane, group)) };
             }
             let [sum] = warp_sums([sum.to_f64()], group);
-            if lane == 0 && row < run.rows {
+            if lane == 0 && row < run.rows() {
                 // SAFETY: the caller's conditions; no other group has this row.
                 unsafe { self.pass.finish(run.row() + u64::from(row), sum) };
             }
@@ -49,40 +54,97 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         }
     }
 
-    /// Sums the threads' terms of a long row, or of a part of it, over the block. Writes the loss
-    /// of the row, or publishes the sum of the part.
+    /// Makes the warp's sums of the items that warps share zero: it may have no tile of a short
+    /// one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn clear_sums(&self) {
+        if lane_id() < BUFFERS {
+            // SAFETY: the warp's own element.
+            unsafe { sums_of_shared_items().set(lane_id() * WARPS + warp_id(), 0.0) };
+        }
+        sync_warp();
+    }
+
+    /// Sums the lanes' terms of an item that is not packed. Finishes it, if the warp has it alone,
+    /// and a whole group of items that warps share, behind the last of them.
     ///
     /// # Safety
-    /// As [`compute`](Self::compute), for rows that are not packed; all threads of the block call
-    /// it, once an item.
+    /// As [`compute`](Self::compute); all lanes of the warp call it, once an item, with the last
+    /// tile that the warp has of it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn finish_item(&self, tile: Tile, sum: f64) {
-        let args = self.pass.args;
-        // Items alternate between two buffers. Their numbers are `grid_dim_x` apart.
-        let buffer = tile.item / grid_dim_x().max(1) % 2 * WARP_SIZE;
+    pub(super) unsafe fn sum_item(&self, tile: Tile, sum: f64) {
         let [sum] = warp_sums([sum], WARP_SIZE);
-        if lane_id() == 0 {
-            // SAFETY: the warp's own element; a barrier has passed since it was read last.
-            unsafe { warp_sums_of_row().set(buffer + warp_id(), sum) };
+        let alone = self.items.alone;
+        // SAFETY: the caller's conditions; no other warp has this item, or this element.
+        unsafe {
+            if tile.index < alone {
+                if lane_id() == 0 {
+                    self.finish_item(tile.item(), sum);
+                }
+                return;
+            }
+            let shared = tile.index - alone;
+            if lane_id() == 0 {
+                sums_of_shared_items().set(shared % BUFFERS * WARPS + warp_id(), sum);
+            }
+            // There are whole groups only where each warp has tiles of each item.
+            if shared % GROUP == GROUP - 1 {
+                self.finish_group(shared - (GROUP - 1), GROUP);
+            }
         }
+    }
+
+    /// Finishes the items that warps share and that are in no whole group. Behind this, all items
+    /// of the block are finished.
+    ///
+    /// # Safety
+    /// As [`Pass::tiled`](super::Pass::tiled), after the warps have [summed](Self::sum_item) all
+    /// their items, which are not packed.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn finish_last_items(&self) {
+        let count = self.items.shared() % GROUP;
+        // SAFETY: the caller's conditions.
+        unsafe { self.finish_group(self.items.shared() - count, count) };
+    }
+
+    /// Adds up the warps' sums of each of the `count` items of a group, from `first` on among those
+    /// that warps share, and finishes these items.
+    ///
+    /// # Safety
+    /// As [`sum_item`](Self::sum_item); all threads of the block call it, after the warps have
+    /// summed these items.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn finish_group(&self, first: u32, count: u32) {
         sync_threads();
         if warp_id() > 0 {
             return;
         }
-        let mut sum = 0.0;
-        if lane_id() < WARPS {
-            // SAFETY: its warp wrote it before the barrier.
-            sum = unsafe { warp_sums_of_row().get(buffer + lane_id()) };
+        // Each lane adds the sums of two warps.
+        let lanes = WARPS / 2;
+        let (item, warp) = (first + lane_id() / lanes, lane_id() % lanes);
+        let at = item % BUFFERS * WARPS + warp;
+        // SAFETY: the warps wrote them before the barrier, and write to this buffer again behind
+        // the next one.
+        let sums = unsafe { [at, at + lanes].map(|at| sums_of_shared_items().get(at)) };
+        let [sum] = warp_sums([sums[0] + sums[1]], lanes);
+        if warp == 0 && item < first + count {
+            // SAFETY: the caller's conditions; no other thread has this item.
+            unsafe { self.finish_item(Items::number(self.items.alone + item), sum) };
         }
-        let [sum] = warp_sums([sum], WARPS);
-        if lane_id() == 0 {
-            // SAFETY: the caller's conditions; no other block has this item.
-            unsafe {
-                if args.splits.get() == 1 {
-                    self.pass.finish(tile.item.into(), sum);
-                } else {
-                    self.workspace.publish(tile.item, sum);
-                }
+    }
+
+    /// Writes the loss of a row, or publishes the sum of a part of one.
+    ///
+    /// # Safety
+    /// As [`Pass::tiled`](super::Pass::tiled); one thread of the grid calls it for each item.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn finish_item(&self, item: u32, sum: f64) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if self.pass.args.splits.get() == 1 {
+                self.pass.finish(item.into(), sum);
+            } else {
+                self.workspace.publish(item, sum);
             }
         }
     }

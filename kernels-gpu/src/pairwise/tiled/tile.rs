@@ -1,46 +1,124 @@
-//! The tiles of a block, in order.
+//! Which tiles a warp computes, in order.
 
+use super::WARPS;
 use crate::abi::PairwiseArgs;
-use cuda_std::thread::grid_dim_x;
+use cuda_std::thread::{block_idx_x, grid_dim_x};
+use cuda_std::warp::warp_id;
 
-/// A part of a run. A block computes items, one after another: runs, or parts of long rows that
-/// several blocks share.
+/// The items of a block: packed rows, long rows or, if several blocks share long rows, parts of
+/// them. Those of all blocks alternate, so that blocks are never far apart in memory.
+///
+/// Each warp has a tile of each packed item. Of the others, each warp computes every eighth alone,
+/// so that warps need not wait for each other from row to row. Those that are left, fewer than the
+/// warps, the warps share: of all their tiles, each warp computes every eighth. Warps share all
+/// items that are so long that this is faster: a block then reads one place in memory, not eight.
+#[derive(Clone, Copy)]
+pub(super) struct Items {
+    count: u32,
+    /// The tiles of an item; 0 of packed ones.
+    tiles: u32,
+    /// The items that warps compute alone, which are before those that they share.
+    pub(super) alone: u32,
+}
+
+impl Items {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn of_block(args: &PairwiseArgs) -> Self {
+        let count = (args.tiles.items - block_idx_x()).div_ceil(grid_dim_x().max(1));
+        let alone = if args.tiles.warp_items == 0 { 0 } else { count / WARPS * WARPS };
+        Items { count, tiles: args.tiles.of_item, alone }
+    }
+
+    /// The number in the grid of the block's item `index`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn number(index: u32) -> u32 {
+        block_idx_x() + index * grid_dim_x()
+    }
+
+    /// The items that warps share.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn shared(&self) -> u32 {
+        self.count - self.alone
+    }
+}
+
+/// A warp's tile, which is part of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// The number of the item.
-    pub(super) item: u32,
-    /// The tile's number in the row.
+    /// The index of the item among the block's.
+    pub(super) index: u32,
+    /// The tile's number in the run.
     pub(super) number: u32,
-    /// The end of the item's tiles.
-    pub(super) end: u32,
+    /// The number behind the item's last tile.
+    end: u32,
+    /// The tiles that the warp has from this one on.
+    pub(super) left: u32,
+    /// Whether the warp has no tile of the item before this one.
+    pub(super) is_first: bool,
 }
 
 impl Tile {
-    /// The first tile of an item.
+    /// The warp's first tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn first(args: &PairwiseArgs, item: u32) -> Self {
-        let (splits, tiles) = (args.splits, args.tiles.of_row);
-        if splits.get() == 1 {
-            return Tile { item, number: 0, end: tiles };
+    pub(super) fn first(args: &PairwiseArgs, items: &Items) -> Self {
+        let Items { count, tiles, alone } = *items;
+        let (number, is_first) = (warp_id(), true);
+        let mut first = Tile { index: 0, number, end: 0, left: count, is_first };
+        if tiles > 0 {
+            let shared = (items.shared() * tiles).saturating_sub(warp_id()).div_ceil(WARPS);
+            first.left = alone / WARPS * tiles + shared;
+            let (index, within) = if alone > 0 { (warp_id(), 0) } else { (0, warp_id()) };
+            first = first.of_item(args, items, index, within);
         }
-        let split = item % splits;
-        let share = |split: u32| split * tiles / splits;
-        Tile { item, number: share(split), end: share(split + 1) }
+        first
     }
 
-    /// The block's next tile.
+    /// Tile `within` the block's item `index`, which is not packed; or, if it is behind the item,
+    /// one of a later item.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn next(self, args: &PairwiseArgs) -> Self {
-        if self.number + 1 < self.end {
-            Tile { number: self.number + 1, ..self }
-        } else {
-            Self::first(args, self.item + grid_dim_x())
+    fn of_item(self, args: &PairwiseArgs, items: &Items, mut index: u32, mut within: u32) -> Self {
+        while within >= items.tiles {
+            within -= items.tiles;
+            index += 1;
         }
+        let splits = args.splits;
+        let split = if splits.get() == 1 { 0 } else { Items::number(index) % splits };
+        let begin = split * args.tiles.of_item;
+        let end = begin + args.tiles.of_item;
+        Tile { index, number: begin + within, end, is_first: true, ..self }
+    }
+
+    /// The warp's next tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn next(self, args: &PairwiseArgs, items: &Items) -> Self {
+        let next = Tile { left: self.left.saturating_sub(1), ..self };
+        if items.tiles == 0 {
+            return Tile { index: self.index + 1, ..next };
+        }
+        let is_shared = self.index >= items.alone;
+        let number = self.number + if is_shared { WARPS } else { 1 };
+        if number < self.end {
+            return Tile { number, is_first: false, ..next };
+        }
+        let (index, within) = if is_shared {
+            (self.index + 1, number - self.end)
+        } else if self.index + WARPS < items.alone {
+            (self.index + WARPS, 0)
+        } else {
+            (items.alone, warp_id())
+        };
+        next.of_item(args, items, index, within)
+    }
+
+    /// The number of the item in the grid.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn item(self) -> u32 {
+        Items::number(self.index)
     }
 
     /// The number of the run.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn run(self, args: &PairwiseArgs) -> u32 {
-        if args.splits.get() == 1 { self.item } else { self.item / args.splits }
+        if args.splits.get() == 1 { self.item() } else { self.item() / args.splits }
     }
 }

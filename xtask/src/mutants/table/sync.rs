@@ -330,6 +330,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "tiled_sums_of_group_before",
+        what: "the sums of a group of long rows overwrite those of the group before",
+        file: "pairwise/tiled/sums.rs",
+        lines: "sums_of_shared_items().set(shared % BUFFERS * WARPS + warp_id(), sum);",
+        from: "shared % BUFFERS",
+        to: "shared % GROUP",
+        test: "tiled_rows::long_rows_that_warps_share",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "tiled_one_buffer_of_sums",
         what: "the sums of a packed tile overwrite those that others still read",
         file: "pairwise/tiled/stage.rs",
@@ -354,7 +364,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         what: "a shifted vector is read before the lane beside has its copy",
         file: "pairwise/tiled/mod.rs",
         lines: "sync_warp();
-                    self.compute::<TERMS, GRADS>(&run, tile, turn, &mut sum);",
+                    self.compute::<TERMS, GRADS>(&run, tile, turn, scale, &mut sum);",
         from: "sync_warp();",
         to: "",
         test: "tiled_rows::rows_of_tensors_with_other_alignments",

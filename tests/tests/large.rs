@@ -51,24 +51,28 @@ impl Drop for Sparse {
     }
 }
 
-/// Rows further apart than an index of 32 bits reaches.
+/// Rows further apart than an index of 32 bits reaches: rows of a row group each, and of a warp.
 #[test]
 fn rows_more_than_two_to_the_thirty_one_elements_apart() {
-    let (cols, stride) = (1_000, (1_usize << 31) + 3);
-    let sparse = Sparse::new(2 * (stride + cols));
-    let (near, far) = (vec![f16::ONE; cols], vec![f16::from_f32(2.0); cols]);
-    sparse.write(0, &near);
-    sparse.write(stride, &far);
-    // SAFETY: within the allocation, which lives to the end.
-    let x = unsafe { View::<f16>::from_raw_strided(gpu(), sparse.0, [2, cols], stride) }.unwrap();
-    let t = Tensor::<f16>::zeros(gpu(), [2, cols]).unwrap();
-    let stream = gpu().stream().unwrap();
-    let rows = Mse::new().reduction(RowSum).forward(x, &t, &stream).unwrap();
-    assert_eq!(rows.values().to_vec().unwrap(), [1_000.0, 4_000.0]);
-    let (loss, gradient) = Mse::sum().forward_backward(x, &t, &stream).unwrap();
-    assert_eq!(loss.item().unwrap(), 5_000.0);
-    let gradient = gradient.to_vec().unwrap();
-    assert_eq!((gradient[0].to_f32(), gradient[2 * cols - 1].to_f32()), (2.0, 4.0));
+    let stride = (1_usize << 31) + 3;
+    for cols in [500, 1_000] {
+        let sparse = Sparse::new(2 * (stride + cols));
+        let (near, far) = (vec![f16::ONE; cols], vec![f16::from_f32(2.0); cols]);
+        sparse.write(0, &near);
+        sparse.write(stride, &far);
+        // SAFETY: within the allocation, which lives to the end.
+        let x =
+            unsafe { View::<f16>::from_raw_strided(gpu(), sparse.0, [2, cols], stride) }.unwrap();
+        let t = Tensor::<f16>::zeros(gpu(), [2, cols]).unwrap();
+        let stream = gpu().stream().unwrap();
+        let rows = Mse::new().reduction(RowSum).forward(x, &t, &stream).unwrap();
+        let of_row = cols as f32;
+        assert_eq!(rows.values().to_vec().unwrap(), [of_row, 4.0 * of_row]);
+        let (loss, gradient) = Mse::sum().forward_backward(x, &t, &stream).unwrap();
+        assert_eq!(loss.item().unwrap(), 5.0 * of_row);
+        let gradient = gradient.to_vec().unwrap();
+        assert_eq!((gradient[0].to_f32(), gradient[2 * cols - 1].to_f32()), (2.0, 4.0));
+    }
 }
 
 /// The same distance between rows of logits, in rows that a warp packs and in rows of a block.

@@ -12,6 +12,7 @@ use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
 /// Items that warps share and that are finished at once.
 const GROUP: u32 = 8;
+/// The items of two groups.
 const BUFFERS: u32 = 2 * GROUP;
 
 cuda_std::shared_array! {
@@ -121,6 +122,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         }
         // Each lane adds the sums of two warps.
         let lanes = WARPS / 2;
+        const { assert!(GROUP * WARPS / 2 == WARP_SIZE) };
         let (item, warp) = (first + lane_id() / lanes, lane_id() % lanes);
         let at = item % BUFFERS * WARPS + warp;
         // SAFETY: the warps wrote them before the barrier, and write to this buffer again behind

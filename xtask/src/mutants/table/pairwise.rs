@@ -17,7 +17,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "huber_outer_term",
         what: "the linear part of Huber's loss lacks its offset",
         file: "huber.rs",
-        lines: "if d > self.delta { [self.delta, d - R::HALF * self.delta] } else { [d, R::HALF * d] }",
+        lines: "if d > self.delta { [self.delta, d - R::HALF * self.delta] } \
+                else { [d, R::HALF * d] }",
         from: "d - R::HALF * self.delta",
         to: "d",
         test: "golden::huber",
@@ -97,7 +98,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "mean_rounded_before_division",
         what: "a sum is rounded to the loss's type before it is divided",
         file: "pairwise/pass.rs",
-        lines: "unsafe { store(at, E::Real::from_f64(quotient::<E::Real>(sum, self.args.divisor))) };",
+        lines: "unsafe { store(at, \
+                E::Real::from_f64(quotient::<E::Real>(sum, self.args.divisor))) };",
         from: "quotient::<E::Real>(sum, self.args.divisor)",
         to: "quotient::<E::Real>(E::Real::from_f64(sum).to_f64(), self.args.divisor)",
         test: "mse::a_mean_of_squares_beyond_the_largest_sum_is_finite",
@@ -167,7 +169,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "misaligned_halves_shifted",
         what: "a vector half a word off its boundary takes the wrong halves",
         file: "pairwise/row.rs",
-        lines: "unrolled!(for word in 0..4; { vector[word] = words[word] >> 16 | words[word + 1] << 16; });",
+        lines: "unrolled!(for word in 0..4; { \
+                vector[word] = words[word] >> 16 | words[word + 1] << 16; });",
         from: "words[word] >> 16 | words[word + 1] << 16",
         to: "words[word] >> 16 | words[word] << 16",
         test: "tiled_rows::rows_of_tensors_with_other_alignments",

@@ -50,7 +50,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "normaliser_reuse",
         what: "the last block of the normaliser sums again without a barrier",
         file: "reduce/normaliser.rs",
-        lines: "// This block's own sums are published, and the shared memory of `block_sums` is free again.
+        lines: "// This block's own sums are published, and the shared memory of `block_sums` is \
+                free again.
             sync_threads();",
         from: "sync_threads();",
         to: "",

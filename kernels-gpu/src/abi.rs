@@ -80,8 +80,9 @@ pub const CACHE_LINE: u32 = 128;
 /// Vectors in a line of the L2 cache.
 pub const LINE_VECTORS: u32 = CACHE_LINE / 16;
 
-/// Vectors that a warp moves at once where the blocks of a group share a row.
-pub const SPLIT_TILE_VECTORS: u32 = 128;
+/// Vectors of a batch of a staged row, which a warp computes at a time where targets are classes:
+/// shared memory then has room for whole batches.
+pub const STAGED_BATCH_VECTORS: u32 = 128;
 
 /// How many of the `per_thread` vectors of a row that each thread has in registers are within the
 /// row for certain; the others may be behind its end. The kernels for rows of whole vectors omit

@@ -288,11 +288,12 @@ impl Element for f64 {
 }
 
 /// Implements the 16-bit types. For each: its name, dtype and the bits of −∞, the conversions to
-/// f32, from f32 and from two f32 to a packed pair, and the lanewise maximum of packed pairs.
+/// f32, from f32 and from two f32 to a packed pair, and of packed pairs the lanewise maximum, the
+/// maximum that is NaN where one is, and such a minimum.
 macro_rules! halves {
     ($(
         $(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path, $narrow_two:path,
-        $max:path, $min:path;
+        $max:path, $max_or_nan:path, $min:path;
     )+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
@@ -335,6 +336,20 @@ macro_rules! halves {
                 pair
             }
 
+            /// Compares packed pairs, as [`raise`](Element::raise) does.
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn raise_top<const N: usize>(top: u32, from: [Vec16; N]) -> u32 {
+                let mut pair = from[0].0[0];
+                unrolled!(for k in 0..N; {
+                    let [a, b, c, d] = from[k].0;
+                    pair = $max_or_nan(pair, $max_or_nan($max_or_nan(a, b), $max_or_nan(c, d)));
+                });
+                let pair = Vec16([pair; 4]);
+                let top_of = |lane| Self::extract(pair, lane).widen().to_top();
+                let top = math::max_or_nan_f32_bits(top, top_of(0));
+                math::max_or_nan_f32_bits(top, top_of(1))
+            }
+
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn min_max_pairs(a: u32, b: u32) -> [u32; 2] {
                 [$min(a, b), $max(a, b)]
@@ -370,8 +385,8 @@ macro_rules! halves {
 halves! {
     /// IEEE 754 binary16.
     F16, F16, 0xfc00, math::f32_from_f16, math::f16_from_f32, math::f16x2_from_f32,
-        math::max_f16_pairs, math::min_or_nan_f16_pairs;
+        math::max_f16_pairs, math::max_or_nan_f16_pairs, math::min_or_nan_f16_pairs;
     /// bfloat16.
     Bf16, Bf16, 0xff80, math::f32_from_bf16, math::bf16_from_f32, math::bf16x2_from_f32,
-        math::max_bf16_pairs, math::min_or_nan_bf16_pairs;
+        math::max_bf16_pairs, math::max_or_nan_bf16_pairs, math::min_or_nan_bf16_pairs;
 }

@@ -900,12 +900,12 @@ fn rows_far_from_zero() {
     assert_eq!(losses[1], 0.0);
 }
 
-/// Only differences count, wherever the logits lie: of rows that a warp holds, a block, or none,
-/// with and without edges.
+/// Only differences count, wherever the logits lie: of rows in the registers of a warp or a block,
+/// of packed, staged and long ones, with and without edges.
 #[test]
 fn rows_around_any_number() {
     let stream = gpu().stream().unwrap();
-    for cols in [64, 1_024, 4_099, 60_001] {
+    for (rows, cols) in [(1, 64), (600, 70), (1, 1_024), (1, 4_099), (5, 5_000), (1, 60_001)] {
         for center in [0.0_f32, -1e3, 1e6, 16_777_215.0, 16_777_216.0, -5e7, 1e30] {
             let step = (center.abs() * f32::EPSILON).max(0.125);
             let x: Vec<f32> =
@@ -916,15 +916,16 @@ fn rows_around_any_number() {
             let sum: f64 = exps.iter().sum();
             let expected = sum.ln() - (f64::from(x[class]) - most);
 
-            let input = Tensor::from_slice(gpu(), [1, cols], &x).unwrap();
-            let target = Tensor::from_slice(gpu(), [1], &[class as i64]).unwrap();
+            let input = Tensor::from_slice(gpu(), [rows, cols], &x.repeat(rows)).unwrap();
+            let target = Tensor::from_slice(gpu(), [rows], &vec![class as i64; rows]).unwrap();
             let loss = CrossEntropy::mean().forward(&input, &target, &stream).unwrap();
             let (both, gradient) =
-                CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
-            for loss in [loss.item().unwrap(), both.item().unwrap()] {
-                assert_relative_eq!(f64::from(loss), expected, max_relative = 1e-6);
-            }
-            for (index, by) in gradient.to_vec().unwrap().into_iter().enumerate() {
+                CrossEntropy::sum().forward_backward(&input, &target, &stream).unwrap();
+            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-6);
+            let of_rows = f64::from(both.item().unwrap()) / rows as f64;
+            assert_relative_eq!(of_rows, expected, max_relative = 1e-6);
+            for (at, by) in gradient.to_vec().unwrap().into_iter().enumerate() {
+                let index = at % cols;
                 let by_class = if index == class { 1.0 } else { 0.0 };
                 let what = format!("{cols} logits around {center}, gradient {index}");
                 let apart = (f64::from(by) - (exps[index] / sum - by_class)).abs();

@@ -225,6 +225,7 @@ impl<'a> Launches<'a> {
             self.cols,
             self.element_bytes,
             tensors,
+            self.layout.alignment,
             (entry.block, gpu.dynamic_shared(entry)?),
             gpu.room_for(entry.resident),
         );
@@ -286,6 +287,7 @@ impl<'a> Launches<'a> {
             staged: entry(Regime::Staged)
                 .filter(|_| tensors.is_some())
                 .map(|entry| (gpu.room_for(entry.resident), entry.block)),
+            alignment: self.layout.alignment,
             tensors: tensors.unwrap_or(1),
             vectors_beside: (self.kernels.vectors_beside)(self.element_bytes),
             multiprocessors: gpu.cache().multiprocessors,

@@ -3,7 +3,8 @@
 
 use super::Launch;
 use super::packed::Device;
-use kernels_gpu::abi::{LINE_VECTORS, SPLIT_TILE_VECTORS, VECTOR_BYTES, max_tickets};
+use super::staged::most_lead;
+use kernels_gpu::abi::{STAGED_BATCH_VECTORS, VECTOR_BYTES, max_tickets};
 use std::num::NonZeroU32;
 
 /// A launch of `forward_backward_split`.
@@ -19,7 +20,7 @@ pub(crate) struct Split {
 }
 
 /// Bytes of a tile: parts consist of whole ones.
-const TILE_BYTES: usize = (SPLIT_TILE_VECTORS * VECTOR_BYTES) as usize;
+const TILE_BYTES: usize = (STAGED_BATCH_VECTORS * VECTOR_BYTES) as usize;
 
 /// The fewest tiles of a part: 8 KiB. Chosen, not searched for.
 const MIN_PART_TILES: usize = 4;
@@ -52,9 +53,10 @@ pub(crate) fn is_split(
     row_bytes > most
 }
 
-/// The launch over `rows` rows of `cols` elements, of logits alone or, with `tensors` of 2, also of
-/// probabilities or class weights, in blocks of at most `threads` threads, each of which may have
-/// `dynamic_bytes` of dynamic shared memory if it is alone on its multiprocessor. `None` if there
+/// The launch over `rows` rows of `cols` elements and of this `alignment`, of logits alone or, with
+/// `tensors` of 2, also of probabilities or class weights, in blocks of at most `threads` threads,
+/// each of which may have `dynamic_bytes` of dynamic shared memory if it is alone on its
+/// multiprocessor. `None` if there
 /// is no row, or one has more bytes than the shared memory of the whole device.
 ///
 /// In f64 a multiprocessor has one smaller block more than its registers have room for of the
@@ -66,14 +68,14 @@ pub(crate) fn split(
     cols: usize,
     element_bytes: usize,
     tensors: usize,
+    alignment: usize,
     (threads, dynamic_bytes): (u32, u32),
     device: Device,
 ) -> Option<Split> {
     let Device { multiprocessors, shared_bytes, registers_for } = device;
     let lanes = VECTOR_BYTES as usize / element_bytes;
-    // Vectors are numbered from the cache line that a row begins in.
-    let vectors = cols / lanes + LINE_VECTORS as usize - 1;
-    let tiles = vectors.div_ceil(SPLIT_TILE_VECTORS as usize);
+    let vectors = cols / lanes + most_lead(alignment);
+    let tiles = vectors.div_ceil(STAGED_BATCH_VECTORS as usize);
     // What is not dynamic, of each block's share of the multiprocessor's shared memory.
     let others = shared_bytes - dynamic_bytes as usize;
     let tile_bytes = tensors * TILE_BYTES;
@@ -117,7 +119,7 @@ pub(crate) fn split(
             cooperative: true,
         },
         splits: NonZeroU32::new(parts as u32)?,
-        part_vectors: part_tiles as u32 * SPLIT_TILE_VECTORS,
+        part_vectors: part_tiles as u32 * STAGED_BATCH_VECTORS,
         rows_of_ticket: NonZeroU32::new(rows.div_ceil(max_tickets(blocks) as usize) as u32)?,
     })
 }
@@ -137,7 +139,7 @@ mod tests {
     const ROOM: u32 = (228 << 10) / 2 - 2432 - 1024;
 
     fn plan(rows: usize, cols: usize, element_bytes: usize) -> Option<Split> {
-        split(rows, cols, element_bytes, 1, (320, DYNAMIC_BYTES), DEVICE)
+        split(rows, cols, element_bytes, 1, element_bytes, (320, DYNAMIC_BYTES), DEVICE)
     }
 
     /// Blocks of the grid, and blocks that share a row.

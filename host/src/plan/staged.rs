@@ -2,7 +2,7 @@
 //! threads share one.
 
 use super::packed::{Device, RESERVED};
-use kernels_gpu::abi::{LINE_VECTORS, VECTOR_BYTES};
+use kernels_gpu::abi::{CACHE_LINE, STAGED_BATCH_VECTORS, VECTOR_BYTES};
 
 /// How a row is staged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,47 +48,70 @@ const BLOCKS: usize = 2;
 /// Bytes of the kernel's arrays in shared memory, beside the row.
 const ARRAYS: usize = 2432;
 
-/// How rows of `vectors` vectors are staged, of logits alone or, with `tensors` of 2, also of
-/// probabilities or class weights, in blocks of at most `most_threads` threads; `None` if they are
-/// too short or too long for that.
+/// The most vectors of a row's first cache line that are before the row, where rows have this
+/// alignment, a power of two of bytes. Vectors are numbered from the line.
+pub(super) fn most_lead(alignment: usize) -> usize {
+    let (vector, line) = (VECTOR_BYTES as usize, CACHE_LINE as usize);
+    (line - alignment.clamp(vector, line)) / vector
+}
+
+/// How rows of `vectors` vectors and of this `alignment` are staged, of logits alone or, with
+/// `tensors` of 2, also of probabilities or class weights, in blocks of at most `most_threads`
+/// threads, of which each computes a `batch` of vectors at a time; `None` if they are too short
+/// or too long for that.
 pub(super) fn plan(
     rows: usize,
     vectors: usize,
     element_bytes: usize,
     tensors: usize,
+    (alignment, batch): (usize, usize),
     (device, most_threads): (Device, u32),
 ) -> Option<Staged> {
-    // Vectors are numbered from the cache line that the row begins in.
-    let tensor_vectors = vectors + LINE_VECTORS as usize;
-    let shared_bytes = tensors * tensor_vectors * VECTOR_BYTES as usize;
+    let of_row = vectors + most_lead(alignment);
+    let of_logits = of_row.next_multiple_of(batch);
+    let shared_bytes = tensors * of_logits * VECTOR_BYTES as usize;
     let room = device.shared_bytes / BLOCKS - RESERVED - ARRAYS;
     if vectors * (VECTOR_BYTES as usize) < min_bytes(element_bytes, tensors) || shared_bytes > room
     {
         return None;
     }
     let warps_of_multiprocessor = device.registers_for * most_threads as usize / 32;
-    let fewest = fewest_warps(vectors, element_bytes, tensors);
+    let on_average = vectors + most_lead(alignment) / 2;
+    let fewest = fewest_warps(on_average, element_bytes, tensors, batch);
     // Twice as many warps as are resident at a time, if possible.
     let wanted = (2 * device.multiprocessors * warps_of_multiprocessor).div_ceil(rows.max(1));
     let most = vectors.div_ceil(32 * FEWEST_VECTORS).max(fewest);
     let threads = most_threads.min(wanted.clamp(fewest, most) as u32 * 32);
-    let staged_vectors = if tensors == 1 { 0 } else { tensor_vectors as u32 };
+    let staged_vectors = if tensors == 1 { 0 } else { of_logits as u32 };
     Some(Staged { threads, shared_bytes, staged_vectors })
 }
 
-/// The warps of a block, where there are rows for all multiprocessors. For 16-bit elements it is a
-/// power of two, since four schedulers share the warps of a block; a thread then has up to 1.3
-/// times [`VECTORS`]. H200, bf16 forward-backward, ceiling ÷ ours (2026-11-27 and 28): 9139 columns
-/// 0.85 with three warps and 0.89 with two; 13,000 columns 0.88, 0.94 and 0.82 with two, four and
-/// five; 18,659 columns 0.82 with five and 0.89 with four; 27,184 columns 0.90 with four and 0.93
-/// with eight. From probabilities, 3608 columns of f16 0.81 with one and 0.60 with two, 8192
-/// columns of bf16 0.94 with two and 0.90 with four, 19,880 columns 0.66 with four and 0.78 with
-/// eight.
-fn fewest_warps(vectors: usize, element_bytes: usize, tensors: usize) -> usize {
+/// The warps of a block, where there are rows for all multiprocessors.
+///
+/// For 16-bit elements it is a power of two, since four schedulers share the warps of a block; a
+/// thread then has up to 1.3 times [`VECTORS`]. H200, bf16 forward-backward, ceiling ÷ ours
+/// (2026-11-27 and 28): 9139 columns 0.85 with three warps and 0.89 with two; 13,000 columns 0.88,
+/// 0.94 and 0.82 with two, four and five; 18,659 columns 0.82 with five and 0.89 with four; 27,184
+/// columns 0.90 with four and 0.93 with eight. From probabilities, 3608 columns of f16 0.81 with
+/// one and 0.60 with two, 8192 columns of bf16 0.94 with two and 0.90 with four, 19,880 columns
+/// 0.66 with four and 0.78 with eight.
+///
+/// For other elements, a warp has three or four batches of the row: as many as leave the fewest
+/// warps without one in the last turn. H200, 2026-11-29, with four and with three: f32, 1819
+/// columns, of four batches, 0.90 and 0.93, 3315 columns, of seven, 0.94 and 0.90; f64, 1024
+/// columns, of four, 0.89 and 0.92; with one warp and with two, f32, 1511 columns, of three, 0.90
+/// and 0.78.
+fn fewest_warps(vectors: usize, element_bytes: usize, tensors: usize, batch: usize) -> usize {
     let vectors_of_warp = 32 * VECTORS[tensors - 1];
-    match element_bytes {
-        2 => (10 * vectors).div_ceil(13 * vectors_of_warp).next_power_of_two(),
-        _ => vectors.div_ceil(vectors_of_warp),
+    if element_bytes == 2 {
+        (10 * vectors).div_ceil(13 * vectors_of_warp).next_power_of_two()
+    } else if batch == STAGED_BATCH_VECTORS as usize {
+        let batches = vectors.div_ceil(batch);
+        let warps = batches.div_ceil(4)..=batches.div_ceil(3);
+        let in_turns = |warps: &usize| warps * batches.div_ceil(*warps);
+        warps.rev().min_by_key(in_turns).expect("a range that is not empty")
+    } else {
+        vectors.div_ceil(vectors_of_warp)
     }
 }
 
@@ -101,24 +124,32 @@ mod tests {
 
     /// The threads of a block for rows of `cols` f64.
     fn threads(rows: usize, cols: usize) -> Option<u32> {
-        plan(rows, cols.div_ceil(2), 8, 1, (DEVICE, 256)).map(|staged| staged.threads)
+        plan(rows, cols.div_ceil(2), 8, 1, (8, 128), (DEVICE, 256)).map(|staged| staged.threads)
     }
 
     #[test]
-    fn a_thread_has_sixteen_vectors_of_many_rows() {
-        assert_eq!(threads(1 << 20, 1024), Some(32));
-        assert_eq!(threads(1 << 20, 1026), Some(64));
-        assert_eq!(threads(1 << 20, 8192), Some(256));
+    fn a_thread_has_three_or_four_batches_of_many_rows() {
+        // Two, three, and seven batches.
+        assert_eq!(
+            [512, 754, 1778].map(|cols| threads(1 << 20, cols)),
+            [Some(32), Some(32), Some(64)]
+        );
+        // Four, and 18.
+        assert_eq!([1010, 4594].map(|cols| threads(1 << 20, cols)), [Some(64), Some(192)]);
         // No more threads than the kernel's block has.
         assert_eq!(threads(1 << 20, 14_000), Some(256));
     }
 
     #[test]
     fn rows_of_two_tensors_take_twice_as_much_shared_memory() {
-        let staged = |cols: usize| plan(1 << 20, cols / 4, 4, 2, (DEVICE, 256));
-        let Staged { threads, shared_bytes, staged_vectors } = staged(4096).unwrap();
-        assert_eq!((threads, shared_bytes, staged_vectors), (96, 2 * 16 * 1032, 1032));
-        assert!(staged(14_100).is_some() && staged(14_200).is_none());
+        let staged =
+            |cols: usize, alignment| plan(1 << 20, cols / 4, 4, 2, (alignment, 1), (DEVICE, 256));
+        let Staged { threads, shared_bytes, staged_vectors } = staged(4096, 4).unwrap();
+        assert_eq!((threads, shared_bytes, staged_vectors), (96, 2 * 16 * 1031, 1031));
+        let shared_bytes = |cols, alignment| staged(cols, alignment).unwrap().shared_bytes;
+        assert_eq!(shared_bytes(4096, 128), 2 * 16 * 1024);
+        assert_eq!(shared_bytes(4096, 64), 2 * 16 * 1028);
+        assert!(staged(14_132, 4).is_some() && staged(14_136, 4).is_none());
     }
 
     #[test]
@@ -130,9 +161,10 @@ mod tests {
 
     #[test]
     fn two_rows_have_room_in_a_multiprocessor() {
-        // 7072 vectors, eight that a cache line may have before them, 2432 bytes and a KiB.
-        assert_eq!(threads(1000, 14_144), Some(256));
-        assert_eq!(threads(1000, 14_146), None);
+        // 55 batches: 7033 vectors, and seven that a cache line may have before them; 2432 bytes
+        // and a KiB.
+        assert_eq!(threads(1000, 14_066), Some(256));
+        assert_eq!(threads(1000, 14_068), None);
     }
 
     #[test]
@@ -144,11 +176,12 @@ mod tests {
     #[test]
     fn rows_of_16_bits_have_a_power_of_two_warps() {
         let warps =
-            |bytes| [512, 665, 666, 1331, 1332].map(|vectors| fewest_warps(vectors, bytes, 1));
+            |bytes| [512, 665, 666, 1331, 1332].map(|vectors| fewest_warps(vectors, bytes, 1, 1));
         assert_eq!(warps(2), [1, 1, 2, 2, 4]);
         assert_eq!(warps(4), [1, 2, 2, 3, 3]);
-        let threads =
-            |cols: usize| plan(1 << 20, cols.div_ceil(8), 2, 1, (DEVICE, 256)).unwrap().threads;
+        let threads = |cols: usize| {
+            plan(1 << 20, cols.div_ceil(8), 2, 1, (2, 128), (DEVICE, 256)).unwrap().threads
+        };
         assert_eq!([4097, 9139, 18_659, 27_184].map(threads), [32, 64, 128, 256]);
     }
 }

@@ -74,6 +74,7 @@ fn losses_of_more_arithmetic_get_fewer_blocks() {
 }
 
 const KERNELS: SamplesKernels = SamplesKernels {
+    alignment: 2,
     tensors: 1,
     per_thread: 4,
     vectors_with_gradients: 4,

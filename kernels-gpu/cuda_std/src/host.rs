@@ -322,12 +322,18 @@ pairs!(max_f16_pairs, f16, f32::max);
 pairs!(max_bf16_pairs, bf16, f32::max);
 pairs!(min_or_nan_f16_pairs, f16, min_or_nan_f32);
 pairs!(min_or_nan_bf16_pairs, bf16, min_or_nan_f32);
+pairs!(max_or_nan_f16_pairs, f16, max_or_nan_f32);
+pairs!(max_or_nan_bf16_pairs, bf16, max_or_nan_f32);
 
 pub(crate) fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {
     // The NaN that the instruction returns.
     const NAN: u32 = 0x7fff_ffff;
     let (x, y) = (f32::from_bits(a), f32::from_bits(b));
     if x.is_nan() || y.is_nan() { NAN } else { x.max(y).to_bits() }
+}
+
+fn max_or_nan_f32(a: f32, b: f32) -> f32 {
+    f32::from_bits(max_or_nan_f32_bits(a.to_bits(), b.to_bits()))
 }
 
 pub(crate) fn min_or_nan_f32(a: f32, b: f32) -> f32 {

@@ -131,3 +131,15 @@ pub fn min_or_nan_f16_pairs(a: u32, b: u32) -> u32 {
 pub fn min_or_nan_bf16_pairs(a: u32, b: u32) -> u32 {
     side::min_or_nan_bf16_pairs(a, b)
 }
+
+/// The larger of each pair of f16s in a word; NaN where one is.
+#[inline(always)]
+pub fn max_or_nan_f16_pairs(a: u32, b: u32) -> u32 {
+    side::max_or_nan_f16_pairs(a, b)
+}
+
+/// The larger of each pair of bfloat16s in a word; NaN where one is.
+#[inline(always)]
+pub fn max_or_nan_bf16_pairs(a: u32, b: u32) -> u32 {
+    side::max_or_nan_bf16_pairs(a, b)
+}

@@ -377,6 +377,8 @@ pairs!(max_f16_pairs, "max.f16x2");
 pairs!(max_bf16_pairs, "max.bf16x2");
 pairs!(min_or_nan_f16_pairs, "min.NaN.f16x2");
 pairs!(min_or_nan_bf16_pairs, "min.NaN.bf16x2");
+pairs!(max_or_nan_f16_pairs, "max.NaN.f16x2");
+pairs!(max_or_nan_bf16_pairs, "max.NaN.bf16x2");
 
 #[inline(always)]
 pub(crate) fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {

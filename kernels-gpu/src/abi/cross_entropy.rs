@@ -293,7 +293,7 @@ pub struct CrossEntropyArgs {
     /// that LLVM loads its numbers in pairs.
     pub stream: StreamArgs,
     /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
-    /// by `splits` blocks each; a multiple of [`SPLIT_TILE_VECTORS`](super::SPLIT_TILE_VECTORS).
+    /// by `splits` blocks each; a multiple of [`STAGED_BATCH_VECTORS`](super::STAGED_BATCH_VECTORS).
     /// The parts of all blocks have room for a row and [`LINE_VECTORS`](super::LINE_VECTORS) − 1
     /// vectors more: vectors are numbered from the cache line that a row begins in. A group of
     /// blocks takes `rows_of_block` rows at a time, and there are at most

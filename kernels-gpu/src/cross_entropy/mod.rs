@@ -115,13 +115,14 @@ macro_rules! kernels {
         use crate::cross_entropy::mode::$mode as MODE;
         #[allow(unused_imports)] // not every kind of target has every kernel
         use crate::cross_entropy::{
-            alignment, backward_registers, backward_short, barriers, barriers_of_attempts, block,
+            alignment, backward_registers, backward_short, barriers_of_attempts, block,
             block_of_vectors, computes, few_block, forward_backward_long,
             forward_backward_registers, forward_backward_split, forward_backward_staged,
             forward_long, forward_registers, forward_stream, mode, packed, resident,
             resident_any_alignment, resident_lane_rows, resident_long, resident_packed,
             resident_short, resident_short_with_gradients, resident_warp_whole, resident_wide_rows,
-            row_lanes, short, split_block, staged_blocks, staged_flight, stream_blocks,
+            row_lanes, short, split_block, staged_barriers, staged_blocks, staged_flight,
+            stream_blocks,
         };
 
         /// The most vectors of a row that a thread holds in registers.
@@ -234,12 +235,12 @@ macro_rules! kernels {
                 (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             FORWARD_BACKWARD_SPLIT = forward_backward_split:
                 forward_backward_split::<E, MODE, { staged_flight::<E>(MODE) }>,
-                (CrossEntropyArgs), (split_block(MODE)) by 2,
-                (barriers(MODE, 14)) barriers of $split;
+                (CrossEntropyArgs), (split_block::<E>(MODE)) by 2,
+                (staged_barriers::<E>(MODE, 13)) barriers of $split;
             FORWARD_BACKWARD_STAGED = forward_backward_staged:
                 forward_backward_staged::<E, MODE, { staged_flight::<E>(MODE) }>,
                 (CrossEntropyArgs), 256 by staged_blocks(MODE),
-                (barriers(MODE, 11)) barriers of $staged;
+                (staged_barriers::<E>(MODE, 10)) barriers of $staged;
             BACKWARD = backward:
                 backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>,
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 1 barriers;
@@ -324,18 +325,20 @@ pub(crate) const fn staged_blocks(mode: u32) -> u32 {
     if mode::is_dense(mode) { 2 } else { 3 }
 }
 
-/// The barriers of a kernel that has `of_classes` of them for class targets and one in a branch of
-/// ignored rows, which probabilities have none of.
-pub(crate) const fn barriers(mode: u32, of_classes: u32) -> u32 {
-    if mode == mode::PROBABILITIES { of_classes - 1 } else { of_classes }
+/// The barriers of a kernel of staged rows that has `of_classes` of them for class targets in one
+/// pass over the logits. One is in a branch of ignored rows, which probabilities have none of. In
+/// f64, and with shares of all classes, there are two passes, and one more in between.
+pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u32 {
+    let of_two_passes = if size_of::<E>() == 8 || mode::is_dense(mode) { 1 } else { 0 };
+    let of_ignored = if mode == mode::PROBABILITIES { 1 } else { 0 };
+    of_classes + of_two_passes - of_ignored
 }
 
 /// Vectors that a thread of the `_staged` and `_split` kernels computes at a time: fewer if the
 /// target has a share for every class, so that fewer are left at the end of a row, which are
 /// computed one by one. H200, 2026-11-28, ceiling ÷ ours with four and with two: f16 from
 /// probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91; f32 with smoothing and
-/// weights, 5880 columns 0.73 and 0.77. But bf16 of classes, 13,825 columns 0.94 and 0.91, f64 with
-/// smoothing, 3143 columns 0.63 and 0.62.
+/// weights, 5880 columns 0.73 and 0.77. But f64 with smoothing, 3143 columns 0.63 and 0.62.
 pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
     match mode {
         mode::CLASS => 4,
@@ -346,8 +349,12 @@ pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
 
 /// The most threads of a `_split` block, two of which are on a multiprocessor: as many as registers
 /// allow without spills.
-pub(crate) const fn split_block(mode: u32) -> u32 {
-    if mode == mode::PROBABILITIES { 256 } else { 320 }
+pub(crate) const fn split_block<E: Element>(mode: u32) -> u32 {
+    match mode {
+        mode::PROBABILITIES => 256,
+        mode::SMOOTHED if size_of::<E>() == 8 => 256,
+        _ => 320,
+    }
 }
 
 /// Whether registers allow one block more than [`resident`] of a kernel with one row group per row:

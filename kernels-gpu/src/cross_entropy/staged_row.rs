@@ -7,7 +7,7 @@
 //! computed again: 16 bits would round them, and of f32 the memory takes longer.
 //!
 //! Each thread copies, reads and overwrites vectors of its own, so only sums wait for other
-//! threads.
+//! threads. Which ones, [`batches`] says.
 
 use super::finish::{finish_grid, publish_terms};
 use super::label::{normaliser, sum_normaliser};
@@ -15,12 +15,12 @@ use super::mode;
 use super::pass::{Pass, Total, scales_of_row, writes};
 use super::row_group::Rows;
 use super::stats::Stats;
-use crate::abi::{CACHE_LINE, CrossEntropyArgs, Matrix, NORMALISER_FLIGHT, VECTOR_BYTES};
+use crate::abi::{CACHE_LINE, CrossEntropyArgs, Matrix, NORMALISER_FLIGHT};
 use crate::cut::{Cut, Row};
-use crate::element::{Element, Real, unrolled};
+use crate::element::{Element, Real};
 use crate::reduce::{self, Workspace};
 use cuda_std::SharedArray;
-use cuda_std::memory::{Vec16, end_copies, wait_for_copies};
+use cuda_std::memory::{Vec16, wait_for_copies};
 use cuda_std::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
 
 cuda_std::shared_array! {
@@ -28,22 +28,23 @@ cuda_std::shared_array! {
     fn row_vectors() -> [Vec16];
 }
 
-/// Calls a method for each of this thread's vectors: for `FLIGHT` at a time, from an index on, and
-/// in the end for one.
+/// Calls a method for each of this thread's batches: for `FLIGHT` vectors at a time, from an index
+/// on. Where batches are [whole](StagedRow::IS_PADDED), then for each vector that is left.
 macro_rules! each_batch {
     ($row:ident.$method:ident($($argument:expr),*)) => {{
         let mut index = $row.first;
-        while index + (FLIGHT as u32 - 1) * $row.step < $row.end {
+        while $row.has_batch(index) {
             $row.$method::<FLIGHT>(index $(, $argument)*);
-            index += FLIGHT as u32 * $row.step;
-        }
-        while index < $row.end {
-            $row.$method::<1>(index $(, $argument)*);
             index += $row.step;
+        }
+        while !Self::IS_PADDED && index < $row.end {
+            $row.$method::<1>(index $(, $argument)*);
+            index += Self::stride();
         }
     }};
 }
 
+mod batches;
 mod gradients;
 mod statistics;
 
@@ -55,8 +56,9 @@ type BlockRank = reduce::BlockRank<1>;
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
 ///    `abi::grid_of_workers`.
-/// 3. A block has dynamic shared memory for as many vectors as a row may have, and for those of
-///    its first cache line that are before the row.
+/// 3. A block has dynamic shared memory for as many vectors as a row may have, with those of its
+///    first cache line that are before the row; unless the target has a share for every class, for
+///    a multiple of [`STAGED_BATCH_VECTORS`](crate::abi::STAGED_BATCH_VECTORS).
 /// 4. `staged_vectors` is 0, or the number of vectors of condition 3, and shared memory has room
 ///    for twice as many. It is not 0 if probabilities are the target, of which no gradients are
 ///    computed. The probabilities, or else the class weights, are as far from 16-byte boundaries as
@@ -95,7 +97,8 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const 
             let label = pass.label(class);
             // Read before gradients overwrite it: barriers stand in between.
             let logit = pass.logit(row, class);
-            if first {
+            // A scale that is the same for all rows is computed for the first one.
+            if first && (index == 0 || args.upstream_stride != 0) {
                 // Only one thread loads the normaliser: if all did, each would wait for the others.
                 let normaliser = normaliser(args);
                 let set = |index, value: E::Real| scales_of_row().set(index, value.to_bits64());
@@ -135,8 +138,8 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const 
     }
 }
 
-/// A row or a block's part of one, and where this thread's share of it is staged: every
-/// `block_dim_x`th vector, and a peeled element. A thread computes `FLIGHT` vectors at a time.
+/// A row or a block's part of one, and which of its vectors are this thread's ([`batches`]). A
+/// thread has at most one peeled element.
 pub(super) struct StagedRow<'a, E: Element, const MODE: u32, const FLIGHT: usize> {
     pass: &'a Pass<'a, E, MODE>,
     row: Row<E>,
@@ -148,12 +151,14 @@ pub(super) struct StagedRow<'a, E: Element, const MODE: u32, const FLIGHT: usize
     /// probabilities or class weights, and the index of its first vector in shared memory.
     target_line: u64,
     targets: u32,
-    /// The first vector of the part, which shared memory begins with.
+    /// The vector that the part, and shared memory, begins with.
     base: u32,
+    /// The row's vectors in the part, from and to.
+    begin: u32,
+    end: u32,
     /// This thread's first vector.
     first: u32,
-    /// The index behind the last vector of the part.
-    end: u32,
+    /// Vectors from one of its batches to the next.
     step: u32,
 }
 
@@ -187,10 +192,9 @@ impl<'a, E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'a, E, MODE
     pub(super) fn part(pass: &'a Pass<'a, E, MODE>, row_index: u64, base: u32, end: u32) -> Self {
         let start = Row::<E>::address(pass.args.input, row_index);
         let cut = Cut::at_lines(start, pass.args.cols);
-        let (thread, step) = (base + thread_idx_x(), block_dim_x());
-        let first = if thread < cut.first() { thread + step } else { thread };
-        let vectors = row_vectors().in_register();
-        let (row, end) = (Row::at_cut(start), cut.end.min(end));
+        let (begin, end) = (cut.first().max(base), cut.end.min(end));
+        let (first, step) = (Self::first_of_thread(base, cut), block_dim_x() * FLIGHT as u32);
+        let (row, vectors) = (Row::at_cut(start), row_vectors().in_register());
         let line = start.next_multiple_of(16) & !u64::from(CACHE_LINE - 1);
         let before = line.wrapping_sub(start);
         let args = pass.args;
@@ -201,115 +205,20 @@ impl<'a, E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'a, E, MODE
             args.weight.wrapping_add(before)
         };
         let targets = args.staged_vectors;
-        StagedRow { pass, row, cut, vectors, line, target_line, targets, base, first, end, step }
-    }
-
-    /// Starts to copy the row to shared memory.
-    ///
-    /// # Safety
-    /// The kernels' condition 1, and [`forward_backward_staged`]'s conditions 3 and 4.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn copy(&self) {
-        // SAFETY: the caller's conditions; the vectors are this thread's.
-        unsafe { each_batch!(self.copy_vectors()) };
-        end_copies();
-    }
-
-    /// Starts to copy N vectors from `index` on to shared memory.
-    ///
-    /// # Safety
-    /// As [`copy`](Self::copy), and the vectors are this thread's.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn copy_vectors<const N: usize>(&self, index: u32) {
-        // SAFETY: the caller's conditions.
-        unrolled!(for k in 0..N; { unsafe { self.copy_vector(index + k as u32 * self.step) }; });
-    }
-
-    /// Starts to copy a vector to shared memory, if this part has it.
-    ///
-    /// # Safety
-    /// As [`copy`](Self::copy), and the vector would be this thread's.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn copy_one(&self, vector: u32) {
-        if vector >= self.first && vector < self.end {
-            // SAFETY: the caller's conditions.
-            unsafe { self.copy_vector(vector) };
+        StagedRow {
+            pass,
+            row,
+            cut,
+            vectors,
+            line,
+            target_line,
+            targets,
+            base,
+            begin,
+            end,
+            first,
+            step,
         }
-    }
-
-    /// Starts to copy a vector of logits, and that of the same classes' probabilities or weights
-    /// where these are staged.
-    ///
-    /// # Safety
-    /// As [`copy`](Self::copy), and the vector is this thread's.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn copy_vector(&self, vector: u32) {
-        let (at, offset) = (vector - self.base, u64::from(vector) * u64::from(VECTOR_BYTES));
-        // SAFETY: the caller's conditions.
-        unsafe {
-            self.vectors.copy(at, (self.line + offset) as *const Vec16);
-            if self.stages_targets() {
-                let from = (self.target_line + offset) as *const Vec16;
-                self.vectors.copy(self.targets + at, from);
-            }
-        }
-    }
-
-    /// Starts to copy those of this thread's vectors that have no counterpart in the same part of
-    /// the row `before`: rows begin anywhere in a cache line.
-    ///
-    /// # Safety
-    /// As [`copy`](Self::copy).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn copy_beside(&self, before: &Self) {
-        // SAFETY: the caller's conditions.
-        unsafe {
-            if self.first < before.first {
-                self.copy_one(self.first);
-            }
-            let behind = (before.end.max(before.first) - before.first).div_ceil(self.step);
-            let mut vector = before.first + behind * self.step;
-            while vector < self.end {
-                self.copy_one(vector);
-                vector += self.step;
-            }
-        }
-        end_copies();
-    }
-
-    /// N vectors from `index` on.
-    ///
-    /// # Safety
-    /// They are this thread's, and their copies are complete.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn get<const N: usize>(&self, index: u32) -> [Vec16; N] {
-        let mut vectors = [Vec16::default(); N];
-        unrolled!(for k in 0..N; {
-            // SAFETY: the caller's conditions.
-            vectors[k] = unsafe { self.vectors.get(index - self.base + k as u32 * self.step) };
-        });
-        vectors
-    }
-
-    /// The probabilities or weights of the classes of N vectors from `index` on; where neither are
-    /// staged, vectors of zeros, which are not used.
-    ///
-    /// # Safety
-    /// As [`get`](Self::get).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn get_targets<const N: usize>(&self, index: u32) -> [Vec16; N] {
-        if self.stages_targets() {
-            // SAFETY: the caller's conditions.
-            unsafe { self.get(self.targets + index) }
-        } else {
-            [Vec16::default(); N]
-        }
-    }
-
-    /// Whether probabilities or weights are staged beside the logits.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stages_targets(&self) -> bool {
-        Self::HAS_PROBABILITIES || Self::STAGES_WEIGHTS && self.targets != 0
     }
 
     /// The row's peeled element that is this thread's.

@@ -109,6 +109,8 @@ pub(crate) struct SamplesKernels {
     /// The limits of the device, and the most threads of a block, if there is a kernel of
     /// [`Regime::Staged`].
     pub(crate) staged: Option<(Device, u32)>,
+    /// The largest power of two, up to 128, to which all rows that are read are aligned, in bytes.
+    pub(crate) alignment: usize,
     /// Tensors of which a row is staged: the logits, and the probabilities or class weights.
     pub(crate) tensors: usize,
     /// Vectors of a row that a thread has in registers in [`Regime::Long`], beside those that its

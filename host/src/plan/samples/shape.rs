@@ -4,7 +4,9 @@ use super::SamplesKernels;
 use crate::plan::Pass;
 use crate::plan::packed::{Device, Packed, Rows};
 use crate::plan::staged::{self, Staged};
-use kernels_gpu::abi::{ADDER_SHIFT, max_workers, vectors_within, words_of_worker};
+use kernels_gpu::abi::{
+    ADDER_SHIFT, STAGED_BATCH_VECTORS, max_workers, vectors_within, words_of_worker,
+};
 
 /// The rows of a pass, and the kernels that there are for them.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +57,12 @@ impl Shape {
         if !self.prefers_staged() && (is_packed || self.prefers_registers()) {
             return None;
         }
-        staged::plan(self.rows, self.vectors, self.element_bytes, self.kernels.tensors, limits)
+        let SamplesKernels { tensors, alignment, is_smoothed, .. } = self.kernels;
+        // With shares of all classes, what is left of a row is computed vector by vector.
+        let is_dense = is_smoothed || tensors == 2;
+        let batch = if is_dense { 1 } else { STAGED_BATCH_VECTORS };
+        let rows = (alignment, batch as usize);
+        staged::plan(self.rows, self.vectors, self.element_bytes, tensors, rows, limits)
     }
 
     /// Whether rows that are [long enough](staged::plan) are staged though they could be packed or

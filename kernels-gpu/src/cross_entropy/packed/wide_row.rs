@@ -217,6 +217,37 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     }
 }
 
+impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
+    /// Subtracts a [far](Relative::is_far) center from the logits, in shared memory. Rounding the
+    /// difference to the elements' type does not matter: logits that are so far from 0 are equal,
+    /// or so far apart that the smaller one's exponential is 0. Few rows need it, so it is short
+    /// rather than fast.
+    ///
+    /// # Safety
+    /// As [`new`](LaneRow::new).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn subtract(&self, center: E::Real) {
+        let mut access = 0;
+        while access < self.accesses() {
+            let (vector, within) = (access / Self::ACCESSES, access % Self::ACCESSES);
+            let at = within * ACCESS as u32;
+            // SAFETY: the caller's conditions.
+            unsafe {
+                let place = Self::place(self.source, vector);
+                let bytes = place.load_bytes::<ACCESS>(at);
+                let mut values = [E::Real::ZERO; MAX_LANES];
+                unrolled!(for lane in 0..MAX_LANES; {
+                    if lane < ACCESS / size_of::<E>() {
+                        values[lane] = E::extract(bytes, lane as u32).widen() - center;
+                    }
+                });
+                place.store_bytes::<ACCESS>(at, E::narrow_all(values));
+            }
+            access = opaque(u64::from(access + 1)) as u32;
+        }
+    }
+}
+
 impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn new(source: SharedRow, cols: u32, _access: Access) -> Self {
@@ -290,14 +321,18 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
         to: SharedRow,
         _access: Access,
     ) {
-        let (center, factor) = (self.center, factors.factor);
+        let relative = Relative::<_, { mode::CLASS }>::to(self.center, E::Real::ONE);
+        let factor = factors.factor * relative.unit();
         // SAFETY: the caller's conditions.
         unsafe {
+            if Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE) {
+                self.subtract(self.center);
+            }
             for_each_vector!((index, accesses, vector) in self; {
                 let mut values = [E::Real::ZERO; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
                     let logit = E::extract(vector, lane as u32).widen();
-                    values[lane] = (logit - center).exp_below() * factor;
+                    values[lane] = relative.exp(logit) * factor;
                 });
                 if Pass::<E, MODE>::DENSE {
                     let (class, t) = (self.class_of(index), |_| E::Real::ZERO);

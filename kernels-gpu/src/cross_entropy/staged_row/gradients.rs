@@ -3,14 +3,22 @@
 use super::{Peeled, StagedRow};
 use crate::cross_entropy::label::Label;
 use crate::cross_entropy::pass::{Classes, Factors, weights};
+use crate::cross_entropy::stats::Relative;
 use crate::cut::Row;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use cuda_std::thread::thread_idx_x;
 
+/// How the exponentials of a row's logits are computed, and what makes gradients of them.
+#[derive(Clone, Copy)]
+struct Exponentials<R> {
+    base: Base<R>,
+    factor: R,
+}
+
 impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
     /// Writes the gradients of the part, `at_class` for the row's class. The gradient of any other
     /// logit is `by_exp` times the exponential that is kept of it; where none are kept, it is as
-    /// [`Factors`] says. Starts to copy the same part of the `next` row, vector by vector, to where
+    /// [`Factors`] says. Starts to copy the same part of the `next` row, batch by batch, to where
     /// this one's is read.
     ///
     /// # Safety
@@ -29,7 +37,11 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         let to = Row::<E>::new(self.pass.args.grad_input, row, self.row.start());
         // SAFETY: the caller's conditions.
         unsafe {
-            each_batch!(self.store_vectors(to, factors, by_exp, next));
+            if factors.counts && Relative::<_, MODE>::is_far(factors.center, E::Real::ONE) {
+                each_batch!(self.subtract(factors.center));
+            }
+            let exponentials = Self::exponentials(factors.center, by_exp);
+            each_batch!(self.store_vectors(to, factors, exponentials, next));
             if let Some(next) = next {
                 next.copy_beside(self);
             }
@@ -47,8 +59,39 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         }
     }
 
-    /// Writes the gradients of N vectors from `index` on, and starts to copy those of the `next`
-    /// row.
+    /// The exponentials of logits, relative to `center`. A [far](Relative::is_far) one has been
+    /// [subtracted](Self::subtract).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn exponentials(center: E::Real, by_exp: E::Real) -> Exponentials<E::Real> {
+        if Self::KEEPS_EXPS {
+            return Exponentials { base: Base::Center(center, E::Real::ONE), factor: by_exp };
+        }
+        let relative = Relative::<_, MODE>::to(center, E::Real::ONE);
+        Exponentials { base: relative.base(), factor: by_exp * relative.unit() }
+    }
+
+    /// Subtracts a [far](Relative::is_far) center from N vectors of logits from `index` on, in
+    /// shared memory. Rounding the difference to the elements' type does not matter: logits that
+    /// are so far from 0 are equal, or so far apart that the smaller one's exponential is 0.
+    ///
+    /// # Safety
+    /// As [`store_vectors`](Self::store_vectors).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn subtract<const N: usize>(&self, index: u32, center: E::Real) {
+        // SAFETY: the caller's conditions.
+        let (x, slots) = unsafe { (self.get::<N>(index), self.vectors.from(index - self.base)) };
+        unrolled!(for k in 0..N; {
+            let mut values = [E::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..E::LANES as usize; {
+                values[lane] = E::extract(x[k], lane as u32).widen() - center;
+            });
+            // SAFETY: the caller's conditions.
+            unsafe { slots.set(k as u32 * Self::stride(), E::narrow_all(values)) };
+        });
+    }
+
+    /// Writes the gradients of those of N vectors from `index` on that the part has, and starts to
+    /// copy those of the `next` row.
     ///
     /// # Safety
     /// As [`store_gradients`](Self::store_gradients), and the vectors are this thread's.
@@ -58,32 +101,32 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         index: u32,
         to: Row<E>,
         factors: &Factors<E::Real>,
-        by_exp: E::Real,
+        exponentials: Exponentials<E::Real>,
         next: Option<&Self>,
     ) {
         let mut gradients = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES]); N];
+        let behind = |k: usize| k as u32 * Self::stride();
         // SAFETY: the caller's conditions.
         unsafe {
             // The gradient of a row that is ignored is 0, whatever its logits.
             if factors.counts {
-                let mut values = self.gradients_of_exps::<N>(index, factors, by_exp);
+                let mut values = self.gradients_of_exps::<N>(index, exponentials);
                 unrolled!(for k in 0..N; {
                     if Self::DENSE {
-                        let vector = index + k as u32 * self.step;
-                        self.subtract_shares(vector, &mut values[k], factors);
+                        self.subtract_shares(index + behind(k), &mut values[k], factors);
                     }
                     gradients[k] = E::narrow_all(values[k]);
                 });
             }
-            let vector = self.cut.vector(index);
-            to.store_vectors(vector, gradients, |k| k as u32 * self.step, |_| true);
+            let has = |k| self.has_vector(index + behind(k));
+            to.store_vectors(self.cut.vector(index), gradients, behind, has);
             if let Some(next) = next {
-                unrolled!(for k in 0..N; { next.copy_one(index + k as u32 * self.step); });
+                next.copy_over::<N>(index);
             }
         }
     }
 
-    /// The exponentials of N vectors from `index` on, times `by_exp`.
+    /// The gradients of N vectors of logits from `index` on, but for the target's shares.
     ///
     /// # Safety
     /// As [`store_vectors`](Self::store_vectors).
@@ -91,8 +134,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     unsafe fn gradients_of_exps<const N: usize>(
         &self,
         index: u32,
-        factors: &Factors<E::Real>,
-        by_exp: E::Real,
+        Exponentials { base, factor }: Exponentials<E::Real>,
     ) -> [[E::Real; MAX_LANES]; N] {
         let mut values = [[E::Real::ZERO; MAX_LANES]; N];
         // SAFETY: the caller's conditions.
@@ -104,14 +146,13 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                 });
             });
         } else {
-            let base = Base::Center(factors.center, E::Real::ONE);
             E::masked_exps(staged, base, |k, exps| {
                 values[k] = exps;
             });
         }
         unrolled!(for k in 0..N; {
             unrolled!(for lane in 0..E::LANES as usize; {
-                values[k][lane] = values[k][lane] * by_exp;
+                values[k][lane] = values[k][lane] * factor;
             });
         });
         values
@@ -154,8 +195,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     fn has(&self, element: u32) -> bool {
         let vector = self.cut.vector_of(element);
         if self.cut.has(vector) {
-            let is_in_part = vector >= self.base && vector < self.end;
-            return is_in_part && (vector - self.base) % self.step == thread_idx_x();
+            return self.is_of_thread(vector);
         }
         let number = thread_idx_x();
         self.base == 0

@@ -3,12 +3,13 @@
 use super::{Peeled, StagedRow};
 use crate::cross_entropy::lagging::{CERTAIN, is_near_top};
 use crate::cross_entropy::pass::{Classes, weights};
-use crate::cross_entropy::stats::Stats;
+use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
-use crate::reduce::{block_sums, warp_max};
-use cuda_std::memory::wait_for_copies;
+use crate::reduce::{block_sums, warp_max, warp_sums};
+use cuda_std::math::max_or_nan_f32_bits;
+use cuda_std::memory::{Vec16, wait_for_copies};
 use cuda_std::thread::{block_dim_x, sync_threads};
-use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
+use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp, warp_id};
 
 cuda_std::shared_array! {
     /// The largest [top](Real::to_top) of each warp's logits.
@@ -16,9 +17,13 @@ cuda_std::shared_array! {
 }
 
 impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
+    /// Whether one pass over the logits finds their statistics. It does not where exponentials are
+    /// kept, which all have one center, nor with shares of all classes.
+    const IS_ONLINE: bool = !Self::KEEPS_EXPS && !Self::DENSE;
+
     /// The statistics of the part, in all threads. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), leaves
-    /// exponentials relative to `max` in place of the logits. Has a barrier behind the caller's
-    /// writes to shared memory.
+    /// exponentials relative to `max` in place of the logits. The threads synchronise behind the
+    /// caller's writes to shared memory.
     ///
     /// # Safety
     /// [`copy`](Self::copy)'s conditions, and it was called.
@@ -27,41 +32,111 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         // SAFETY: the caller's conditions.
         unsafe {
             let peeled = self.peeled();
-            wait_for_copies::<0>();
-            let mut top = peeled.map_or(E::Real::NO_TOP, |Peeled { x, .. }| x.to_top());
-            each_batch!(self.raise_top(&mut top));
-            let max = E::Real::from_top(block_top(top));
-            if is_near_top(max) {
-                let mut stats = Stats { max, ..Stats::NONE };
-                if let Some(Peeled { index, x, t }) = peeled {
-                    stats.rest = (x - max).exp_below();
-                    if Self::DENSE {
-                        self.pass.absorb_share(&mut stats, index, x, t);
-                    }
-                }
-                each_batch!(self.exponentiate(&mut stats));
-                if Self::DENSE {
-                    let of_warp = stats.of_group::<MODE>(WARP_SIZE);
-                    stats = of_warp.block_merge::<MODE, true>(E::Real::ONE);
-                } else {
-                    let [sum] = block_sums::<E::Real, true, 1>([stats.rest]);
-                    stats = Stats { ties: E::Real::ONE, rest: sum - E::Real::ONE, ..stats };
-                }
-                if stats.others() >= E::Real::from_f64(CERTAIN) {
-                    return stats;
-                }
+            let stats = if Self::IS_ONLINE {
+                self.online_statistics(peeled)
+            } else {
+                self.statistics_by_maximum(peeled)
+            };
+            if is_near_top(stats.max) && stats.others() >= E::Real::from_f64(CERTAIN) {
+                return stats;
+            }
+            if Self::KEEPS_EXPS {
                 self.copy();
                 wait_for_copies::<0>();
-                // The statistics of the warps are merged again.
-                sync_threads();
             }
+            // The statistics of the warps are merged again.
+            sync_threads();
             self.exact_statistics(peeled)
+        }
+    }
+
+    /// The statistics in one pass over the logits, batch by batch as their copies arrive. All lanes
+    /// of a warp have the same maximum, the largest logit so far. They are right if the largest of
+    /// all is [near](is_near_top).
+    ///
+    /// # Safety
+    /// As [`statistics`](Self::statistics).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn online_statistics(&self, peeled: Option<Peeled<E::Real>>) -> Stats<E::Real> {
+        let one = E::Real::ONE;
+        let mut online = Online::<E::Real, MODE>::new();
+        // SAFETY: the caller's conditions.
+        unsafe {
+            each_batch!(self.add_vectors(&mut online));
+            if any(peeled.is_some()) {
+                online.raise(peeled.map_or(E::Real::NEG_INFINITY, |Peeled { x, .. }| x));
+                if let Some(Peeled { x, .. }) = peeled {
+                    online.add(online.relative.exp(x));
+                }
+            }
+            let [sum] = warp_sums([online.rest], WARP_SIZE);
+            let stats = Stats { max: online.max, ties: one, rest: sum - one, ..Stats::NONE };
+            if block_dim_x() == WARP_SIZE {
+                sync_warp();
+                return stats;
+            }
+            stats.block_merge::<MODE, true>(one)
+        }
+    }
+
+    /// Adds N vectors from `index` on to the statistics.
+    ///
+    /// # Safety
+    /// As [`statistics`](Self::statistics); all lanes of the warp call it for one of its batches.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add_vectors<const N: usize>(&self, index: u32, online: &mut Online<E::Real, MODE>) {
+        self.wait_for_batch(index);
+        // SAFETY: the caller's conditions.
+        let x = unsafe { self.get::<N>(index) };
+        online.raise(E::greatest(x));
+        let mut sums = [E::Real::ZERO; 2];
+        E::exps(x, online.relative.base(), |_, exps: [E::Real; MAX_LANES]| {
+            unrolled!(for lane in 0..E::LANES as usize; {
+                sums[lane % 2] = sums[lane % 2] + exps[lane];
+            });
+        });
+        online.add(sums[0] + sums[1]);
+    }
+
+    /// The statistics in two passes over the logits: one for the maximum, as the copies arrive, and
+    /// one for the exponentials, which replace the logits where they are kept. If the largest logit
+    /// is not [near](is_near_top), the second one is left out, and only the maximum is right.
+    ///
+    /// # Safety
+    /// As [`statistics`](Self::statistics).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn statistics_by_maximum(&self, peeled: Option<Peeled<E::Real>>) -> Stats<E::Real> {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            let mut top = E::Real::NO_TOP;
+            each_batch!(self.raise_top(&mut top));
+            if let Some(Peeled { x, .. }) = peeled {
+                top = max_or_nan_f32_bits(top, x.to_top());
+            }
+            let max = E::Real::from_top(block_top(top));
+            let mut stats = Stats { max, ..Stats::NONE };
+            if !is_near_top(max) {
+                return stats;
+            }
+            if let Some(Peeled { index, x, t }) = peeled {
+                stats.rest = (x - max).exp_below();
+                if Self::DENSE {
+                    self.pass.absorb_share(&mut stats, index, x, t);
+                }
+            }
+            each_batch!(self.exponentiate(&mut stats));
+            if Self::DENSE {
+                let of_warp = stats.of_group::<MODE>(WARP_SIZE);
+                return of_warp.block_merge::<MODE, true>(E::Real::ONE);
+            }
+            let [sum] = block_sums::<E::Real, true, 1>([stats.rest]);
+            Stats { ties: E::Real::ONE, rest: sum - E::Real::ONE, ..stats }
         }
     }
 
     /// [`statistics`](Self::statistics) by the exact maximum, and with the exponentials that are 1
     /// apart: for rows whose largest logit is nearly certain, and those with logits that are not
-    /// finite.
+    /// finite or far from 0.
     ///
     /// # Safety
     /// As [`statistics`](Self::statistics); the logits are staged.
@@ -81,34 +156,38 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             if let Some(peeled) = peeled {
                 add(peeled);
             }
-            let mut index = self.first;
-            while index < self.end {
-                let ([x], [t]) = (self.get::<1>(index), self.get_targets::<1>(index));
-                let column = self.cut.vector(index).first;
-                unrolled!(for lane in 0..E::LANES as usize; {
-                    let of = |vector| E::extract(vector, lane as u32).widen();
-                    add(Peeled { index: column + lane as u32, x: of(x), t: of(t) });
-                });
-                index += self.step;
+            // Few rows come here, so this is short rather than fast.
+            let mut vector = self.first;
+            while vector < self.end {
+                if self.has_vector(vector) {
+                    let ([x], [t]) = (self.get::<1>(vector), self.get_targets::<1>(vector));
+                    let column = self.cut.vector(vector).first;
+                    unrolled!(for lane in 0..E::LANES as usize; {
+                        let of = |vector| E::extract(vector, lane as u32).widen();
+                        add(Peeled { index: column + lane as u32, x: of(x), t: of(t) });
+                    });
+                }
+                vector = self.vector_behind(vector);
             }
             let max = warp_max(stats.max);
             let warp_stats = stats.relative_to::<MODE>(max, one).of_group::<MODE>(WARP_SIZE);
             let stats = warp_stats.block_merge::<MODE, true>(one);
-            let mut index = self.first;
-            while index < self.end {
-                self.exponentiate::<1>(index, &mut Stats { max: stats.max, ..Stats::NONE });
-                index += self.step;
+            let mut vector = self.first;
+            while Self::KEEPS_EXPS && vector < self.end {
+                self.exponentiate::<1>(vector, &mut Stats { max: stats.max, ..Stats::NONE });
+                vector = self.vector_behind(vector);
             }
             stats
         }
     }
 
-    /// Raises `top` to the largest top of N vectors from `index` on.
+    /// Raises `top` to the largest top of N vectors from `index` on, when they have arrived.
     ///
     /// # Safety
-    /// As [`get`](Self::get).
+    /// As [`copy`](Self::copy), and the vectors are this thread's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn raise_top<const N: usize>(&self, index: u32, top: &mut u32) {
+        self.wait_for_batch(index);
         // SAFETY: the caller's conditions.
         *top = E::raise_top(*top, unsafe { self.get::<N>(index) });
     }
@@ -122,49 +201,94 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn exponentiate<const N: usize>(&self, index: u32, stats: &mut Stats<E::Real>) {
         let mut sums = [E::Real::ZERO; 2];
-        let center = stats.center();
         // SAFETY: the caller's conditions.
         unsafe {
             let x = self.get::<N>(index);
             if Self::DENSE {
-                let mut shares = [stats.dot, stats.weight];
-                let mut classes = [Classes::from(0); N];
-                unrolled!(for k in 0..N; {
-                    let vector = self.cut.vector(index + k as u32 * self.step);
-                    classes[k] = Classes::from(vector.first);
-                });
-                let t = self.get_targets::<N>(index);
-                let (pass, tensors) = (self.pass, (x, t));
-                if Self::STAGES_WEIGHTS {
-                    pass.add_shares::<N, { weights::STAGED }>(
-                        &mut shares,
-                        center,
-                        tensors,
-                        classes,
-                    );
-                } else {
-                    pass.add_shares::<N, { weights::LOADED }>(
-                        &mut shares,
-                        center,
-                        tensors,
-                        classes,
-                    );
-                }
-                [stats.dot, stats.weight] = shares;
+                self.add_shares(index, x, stats);
             }
+            let slots = self.vectors.from(index - self.base);
             let add = |k: usize, exps: [E::Real; MAX_LANES]| {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     sums[lane % 2] = sums[lane % 2] + exps[lane];
                 });
                 if Self::KEEPS_EXPS {
-                    self.vectors.set(index - self.base + k as u32 * self.step, E::narrow_all(exps));
+                    slots.set(k as u32 * Self::stride(), E::narrow_all(exps));
                 }
             };
-            let base = Base::Center(center, E::Real::ONE);
+            let base = Base::Center(stats.center(), E::Real::ONE);
             // With shares of all classes, masks would spill.
             if Self::DENSE { E::exps(x, base, add) } else { E::masked_exps(x, base, add) }
         }
         stats.rest = stats.rest + (sums[0] + sums[1]);
+    }
+
+    /// Adds the shares of the target that the classes of N vectors from `index` on have to the
+    /// statistics.
+    ///
+    /// # Safety
+    /// As [`exponentiate`](Self::exponentiate).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add_shares<const N: usize>(
+        &self,
+        index: u32,
+        x: [Vec16; N],
+        stats: &mut Stats<E::Real>,
+    ) {
+        let (pass, center) = (self.pass, stats.center());
+        let mut shares = [stats.dot, stats.weight];
+        let mut classes = [Classes::from(0); N];
+        unrolled!(for k in 0..N; {
+            classes[k] = Classes::from(self.cut.vector(index + k as u32 * Self::stride()).first);
+        });
+        // SAFETY: the caller's conditions; the row has the classes.
+        unsafe {
+            let tensors = (x, self.get_targets::<N>(index));
+            if Self::STAGES_WEIGHTS {
+                pass.add_shares::<N, { weights::STAGED }>(&mut shares, center, tensors, classes);
+            } else {
+                pass.add_shares::<N, { weights::LOADED }>(&mut shares, center, tensors, classes);
+            }
+        }
+        [stats.dot, stats.weight] = shares;
+    }
+}
+
+/// The online softmax of a warp.
+struct Online<R, const MODE: u32> {
+    /// The largest logit of the warp.
+    max: R,
+    /// The sum of this lane's exponentials relative to it.
+    rest: R,
+    /// How exponentials are computed, and their unit.
+    relative: Relative<R, MODE>,
+    unit: R,
+}
+
+impl<R: Real, const MODE: u32> Online<R, MODE> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn new() -> Self {
+        let relative = Relative::to(R::ZERO, R::ONE);
+        Online { max: R::NEG_INFINITY, rest: R::ZERO, relative, unit: relative.unit() }
+    }
+
+    /// Makes the largest of the lanes' logits the maximum, if it is larger. Few batches have one,
+    /// so the warp votes first.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn raise(&mut self, logit: R) {
+        if any(logit > self.max) {
+            let max = warp_max(self.max.max(logit));
+            self.rest = self.rest * (self.max - max).exp_below();
+            self.max = max;
+            self.relative = Relative::to(max, R::ONE);
+            self.unit = self.relative.unit();
+        }
+    }
+
+    /// Adds exponentials.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn add(&mut self, exps: R) {
+        self.rest = exps.fma(self.unit, self.rest);
     }
 }
 
@@ -179,7 +303,11 @@ fn block_top(top: u32) -> u32 {
         unsafe { tops_of_warps().set(warp_id(), top.into()) };
     }
     sync_threads();
-    let has = lane_id() < block_dim_x() / WARP_SIZE;
+    let warps = block_dim_x() / WARP_SIZE;
+    if warps == 1 {
+        return top;
+    }
+    let has = lane_id() < warps;
     // SAFETY: the warp wrote it before the barrier.
     of_warp(if has { unsafe { tops_of_warps().get(lane_id()) as u32 } } else { f64::NO_TOP })
 }

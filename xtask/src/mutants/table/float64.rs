@@ -174,9 +174,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "staged_copy_unwaited",
         what: "a staged row is read while it is copied",
         file: "cross_entropy/staged_row/statistics.rs",
-        lines: "let peeled = self.peeled();
-            wait_for_copies::<0>();",
-        from: "wait_for_copies::<0>();",
+        lines: "self.wait_for_batch(index);
+        // SAFETY: the caller's conditions.
+        *top = E::raise_top(*top, unsafe { self.get::<N>(index) });",
+        from: "self.wait_for_batch(index);",
         to: "",
         test: "float64_rows::rows_far_apart",
         seen: Seen::OnEmulator,
@@ -186,7 +187,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         what: "tops of warps are merged before they are there",
         file: "cross_entropy/staged_row/statistics.rs",
         lines: "sync_threads();
-    let has = lane_id() < block_dim_x() / WARP_SIZE;",
+    let warps = block_dim_x() / WARP_SIZE;
+    if warps == 1 {",
         from: "sync_threads();",
         to: "",
         test: "float64_rows::rows_far_apart",
@@ -218,7 +220,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "staged_certain_kept",
         what: "the largest logit of a staged row swallows all others",
         file: "cross_entropy/staged_row/statistics.rs",
-        lines: "if stats.others() >= E::Real::from_f64(CERTAIN) {",
+        lines: "if is_near_top(stats.max) && stats.others() >= E::Real::from_f64(CERTAIN) {",
         from: "stats.others() >= E::Real::from_f64(CERTAIN)",
         to: "true",
         test: "float64_rows::rows_that_are_nearly_certain",
@@ -238,8 +240,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "staged_class_forgotten",
         what: "the gradient of a staged row's class is that of any other class",
         file: "cross_entropy/staged_row/gradients.rs",
-        lines: "return is_in_part && (vector - self.base) % self.step == thread_idx_x();",
-        from: "is_in_part && (vector - self.base) % self.step == thread_idx_x()",
+        lines: "return self.is_of_thread(vector);",
+        from: "self.is_of_thread(vector)",
         to: "false",
         test: "float64_rows::rows_far_apart",
         seen: Seen::OnEmulator,
@@ -247,10 +249,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "staged_tail_short",
         what: "the last vector of a staged row is left out",
-        file: "cross_entropy/staged_row.rs",
-        lines: "while index < $row.end {",
-        from: "$row.end",
-        to: "$row.end - 1",
+        file: "cross_entropy/staged_row/batches.rs",
+        lines: "!Self::IS_PADDED || vector >= self.begin && vector < self.end",
+        from: "vector < self.end",
+        to: "vector + 1 < self.end",
         test: "float64_rows::rows_far_apart",
         seen: Seen::OnEmulator,
     },

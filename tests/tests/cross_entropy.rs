@@ -905,7 +905,7 @@ fn rows_far_from_zero() {
 #[test]
 fn rows_around_any_number() {
     let stream = gpu().stream().unwrap();
-    for (rows, cols) in [(1, 64), (600, 70), (1, 1_024), (1, 4_099), (5, 5_000), (1, 60_001)] {
+    for (rows, cols) in [(1, 64), (600, 19), (1, 1_024), (1, 4_099), (5, 5_000), (1, 60_001)] {
         for center in [0.0_f32, -1e3, 1e6, 16_777_215.0, 16_777_216.0, -5e7, 1e30] {
             let step = (center.abs() * f32::EPSILON).max(0.125);
             let x: Vec<f32> =

@@ -248,7 +248,11 @@ fn rows_that_a_block_takes_one_after_the_other() {
         T::Loss: Number,
     {
         let [staged, split] = lengths::<T>();
-        let mut case = Case::<T>::new(if size_of::<T>() == 2 { 9 } else { 7 }, split + 1);
+        let rows = if size_of::<T>() == 2 { 9 } else { 7 };
+        // Rows that begin earlier in a cache line than the row before.
+        Case::<T>::new(rows, split - 3).check();
+        // And later.
+        let mut case = Case::<T>::new(rows, split + 1);
         let cols = case.cols;
         for (at, x) in case.x.iter_mut().enumerate() {
             *x = T::round(x.wide() + (at / cols % 3) as f64);

@@ -56,8 +56,8 @@ pub(crate) fn is_split(
 /// The launch over `rows` rows of `cols` elements and of this `alignment`, of logits alone or, with
 /// `tensors` of 2, also of probabilities or class weights, in blocks of at most `threads` threads,
 /// each of which may have `dynamic_bytes` of dynamic shared memory if it is alone on its
-/// multiprocessor. `None` if there
-/// is no row, or one has more bytes than the shared memory of the whole device.
+/// multiprocessor. `None` if there is no row, or one has more bytes than the shared memory of the
+/// whole device.
 ///
 /// In f64 a multiprocessor has one smaller block more than its registers have room for of the
 /// others, where shared memory has room for it too: H200, 2026-11-27, ceiling ÷ ours with two and

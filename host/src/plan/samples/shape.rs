@@ -61,8 +61,8 @@ impl Shape {
         // With shares of all classes, what is left of a row is computed vector by vector.
         let is_dense = is_smoothed || tensors == 2;
         let batch = if is_dense { 1 } else { STAGED_BATCH_VECTORS };
-        let rows = (alignment, batch as usize);
-        staged::plan(self.rows, self.vectors, self.element_bytes, tensors, rows, limits)
+        let cut = (alignment, batch as usize);
+        staged::plan(self.rows, self.vectors, self.element_bytes, tensors, cut, limits)
     }
 
     /// Whether rows that are [long enough](staged::plan) are staged though they could be packed or

@@ -292,7 +292,8 @@ impl Element for f64 {
 /// maximum that is NaN where one is, and such a minimum.
 macro_rules! halves {
     ($(
-        $(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path, $narrow_two:path,
+        $(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path,
+        $narrow_two:path,
         $max:path, $max_or_nan:path, $min:path;
     )+) => {$(
         $(#[$doc])*

@@ -293,10 +293,10 @@ pub struct CrossEntropyArgs {
     /// that LLVM loads its numbers in pairs.
     pub stream: StreamArgs,
     /// Vectors of a part of a row in `cross_entropy_forward_backward_split`, whose rows are shared
-    /// by `splits` blocks each; a multiple of [`STAGED_BATCH_VECTORS`](super::STAGED_BATCH_VECTORS).
-    /// The parts of all blocks have room for a row and [`LINE_VECTORS`](super::LINE_VECTORS) − 1
-    /// vectors more: vectors are numbered from the cache line that a row begins in. A group of
-    /// blocks takes `rows_of_block` rows at a time, and there are at most
+    /// by `splits` blocks each; a multiple of
+    /// [`STAGED_BATCH_VECTORS`](super::STAGED_BATCH_VECTORS). The parts of all blocks have room for
+    /// a row and what its first cache line has before it: vectors are numbered from the line. A
+    /// group of blocks takes `rows_of_block` rows at a time, and there are at most
     /// [`max_tickets`](super::max_tickets) times as many.
     pub part_vectors: u32,
     /// Which of two launches it is that compute loss and gradients of the same rows, one of

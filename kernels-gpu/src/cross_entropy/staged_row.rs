@@ -29,7 +29,8 @@ cuda_std::shared_array! {
 }
 
 /// Calls a method for each of this thread's batches: for `FLIGHT` vectors at a time, from an index
-/// on. Where batches are [whole](StagedRow::IS_PADDED), then for each vector that is left.
+/// on. Then for each vector that is left, unless the last batch is
+/// [padded](StagedRow::IS_PADDED).
 macro_rules! each_batch {
     ($row:ident.$method:ident($($argument:expr),*)) => {{
         let mut index = $row.first;

@@ -62,8 +62,8 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         Run { args, tensors, number, lead }
     }
 
-    /// The run's rows. These and the run's [end](Self::end) are computed at each use: kept, for this
-    /// run and the next one, they would take registers that some kernels do not have.
+    /// The run's rows. These and the run's [end](Self::end) are computed at each use: kept, for
+    /// this run and the next one, they would take registers that some kernels do not have.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn rows(&self) -> u32 {
         match self.args.tiles.rows {

@@ -43,6 +43,8 @@ impl<E: Element> Bce<E> {
 }
 
 impl<E: Element> Pairwise<E::Real> for Bce<E> {
+    const GRADS_APART: bool = true;
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &PairwiseArgs) -> Self {
         let weight = |which: usize| Weight { at: args.weights[which], value: E::Real::ONE };

@@ -3,7 +3,7 @@
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, LogProbArgs, Matrix, PairwiseArgs, StreamArgs,
-    TargetFault, TileArgs, TiledArgs, WordSteps, saved, workspace,
+    TargetFault, TileArgs, TiledArgs, UpstreamRows, WordSteps, saved, workspace,
 };
 use crate::table::Entry;
 
@@ -48,10 +48,12 @@ const STRUCTURES: &[Structure] = &[
         loss,
         workspace,
         upstream,
+        upstream_rows,
         grad_input,
         grad_target,
         weights,
     }),
+    structure!(UpstreamRows { reciprocal, cols }),
     structure!(TiledArgs {
         rows,
         step,
@@ -160,6 +162,7 @@ const STRUCTURES: &[Structure] = &[
 const CONSTANTS: &[(&str, u64)] = &[
     ("stream depth", abi::STREAM_DEPTH as u64),
     ("tiled block", abi::TILED_BLOCK as u64),
+    ("dense f64 block", abi::DENSE_F64_BLOCK as u64),
     ("tile padding", TiledArgs::PADDING as u64),
     ("warp tile bytes", abi::WARP_TILE_BYTES as u64),
     ("max stream blocks", abi::MAX_STREAM_BLOCKS as u64),

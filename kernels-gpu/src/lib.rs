@@ -39,24 +39,23 @@ pub use layout::LAYOUTS;
 pub use table::{Entry, Family, all, find};
 
 // The table. Each line is one loss: the kind of its kernels (`pairwise`, `cross_entropy`) and their
-// parameters. For `pairwise` these are: the loss's type; the most threads of a dense block (more
-// threads have fewer registers each); those of the pass that computes loss and gradients, `by` how
-// many 16-byte vectors of each tensor a thread has in flight there; and, for the row and the tiled
-// kernels of each pass, how many blocks a multiprocessor has registers for.
+// parameters. For `pairwise` these are: the loss's type; how many threads a multiprocessor has
+// registers for (more threads have fewer registers each); the same for the pass that computes loss
+// and gradients; and, for the row and the tiled kernels of each pass, how many blocks.
 table::losses! {
-    mse: pairwise(crate::mse::Mse, 1024, 768 threads by 4, rows by 3 3 2);
-    huber: pairwise(crate::huber::Huber<R>, 1024, 512 threads by 4, rows by 3 3 2);
+    mse: pairwise(crate::mse::Mse, 1024 and 1024 threads, rows by 3 3 2);
+    huber: pairwise(crate::huber::Huber<R>, 1024 and 768 threads, rows by 3 3 2);
     // With three blocks, ptxas spills registers of these tiled kernels.
-    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024, 512 threads by 4, rows by 2 2 2);
-    bce: pairwise(crate::bce::Bce<E>, 768, 640 threads by 2, rows by 2 2 1);
+    smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024 and 768 threads, rows by 2 2 2);
+    bce: pairwise(crate::bce::Bce<E>, 768 and 640 threads, rows by 2 2 1);
     // Inputs are log-probabilities or, with `_prob`, probabilities; targets are probabilities or,
     // with `_log_target`, log-probabilities.
-    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024, 1024 threads by 2, rows by 3 3 2);
-    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512, 768 threads by 2,
+    kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024 and 1024 threads, rows by 3 3 2);
+    kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512 and 768 threads,
         rows by 3 3 2);
-    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024, 768 threads by 2,
+    kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024 and 768 threads,
         rows by 3 2 2);
-    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512, 512 threads by 2,
+    kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512 and 512 threads,
         rows by 2 2 2);
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the

@@ -3,6 +3,7 @@
 //!
 //! Each kernel is compiled three times. With `DENSE`, the tensors have no gaps between rows and the
 //! loss is reduced to a scalar, so the tensors count as a single row that the whole grid shares.
+//! So they do in [`backward_by_row`], which finds the row of each element.
 //! The [`tiled`] kernels reduce by row, or over rows with gaps. Without `DENSE`, the kernel handles
 //! everything else: short rows that are not equally far apart in all tensors or have large gaps, a
 //! loss or an upstream gradient per element, and weights that are not the same for all elements.
@@ -12,9 +13,10 @@
 
 mod pass;
 mod row;
+mod row_scales;
 mod tiled;
 
-use crate::abi::{PairwiseArgs, reduction};
+use crate::abi::{DENSE_F64_BLOCK, PairwiseArgs, reduction};
 use crate::element::{Element, Real};
 use crate::reduce::{F64Words, Workspace, grid_sums, group_sums, is_last_block};
 use core::marker::PhantomData;
@@ -24,32 +26,39 @@ use cuda_std::warp::{WARP_SIZE, lane_id};
 use pass::Pass;
 
 /// The kernel entries of the pairwise loss `$type`. Entries with `_rows` are compiled without
-/// `DENSE`, the others with it.
+/// `DENSE`, those with `_tiled` for the [`tiled`] kernels, the others with `DENSE`.
 ///
-/// - `$block` is the most threads of a dense block, `$both` that of the dense forward-backward
-///   pass, in which a thread has `$flight` vectors of each tensor in flight.
-/// - `$rows`, `$rows_backward`, `$rows_both`: how many blocks of the `_rows` kernels, and of the
-///   `_tiled` ones, fit on a multiprocessor at a time, by registers and without spills.
+/// - `$threads` and `$both`: how many threads of a dense block, and of one of the forward-backward
+///   pass, a multiprocessor has registers for.
+/// - `$rows`, `$rows_backward`, `$rows_both`: the same for blocks of the `_rows` kernels, and of
+///   the `_tiled` ones, all without spills.
 macro_rules! kernels {
     (
-        $loss:ident, $type:ty, $block:literal, $both:literal threads by $flight:literal,
+        $loss:ident, $type:ty, $threads:literal and $both:literal threads,
         rows by $rows:literal $rows_backward:literal $rows_both:literal
     ) => {
         use crate::abi::{PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
-        use crate::pairwise::{backward, dense_block, forward, forward_backward, tiled};
+        use crate::pairwise::{
+            backward, backward_by_row, dense_block, dense_blocks, forward, forward_backward, tiled,
+        };
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
             FORWARD = forward: forward::<E, $type, true, 2>,
-                (PairwiseArgs), (dense_block::<E>($block)) by 1, 3 barriers;
+                (PairwiseArgs), (dense_block::<E>($threads)) by dense_blocks::<E>($threads, true),
+                3 barriers;
             FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>,
                 (PairwiseArgs), ROWS_BLOCK by $rows, 5 barriers;
             BACKWARD = backward: backward::<E, $type, true, 2>,
-                (PairwiseArgs), (dense_block::<E>($block)) by 1, 0 barriers;
+                (PairwiseArgs), (dense_block::<E>($threads)) by dense_blocks::<E>($threads, false),
+                0 barriers;
+            BACKWARD_BY_ROW = backward_by_row: backward_by_row::<E, $type, 2>,
+                (PairwiseArgs), ROWS_BLOCK by 3, 0 barriers;
             BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>,
                 (PairwiseArgs), ROWS_BLOCK by $rows_backward, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, $flight>,
-                (PairwiseArgs), (dense_block::<E>($both)) by 1, 3 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, 2>,
+                (PairwiseArgs), (dense_block::<E>($both)) by dense_blocks::<E>($both, true),
+                3 barriers;
             FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>,
                 (PairwiseArgs), ROWS_BLOCK by $rows_both, 5 barriers;
             FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>,
@@ -63,10 +72,16 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// The most threads of a dense block. The threads of a block share 65536 registers, and an f64
-/// value takes two, so f64 blocks have at most 512 threads.
+/// The most threads of a dense block, of those that a multiprocessor has registers for.
 pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
-    if size_of::<E>() == 8 && threads > 512 { 512 } else { threads }
+    if size_of::<E>() == 8 { DENSE_F64_BLOCK } else { threads }
+}
+
+/// The dense blocks that a multiprocessor has registers for at a time. An f64 value takes two
+/// registers, so that a pass that has a sum has three quarters of the threads.
+pub(crate) const fn dense_blocks<E: Element>(threads: u32, has_sum: bool) -> u32 {
+    let part = if has_sum { 3 } else { 4 };
+    if size_of::<E>() == 8 { threads * part / 4 / DENSE_F64_BLOCK } else { 1 }
 }
 
 /// The formula of a loss over pairs (x, t).
@@ -94,6 +109,9 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// The unit of the terms of plain pairs: sums are multiplied by it once, at the end, instead of
     /// each term.
     const UNIT: R = R::ONE;
+    /// Whether the two gradients, of a backward pass, compute what both need twice: it would take
+    /// more registers than there are.
+    const GRADS_APART: bool = false;
     /// The [`Real::rank`] of x and of t, or 0 for one whose value does not matter. A pair is plain
     /// if both ranks are below [`Real::PLAIN_RANKS`]; the methods below handle plain pairs in fewer
     /// instructions, with `PLAIN`.
@@ -130,7 +148,7 @@ pub(crate) unsafe fn forward<
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, true, false, DENSE, UNROLL>(args) }
+    unsafe { run::<E, L, true, false, DENSE, false, UNROLL>(args) }
 }
 
 /// Writes each gradient whose address is not null: upstream ÷ divisor × derivative of the term.
@@ -147,7 +165,19 @@ pub(crate) unsafe fn backward<
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, false, true, DENSE, UNROLL>(args) }
+    unsafe { run::<E, L, false, true, DENSE, false, UNROLL>(args) }
+}
+
+/// [`backward`] for dense tensors that come as one row, where each row has an upstream gradient.
+///
+/// # Safety
+/// As [`forward`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) unsafe fn backward_by_row<E: Element, L: Pairwise<E::Real>, const UNROLL: usize>(
+    args: &PairwiseArgs,
+) {
+    // SAFETY: the caller's conditions.
+    unsafe { run::<E, L, false, true, true, true, UNROLL>(args) }
 }
 
 /// [`forward`] and [`backward`] in one pass, which reads input and target once.
@@ -164,7 +194,7 @@ pub(crate) unsafe fn forward_backward<
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, true, true, DENSE, UNROLL>(args) }
+    unsafe { run::<E, L, true, true, DENSE, false, UNROLL>(args) }
 }
 
 /// Gives each part of a row to one row group, then reduces what the parts summed. With `DENSE`
@@ -180,6 +210,7 @@ unsafe fn run<
     const TERMS: bool,
     const GRADS: bool,
     const DENSE: bool,
+    const BY_ROW: bool,
     const UNROLL: usize,
 >(
     args: &PairwiseArgs,
@@ -190,7 +221,7 @@ unsafe fn run<
         let pass = Pass::<E, L, DENSE> { args, loss: L::new(args), element: PhantomData };
         let (split, lane) = (u64::from(block_idx_x()), thread_idx_x());
         // SAFETY: conditions 1 and 3.
-        let sum = unsafe { pass.part::<TERMS, GRADS, UNROLL>(0, split, lane) };
+        let sum = unsafe { pass.part::<TERMS, GRADS, BY_ROW, UNROLL>(0, split, lane) };
         if TERMS {
             // SAFETY: conditions 1 and 2.
             unsafe { grid_sums([sum.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
@@ -219,7 +250,7 @@ unsafe fn run<
         let mut sum = E::Real::ZERO;
         if part < parts {
             // SAFETY: conditions 1 and 3; the row is one of `rows`.
-            sum = unsafe { pass.part::<TERMS, GRADS, UNROLL>(row, split, lane) };
+            sum = unsafe { pass.part::<TERMS, GRADS, false, UNROLL>(row, split, lane) };
         }
         if by_row {
             let [sum] = group_sums([sum.to_f64()], group);

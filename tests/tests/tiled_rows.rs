@@ -150,6 +150,34 @@ fn rows_of_many_lengths() {
     }
 }
 
+/// A backward pass takes rows without gaps for one, and finds the row of each element: a vector has
+/// elements of one row, of two, or of as many rows as elements.
+#[test]
+fn gradients_of_rows_shorter_and_longer_than_a_vector() {
+    for cols in (1..=17).chain([31, 32, 33]) {
+        check_squares::<f32>([1_200, cols], DENSE);
+        check_squares::<f64>([1_200, cols], Layout { offsets: [1, 0, 1, 1], ..DENSE });
+        check_squares::<bf16>([1_200, cols], Layout { offsets: [0, 3, 5, 5], ..DENSE });
+    }
+}
+
+/// The upstream gradient of a mean is divided by the length of its row.
+#[test]
+fn gradients_of_the_means_of_rows() {
+    let (stream, [rows, cols]) = (gpu().stream().unwrap(), [601, 5]);
+    let x: Vec<f32> = (0..rows * cols).map(|index| (index % 9) as f32).collect();
+    let upstream: Vec<f32> = (0..rows).map(|row| (row % 4) as f32 - 1.0).collect();
+    let on_gpu = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let t = Tensor::zeros(gpu(), [rows, cols]).unwrap();
+    let of_rows = Tensor::from_slice(gpu(), [rows], &upstream).unwrap();
+    let mse = Mse::new().reduction(RowMean);
+    let got = mse.backward(&on_gpu, &t, &of_rows, &stream).unwrap().to_vec().unwrap();
+    for (index, (got, x)) in got.into_iter().zip(&x).enumerate() {
+        let expected = 2.0 * x * upstream[index / cols] / cols as f32;
+        assert_relative_eq!(got, expected, max_relative = 2e-7);
+    }
+}
+
 /// Tensors may begin at any element, alike or not, and each may have gaps between its rows. Vectors
 /// that are not aligned are read from those around them, never beyond a row, and stored element by
 /// element where gradients are aligned otherwise than each other.

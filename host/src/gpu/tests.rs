@@ -168,7 +168,7 @@ fn a_launch_with_more_shared_memory_than_a_block_can_have_is_refused() {
 fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
     use crate::plan::Launch;
     use crate::tensor::Tensor;
-    use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, TiledArgs, reduction};
+    use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, TiledArgs, UpstreamRows, reduction};
     use std::num::NonZeroU32;
     let gpu = gpu();
     let stream = gpu.stream().unwrap();
@@ -191,6 +191,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
         loss: Matrix::default(),
         workspace: 0,
         upstream: Matrix::default(),
+        upstream_rows: UpstreamRows::default(),
         grad_input: grad.view_mut().memory.matrix(),
         grad_target: Matrix::default(),
         weights: Default::default(),

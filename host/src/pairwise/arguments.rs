@@ -10,7 +10,7 @@ use crate::plan::tiled;
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
-use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, TiledArgs, reduction};
+use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, TiledArgs, UpstreamRows, reduction};
 use std::num::NonZeroU32;
 
 /// What a launch needs, but for the plan's part of it.
@@ -35,6 +35,8 @@ impl<R: Reduction> Pairwise<'_, R> {
         let of_loss = self.reduction.shape(input.shape);
         let mut arguments = self.inputs::<T>(input, target, in_place, workspace)?;
         let has_loss = loss.is_some();
+        // The dense kernels have one sum.
+        arguments.dense &= R::KIND != reduction::ROWS || !has_loss;
         if let Some(loss) = loss {
             arguments.add_loss::<R::Value<T>>(loss.memory, of_loss)?;
             arguments.writes.push(("workspace", workspace.memory()));
@@ -101,6 +103,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             loss: Matrix::default(),
             workspace: workspace.memory().address,
             upstream: Matrix::default(),
+            upstream_rows: UpstreamRows::default(),
             grad_input: Matrix::default(),
             grad_target: Matrix::default(),
             weights,
@@ -108,7 +111,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         let is_one = |weight: &Broadcast| weight.row_stride == 0 && weight.col_stride == 0;
         let one_weight = weights.iter().all(is_one);
         let contiguous = input.is_dense() && target.is_dense();
-        let dense = R::KIND != reduction::ROWS && contiguous && one_weight;
+        let dense = contiguous && one_weight;
         let can_tile = R::KIND != reduction::ELEMENTS && one_weight;
         Ok(Arguments { args, reads, writes: Vec::new(), dense, can_tile })
     }
@@ -155,6 +158,13 @@ impl<'a> Arguments<'a> {
                     memory.check_dense("upstream")?;
                 }
                 self.args.upstream.row_stride = memory.element_stride as u64;
+                if memory.element_stride != 0 {
+                    self.dense &= self.args.cols < 1 << 31;
+                    self.args.upstream_rows = UpstreamRows {
+                        reciprocal: u64::MAX / self.args.cols.max(1),
+                        cols: self.args.cols as u32,
+                    };
+                }
             }
             _ => self.args.upstream.row_stride = 0,
         }

@@ -20,7 +20,7 @@ use crate::tensor::Loss;
 use crate::view::{View, ViewMut};
 use arguments::Arguments;
 use kernels_gpu::Family;
-use kernels_gpu::abi::{Dtype, PairwiseArgs, reduction};
+use kernels_gpu::abi::{Dtype, PairwiseArgs, UpstreamRows, reduction};
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
@@ -31,6 +31,8 @@ pub(crate) struct Kernels {
     pub(crate) has_plain_pairs: bool,
     pub(crate) forward: Forms,
     pub(crate) backward: Forms,
+    /// Backward, for dense tensors of which each row has an upstream gradient.
+    pub(crate) backward_by_row: &'static Family<PairwiseArgs>,
     pub(crate) forward_backward: Forms,
 }
 
@@ -61,6 +63,7 @@ macro_rules! kernels {
                 tiled: &kernels_gpu::kernels::$loss::BACKWARD_TILED,
                 rows: &kernels_gpu::kernels::$loss::BACKWARD_ROWS,
             },
+            backward_by_row: &kernels_gpu::kernels::$loss::BACKWARD_BY_ROW,
             forward_backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 tiled: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_TILED,
@@ -159,7 +162,9 @@ impl<R: Reduction> Pairwise<'_, R> {
         } else {
             None
         };
-        let (family, launch_shape) = if dense && R::KIND == reduction::SCALAR {
+        let (family, launch_shape) = if dense && args.upstream_rows != UpstreamRows::default() {
+            (self.kernels.backward_by_row, plan::backward_by_row(shape.len(), size_of::<T>()))
+        } else if dense && R::KIND != reduction::ELEMENTS {
             (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
         } else {
             let (family, plan) = match tiled {

@@ -1,12 +1,18 @@
 //! Launches of the kernels that compare two tensors element by element.
 
 use super::{Launch, MANY_BLOCKS, Pass, RowsLaunch};
-use kernels_gpu::abi::{MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction};
+use kernels_gpu::abi::{DENSE_F64_BLOCK, MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction};
 use std::num::NonZeroU32;
 
 /// The most vectors (of 16 bytes) of a small input. For small inputs, a block on every
 /// multiprocessor matters more than blocks that live long.
 const SMALL_VECTORS: usize = 256 << 10;
+
+/// Vectors of each tensor that a thread has in flight, as the dense kernels are compiled.
+const FLIGHT: usize = 2;
+
+/// The vectors of a block of a small input.
+const SMALL_TILE: usize = 256;
 
 /// The dense kernels of a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,24 +88,30 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     let Dense { threads, heavy } = dense;
     let vectors = (len / (16 / element_bytes)).max(1);
     if vectors <= SMALL_VECTORS {
-        let threads = threads.min(256);
-        let blocks = vectors.div_ceil(threads as usize) as u32;
+        let blocks = vectors.div_ceil(SMALL_TILE) as u32;
+        let threads = (SMALL_TILE / FLIGHT) as u32;
         return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
     }
+    let threads = if element_bytes == 8 { threads.min(DENSE_F64_BLOCK) } else { threads };
     // The forward-backward pass over 16-bit elements needs so many registers that only small blocks
     // are resident beside each other.
     let small_blocks = pass == Pass::ForwardBackward && element_bytes == 2;
     let threads = if small_blocks { threads.min(256) } else { threads };
-    // Vectors of each tensor that a thread has in flight, at most. A tile of more would leave
-    // blocks without one.
-    let flight = if pass == Pass::ForwardBackward { 4 } else { 2 };
-    let tiles = vectors.div_ceil(threads as usize * flight);
+    let tiles = vectors.div_ceil(threads as usize * FLIGHT);
     let mut most = most_threads(pass, vectors, element_bytes, heavy) / threads as usize;
     if pass != Pass::Backward {
         most = most.min(max_blocks(1) as usize);
     }
     let blocks = tiles.min(most).min(i32::MAX as usize) as u32;
     Launch { blocks, threads, shared_bytes: 0, cooperative: false }
+}
+
+/// The launch of a dense backward pass over `len` elements of `element_bytes` each, of rows that
+/// have an upstream gradient each: a tile for each block.
+pub(crate) fn backward_by_row(len: usize, element_bytes: usize) -> Launch {
+    let vectors = (len / (16 / element_bytes)).max(1);
+    let blocks = vectors.div_ceil(FLIGHT * ROWS_BLOCK as usize).min(i32::MAX as usize) as u32;
+    Launch { blocks, threads: ROWS_BLOCK, shared_bytes: 0, cooperative: false }
 }
 
 /// The fewest vectors of a part of a split row.

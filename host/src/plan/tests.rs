@@ -38,7 +38,7 @@ fn a_launch_that_sums_has_room_for_its_partial_sums() {
 #[test]
 fn small_inputs_get_many_blocks() {
     let launch = elementwise(Pass::Forward, 128 * 1000, 4, DENSE);
-    assert_eq!((launch.blocks, launch.threads), (125, 256));
+    assert_eq!((launch.blocks, launch.threads), (125, 128));
 }
 
 #[test]
@@ -49,6 +49,20 @@ fn large_inputs_get_large_blocks() {
     assert_eq!((launch.blocks, launch.threads), (33792, 512));
     let launch = elementwise(Pass::Backward, 1 << 30, 4, DENSE);
     assert_eq!((launch.blocks, launch.threads), (262_144, 512));
+}
+
+/// The dense kernels find their full tiles by a mask.
+#[test]
+fn dense_blocks_have_a_power_of_two_of_threads() {
+    for pass in [Pass::Forward, Pass::ForwardBackward, Pass::Backward] {
+        for (len, element_bytes) in
+            (0..40).flat_map(|shift| [2, 4, 8].map(|bytes| (3_usize << shift, bytes)))
+        {
+            let launch = elementwise(pass, len, element_bytes, DENSE);
+            assert!(launch.threads.is_power_of_two(), "{pass:?}, {len}: {}", launch.threads);
+            assert!(backward_by_row(len, element_bytes).threads.is_power_of_two());
+        }
+    }
 }
 
 /// A pass that writes is faster with blocks that live shorter; one with more arithmetic a byte is
@@ -353,17 +367,17 @@ fn a_wave_of_blocks_sums_inputs_that_are_neither_small_nor_large() {
     assert_eq!([1 << 20, 32 << 20].map(|vectors| blocks(vectors, DENSE)), [132 * 2; 2]);
     assert_eq!(blocks((32 << 20) + 1, DENSE), 132 * 64);
     let heavy = Dense { heavy: true, ..DENSE };
-    assert_eq!(elementwise(Pass::Forward, 2 << 20, 8, heavy).blocks, 132 * 3);
+    assert_eq!(elementwise(Pass::Forward, 2 << 20, 8, heavy).blocks, 132 * 6);
     // With more vectors, a block for each tile.
     let of_f64 = |vectors: usize| elementwise(Pass::Forward, 2 * vectors, 8, DENSE).blocks;
-    assert_eq!([8 << 20, (8 << 20) + 1].map(of_f64), [132 * 2, 8193]);
+    assert_eq!([8 << 20, (8 << 20) + 1].map(of_f64), [132 * 4, 16_385]);
     // The pass that computes loss and gradients has at least eight vectors a thread.
     let both = |bytes, vectors| {
         let launch = elementwise(Pass::ForwardBackward, vectors * (16 / bytes), bytes, DENSE);
         launch.blocks * launch.threads
     };
     assert_eq!(both(2, 8 << 20), 1 << 20);
-    assert_eq!((both(2, 1 << 20), both(4, 1 << 20)), (1 << 18, 1 << 18));
+    assert_eq!((both(2, 1 << 20), both(4, 1 << 20)), (1 << 19, 1 << 19));
 }
 
 /// Two blocks are resident where a row has room beside another one.

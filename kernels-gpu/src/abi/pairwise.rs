@@ -12,7 +12,8 @@ pub mod weights {
 }
 
 /// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows`
-/// rows of `cols` elements; a dense tensor may come as one row.
+/// rows of `cols` elements; a dense tensor may come as one row, for blocks of a power of two of
+/// threads.
 ///
 /// The threads of the grid form row groups, each of which works on one piece of a row at a time.
 /// Piece `p` is part `p % splits` of row `p / splits`: every `splits`-th tile of the row.
@@ -51,6 +52,8 @@ pub struct PairwiseArgs {
     /// The upstream gradient: one value, one a row, or one an element, as `reduction` says; null
     /// stands for ones.
     pub upstream: Matrix,
+    /// The rows that have an upstream gradient each, where dense tensors come as one row.
+    pub upstream_rows: UpstreamRows,
     /// Gradient of the input, or null if it is not computed.
     pub grad_input: Matrix,
     /// Gradient of the target, or null if it is not computed.
@@ -58,6 +61,16 @@ pub struct PairwiseArgs {
     /// Factors of the element type, indexed by [`weights`], for losses that have them; null stands
     /// for ones. They have no strides where several rows of the tensors are passed as one.
     pub weights: [Broadcast; 2],
+}
+
+/// Rows of dense tensors that come as one row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct UpstreamRows {
+    /// 2⁶⁴ − 1 divided by `cols`, rounded down; 0 if rows have no upstream gradients of their own.
+    pub reciprocal: u64,
+    /// Elements of a row: fewer than 2³¹.
+    pub cols: u32,
 }
 
 /// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
@@ -116,6 +129,9 @@ impl TiledArgs {
     /// next warp's begin at a line.
     pub const PADDING: u32 = LINE_VECTORS;
 }
+
+/// The most threads of a dense block in f64.
+pub const DENSE_F64_BLOCK: u32 = 256;
 
 /// Threads of a block of the tiled kernels.
 pub const TILED_BLOCK: u32 = 256;

@@ -2,11 +2,12 @@
 
 use super::Pairwise;
 use super::row::Row;
+use super::row_scales::RowScales;
 use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, Real, unrolled};
 use crate::math::quotient;
 use core::marker::PhantomData;
-use cuda_std::memory::{Vec16, load, load_streaming, store};
+use cuda_std::memory::{load, store};
 use cuda_std::thread::{block_dim_x, grid_dim_x};
 use cuda_std::warp::WARP_SIZE;
 
@@ -61,7 +62,10 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. `row` is below `rows`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn row<const TERMS: bool, const GRADS: bool>(&self, row: u64) -> Row<E, L, DENSE> {
+    unsafe fn row<const TERMS: bool, const GRADS: bool, const BY_ROW: bool>(
+        &self,
+        row: u64,
+    ) -> Row<E, L, DENSE> {
         let args = self.args;
         let size = size_of::<E>() as u64;
         let start = |used: bool, of: Matrix| {
@@ -76,6 +80,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         let by_element = !DENSE && GRADS && args.upstream_col_stride != 0;
         let by_term = !DENSE && TERMS && args.reduction == reduction::ELEMENTS;
         let input = start(true, args.input);
+        let has_one_scale = GRADS && !by_element && !BY_ROW;
         let mut this = Row {
             // SAFETY: condition 1.
             loss: unsafe { self.loss.of_row(row) },
@@ -86,7 +91,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             grad_input: start(GRADS, args.grad_input),
             grad_target: start(GRADS, args.grad_target),
             // SAFETY: condition 1.
-            scale: if GRADS && !by_element { unsafe { self.scale(row) } } else { E::Real::ZERO },
+            scale: if has_one_scale { unsafe { self.scale(row) } } else { E::Real::ZERO },
+            row_scales: RowScales::new(args),
             head: args.cols,
             vectors: 0,
             is_misaligned: false,
@@ -115,13 +121,19 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
 
     /// Thread `lane` of a row group takes its share of part `split` of a row. With `TERMS`, returns
     /// the sum of the thread's terms, or writes each term if the loss is not reduced. With `GRADS`,
-    /// writes the gradients.
+    /// writes the gradients; with `BY_ROW`, each of the rows that are taken for one has a scale of
+    /// its own.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `row` is below `rows`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn part<const TERMS: bool, const GRADS: bool, const UNROLL: usize>(
+    pub(super) unsafe fn part<
+        const TERMS: bool,
+        const GRADS: bool,
+        const BY_ROW: bool,
+        const UNROLL: usize,
+    >(
         &self,
         row: u64,
         split: u64,
@@ -129,65 +141,61 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     ) -> E::Real {
         let args = self.args;
         // SAFETY: the caller's condition.
-        let row = unsafe { self.row::<TERMS, GRADS>(row) };
+        let row = unsafe { self.row::<TERMS, GRADS, BY_ROW>(row) };
         let mut sums = Sums { plain: [E::Real::ZERO; SUMS], other: E::Real::ZERO };
 
-        // Full tiles, of UNROLL vectors per thread, unless the row has at most one vector per
-        // thread. Within a tile, the vectors of a warp are contiguous, so that those of a thread
-        // are a constant distance apart, which load instructions encode as an immediate offset.
+        // A tile has UNROLL vectors a thread. Within a tile, the vectors of a warp are contiguous,
+        // so that those of a thread are a constant distance apart, which load instructions encode
+        // as an immediate offset.
         let (group, splits) = if DENSE {
             (u64::from(block_dim_x()), u64::from(grid_dim_x()))
         } else {
             (u64::from(args.group_threads.get()), u64::from(args.splits.get()))
         };
-        let mine = split * group + u64::from(lane);
-        let (mut vector, mut step) = (mine, splits * group);
-        if UNROLL > 1 && !row.is_misaligned && row.vectors > group * splits {
-            let width = group * UNROLL as u64;
-            let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
-            let mut tile = split * width;
-            while tile + width <= row.vectors {
-                let first = tile + u64::from(in_tile);
-                let mut x = [Vec16::default(); UNROLL];
-                let mut t = [Vec16::default(); UNROLL];
-                unrolled!(for k in 0..UNROLL; {
-                    let vector = first + k as u64 * u64::from(WARP_SIZE);
-                    // SAFETY: condition 1; the vector is one of `vectors`.
-                    unsafe {
-                        x[k] = load_streaming(row.vector_of(row.input, vector));
-                        t[k] = load_streaming(row.vector_of(row.target, vector));
-                    }
-                });
-                unrolled!(for k in 0..UNROLL; {
-                    let vector = first + k as u64 * u64::from(WARP_SIZE);
-                    // SAFETY: conditions 1 and 3; the vector is one of `vectors`.
-                    unsafe { row.pairs::<TERMS, GRADS>(vector, x[k], t[k], &mut sums) };
-                });
-                tile += splits * width;
+        let width = group * UNROLL as u64;
+        // What is behind the last full tile joins head and tail, which the whole grid shares: fewer
+        // elements than its threads, or a few each. Without `DENSE`, each thread has one vector of
+        // a tile, which need not be full.
+        let vectors = if DENSE { row.vectors & !(width - 1) } else { row.vectors };
+        let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
+        let mut first = split * width + u64::from(in_tile);
+        while first < vectors {
+            let vector = |k: u32| first + u64::from(k * WARP_SIZE);
+            // SAFETY: condition 1; the vectors are below `vectors`.
+            let loaded = unsafe { row.load_tile::<UNROLL>(first) };
+            // Nearly all vectors are plain. The code for others exists once, in a loop, and loads
+            // them again, so that it takes no registers: bit k is set if vector k waits for it.
+            let mut waiting = 0_u32;
+            unrolled!(for k in 0..UNROLL; {
+                let [x, t] = loaded[k];
+                if row.are_plain(x, t) {
+                    let vector = vector(k as u32);
+                    // SAFETY: conditions 1 and 3; the vector is below `vectors`.
+                    unsafe { row.pairs::<TERMS, GRADS, true, BY_ROW>(vector, x, t, &mut sums) };
+                } else {
+                    waiting |= 1 << k;
+                }
+            });
+            while waiting != 0 {
+                let vector = vector(waiting.trailing_zeros());
+                waiting &= waiting - 1;
+                // SAFETY: as above. Gradients may be written over input or target, but not yet
+                // those of this vector.
+                unsafe {
+                    let (x, t) = (row.load(row.input, vector), row.load(row.target, vector));
+                    row.pairs::<TERMS, GRADS, false, BY_ROW>(vector, x, t, &mut sums);
+                }
             }
-            // At most one row group has the partial tile next; for the others `tile` is beyond the
-            // row.
-            (vector, step) = (tile + u64::from(lane), group);
-        }
-
-        // Vectors behind the last full tile, or all of them.
-        while vector < row.vectors {
-            // SAFETY: as above.
-            unsafe {
-                let x = row.load(row.input, vector);
-                let t = row.load(row.target, vector);
-                row.pairs::<TERMS, GRADS>(vector, x, t, &mut sums);
-            }
-            vector += step;
+            first += splits * width;
         }
 
         // Head and tail, element by element.
-        let in_vectors = row.vectors * u64::from(E::LANES);
-        let mut single = mine;
+        let in_vectors = vectors * u64::from(E::LANES);
+        let mut single = split * group + u64::from(lane);
         while single < args.cols - in_vectors {
             let index = if single < row.head { single } else { single + in_vectors };
             // SAFETY: conditions 1 and 3; `index` is below `cols`.
-            unsafe { row.single::<TERMS, GRADS>(index, &mut sums) };
+            unsafe { row.single::<TERMS, GRADS, BY_ROW>(index, &mut sums) };
             single += splits * group;
         }
 

@@ -2,9 +2,11 @@
 
 use super::Pairwise;
 use super::pass::{SUMS, Sums};
+use super::row_scales::RowScales;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use cuda_std::hint::opaque;
+use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::memory::{Vec16, load, load_streaming, load_vector, store, store_streaming};
+use cuda_std::warp::WARP_SIZE;
 
 /// A row of every tensor. The address of a tensor that is not used is 0.
 ///
@@ -23,8 +25,11 @@ pub(super) struct Row<E: Element, L, const DENSE: bool> {
     pub(super) upstream: u64,
     pub(super) grad_input: u64,
     pub(super) grad_target: u64,
-    /// The factor of the gradients, unless each element has an upstream gradient.
+    /// The factor of the gradients, unless each element has an upstream gradient, or each of the
+    /// rows that are taken for one.
     pub(super) scale: E::Real,
+    /// The factors of the gradients, where each of the rows that are taken for one has its own.
+    pub(super) row_scales: RowScales<E::Real>,
     /// Elements before the first vector.
     pub(super) head: u64,
     pub(super) vectors: u64,
@@ -32,34 +37,49 @@ pub(super) struct Row<E: Element, L, const DENSE: bool> {
     pub(super) is_misaligned: bool,
 }
 
-/// Loads 16 bytes. If they `may_be_misaligned`, and are, combines the two aligned vectors that
-/// contain them.
-///
-/// # Safety
-/// 1. The aligned vectors that contain the 16 bytes are in global memory that may be read.
-/// 2. `at` is aligned for `E`; it is aligned to 16 bytes unless `may_be_misaligned`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn load_16_bytes<E: Element>(at: *const Vec16, may_be_misaligned: bool) -> Vec16 {
-    let shift = at as u32 % 16;
-    if !may_be_misaligned || shift == 0 {
+/// The two aligned vectors that contain 16 bytes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Around {
+    vectors: [Vec16; 2],
+    /// The byte of the first vector with which the 16 bytes begin.
+    shift: u32,
+}
+
+impl Around {
+    /// Loads the vectors, the same one twice for 16 bytes that are aligned.
+    ///
+    /// # Safety
+    /// They are in global memory that may be read.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn load(at: *const Vec16) -> Self {
+        let shift = at as u32 % 16;
+        let first = at.wrapping_byte_sub(shift as usize);
+        let second = first.wrapping_add(usize::from(shift != 0));
         // SAFETY: the caller's condition.
-        return unsafe { load_streaming(at) };
+        Around { vectors: unsafe { [load_vector(first), load_vector(second)] }, shift }
     }
-    let first = at.wrapping_byte_sub(shift as usize);
-    // SAFETY: the caller's condition.
-    let (Vec16([a, b, c, d]), Vec16([e, f, g, h])) =
-        unsafe { (load_vector(first), load_vector(first.wrapping_add(1))) };
-    let words = match shift / 4 {
-        0 => [a, b, c, d, e],
-        1 => [b, c, d, e, f],
-        2 => [c, d, e, f, g],
-        _ => [d, e, f, g, h],
-    };
-    let mut vector = [words[0], words[1], words[2], words[3]];
-    if size_of::<E>() == 2 && !shift.is_multiple_of(4) {
-        unrolled!(for word in 0..4; { vector[word] = words[word] >> 16 | words[word + 1] << 16; });
+
+    /// The 16 bytes, which are aligned for `E`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn shifted<E: Element>(self) -> Vec16 {
+        let [Vec16([a, b, c, d]), Vec16([e, f, g, h])] = self.vectors;
+        // Selected without branches, so that the loads of several vectors are not apart.
+        let by_two = self.shift & 8 != 0;
+        let [a, b, c, d, e, f] = if by_two { [c, d, e, f, g, h] } else { [a, b, c, d, e, f] };
+        let mut words = [a, b, c, d, e];
+        if size_of::<E>() < 8 && self.shift & 4 != 0 {
+            words = [b, c, d, e, f];
+        }
+        let mut vector = [words[0], words[1], words[2], words[3]];
+        if size_of::<E>() == 2 {
+            let bits = self.shift % 4 * 8;
+            unrolled!(for word in 0..4; {
+                let both = u64::from(words[word + 1]) << 32 | u64::from(words[word]);
+                vector[word] = (both >> bits) as u32;
+            });
+        }
+        Vec16(vector)
     }
-    Vec16(vector)
 }
 
 /// Lanes of a vector: bit k stands for lane k.
@@ -130,7 +150,40 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     pub(super) unsafe fn load(&self, tensor: u64, vector: u64) -> Vec16 {
         // SAFETY: the caller's conditions; the row's first and last vector are not among `vectors`
         // if any may be misaligned, so the aligned vectors around this one are within the row.
-        unsafe { load_16_bytes::<E>(self.vector_of(tensor, vector), self.is_misaligned) }
+        unsafe { Around::load(self.vector_of(tensor, vector)).shifted::<E>() }
+    }
+
+    /// Loads vector `first` of input and target, and `UNROLL` - 1 more, a warp's vectors apart,
+    /// before it waits for any.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. The vectors are below `vectors`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn load_tile<const UNROLL: usize>(&self, first: u64) -> [[Vec16; 2]; UNROLL] {
+        let starts = [self.input, self.target].map(|tensor| self.vector_of(tensor, first));
+        let at = |k: usize| starts.map(|start| start.wrapping_add(k * WARP_SIZE as usize));
+        let mut pairs = [[Vec16::default(); 2]; UNROLL];
+        if !self.is_misaligned {
+            unrolled!(for k in 0..UNROLL; {
+                // SAFETY: the caller's conditions.
+                pairs[k] = at(k).map(|at| unsafe { load_streaming(at) });
+            });
+            return pairs;
+        }
+        let mut around = [[Around::default(); 2]; UNROLL];
+        unrolled!(for k in 0..UNROLL; {
+            // SAFETY: the caller's conditions; the row's first and last vector are not among
+            // `vectors` if any may be misaligned, so the aligned vectors around this one are within
+            // the row.
+            around[k] = at(k).map(|at| unsafe { Around::load(at) });
+            pairs[k] = around[k].map(|around| around.vectors[0]);
+        });
+        // Always so, but ptxas does not know: it would shift one vector before it loads the next.
+        if opaque(1) != 0 {
+            pairs = around.map(|pair| pair.map(Around::shifted::<E>));
+        }
+        pairs
     }
 
     /// Whether all pairs of a vector are plain; see [`Pairwise::ranks`].
@@ -145,42 +198,32 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
     }
 
-    /// Computes the pairs of one vector, in the shorter way if all of them are plain.
+    /// The first element of a vector.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn element(&self, vector: u64) -> u64 {
+        self.head + vector * u64::from(E::LANES)
+    }
+
+    /// Computes the pairs of one vector; with `PLAIN`, all of them are plain. With `BY_ROW`, each
+    /// of the rows that are taken for one has a scale of its own.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `vector` is below `vectors`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn pairs<const TERMS: bool, const GRADS: bool>(
+    pub(super) unsafe fn pairs<
+        const TERMS: bool,
+        const GRADS: bool,
+        const PLAIN: bool,
+        const BY_ROW: bool,
+    >(
         &self,
         vector: u64,
         x: Vec16,
         t: Vec16,
         sums: &mut Sums<E::Real>,
     ) {
-        // SAFETY: the caller's conditions.
-        unsafe {
-            if self.are_plain(x, t) {
-                self.pairs_as::<TERMS, GRADS, true>(vector, x, t, sums);
-            } else {
-                self.pairs_as::<TERMS, GRADS, false>(vector, x, t, sums);
-            }
-        }
-    }
-
-    /// Computes the pairs of one vector.
-    ///
-    /// # Safety
-    /// As [`pairs`](Self::pairs); with `PLAIN`, all pairs are plain.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn pairs_as<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
-        &self,
-        vector: u64,
-        x: Vec16,
-        t: Vec16,
-        sums: &mut Sums<E::Real>,
-    ) {
-        let col = self.head + vector * u64::from(E::LANES);
+        let col = self.element(vector);
         // Both are 0 for dense tensors, and the compiler sees that. Elsewhere `opaque` keeps it
         // from compiling the loop over vectors once for each combination of addresses.
         let (to_terms, from_upstream) = match DENSE {
@@ -210,7 +253,10 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             return;
         }
         let mut scales = [self.scale; MAX_LANES];
-        if from_upstream != 0 {
+        if BY_ROW {
+            // SAFETY: the caller's conditions.
+            scales = unsafe { self.row_scales.of_vector::<E>(col) };
+        } else if from_upstream != 0 {
             // SAFETY: the caller's conditions.
             let upstream = unsafe { self.load(from_upstream, vector) };
             unrolled!(for lane in 0..E::LANES as usize; {
@@ -221,6 +267,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         unsafe {
             let lanes = Lanes::all::<E>();
             self.store_grads::<PLAIN, false>(vector, x, t, scales, lanes);
+            let is_apart = L::GRADS_APART && !TERMS;
+            let [x, t] = if is_apart { [x, t].map(opaque_vec16) } else { [x, t] };
             self.store_grads::<PLAIN, true>(vector, x, t, scales, lanes);
         }
     }
@@ -239,7 +287,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         scales: [E::Real; MAX_LANES],
         lanes: Lanes,
     ) {
-        let col = self.head + vector * u64::from(E::LANES);
+        let col = self.element(vector);
         let to = opaque(if BY_TARGET { self.grad_target } else { self.grad_input });
         if to == 0 {
             return;
@@ -307,12 +355,12 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     }
 
     /// Computes one pair of head or tail: writes its gradients, and adds its term to `sums` or
-    /// writes it.
+    /// writes it. `BY_ROW` as in [`pairs`](Self::pairs).
     ///
     /// # Safety
     /// As [`pair`](Self::pair).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn single<const TERMS: bool, const GRADS: bool>(
+    pub(super) unsafe fn single<const TERMS: bool, const GRADS: bool, const BY_ROW: bool>(
         &self,
         index: u64,
         sums: &mut Sums<E::Real>,
@@ -323,6 +371,9 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             let mut scale = self.scale;
             if GRADS && self.upstream != 0 {
                 scale = load(at(self.upstream)).widen();
+            }
+            if BY_ROW {
+                scale = self.row_scales.of_element(index);
             }
             let [a, b] = self.pair::<GRADS>(index, scale);
             if TERMS && self.terms != 0 {

@@ -7,6 +7,7 @@ use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::pairwise::Pairwise;
 use crate::pairwise::pass::Pass;
 use crate::pairwise::row::Row;
+use crate::pairwise::row_scales::RowScales;
 use cuda_std::memory::{Vec16, load};
 use cuda_std::warp::warp_id;
 
@@ -55,6 +56,7 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
             grad_input: if_written(by_input),
             grad_target: if_written(by_target),
             scale: E::Real::ZERO,
+            row_scales: RowScales::new(args),
             head: 0,
             vectors: 0,
             is_misaligned: false,

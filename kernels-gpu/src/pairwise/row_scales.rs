@@ -1,0 +1,95 @@
+//! The scales of the gradients where each row has an upstream gradient and all rows are taken for
+//! one.
+
+use crate::abi::{Matrix, PairwiseArgs, UpstreamRows};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::math::quotient;
+use core::marker::PhantomData;
+use cuda_std::memory::load;
+
+/// Finds the row of an element of dense tensors, and that row's scale.
+#[derive(Clone, Copy)]
+pub(super) struct RowScales<R> {
+    upstream: Matrix,
+    rows: UpstreamRows,
+    divisor: f64,
+    /// 1 ÷ `divisor`, by which [`quotient`] multiplies too.
+    inverse: f64,
+    real: PhantomData<R>,
+}
+
+impl<R: Real> RowScales<R> {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn new(args: &PairwiseArgs) -> Self {
+        let &PairwiseArgs { upstream, upstream_rows: rows, divisor, .. } = args;
+        RowScales {
+            upstream,
+            rows,
+            divisor,
+            inverse: quotient::<R>(1.0, divisor),
+            real: PhantomData,
+        }
+    }
+
+    /// The row and the column of an element.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn place(&self, element: u64) -> (u64, u32) {
+        let UpstreamRows { reciprocal, cols } = self.rows;
+        // The product is below the quotient by less than one, so the integer may be one too small;
+        // what is left is below twice the columns, which fits into 32 bits.
+        let row = ((u128::from(element) * u128::from(reciprocal)) >> 64) as u64;
+        let col = (element as u32).wrapping_sub((row as u32).wrapping_mul(cols));
+        if col >= cols { (row + 1, col - cols) } else { (row, col) }
+    }
+
+    /// The scale of a row.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. Rows have upstream gradients, and there is this row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn of_row(&self, row: u64) -> R {
+        let from = self.upstream.start as *const R;
+        // SAFETY: the caller's conditions.
+        let upstream =
+            unsafe { load(from.wrapping_add((row * self.upstream.row_stride) as usize)) };
+        let upstream = upstream.to_f64();
+        let is_f64 = size_of::<R>() == 8;
+        R::from_f64(if is_f64 { upstream / self.divisor } else { upstream * self.inverse })
+    }
+
+    /// The scale of an element.
+    ///
+    /// # Safety
+    /// 1. [`forward`](super::forward)'s condition 1 holds.
+    /// 2. Rows have scales, and one has this element.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn of_element(&self, element: u64) -> R {
+        // SAFETY: the caller's conditions.
+        unsafe { self.of_row(self.place(element).0) }
+    }
+
+    /// The scales of the elements of a vector, from its first one on.
+    ///
+    /// # Safety
+    /// As [`of_element`](Self::of_element), for each of them.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn of_vector<E: Element<Real = R>>(&self, first: u64) -> [R; MAX_LANES] {
+        let (mut row, col) = self.place(first);
+        let mut next_row = self.rows.cols - col;
+        // SAFETY: the caller's conditions: each row has one of the elements.
+        let mut scales = [unsafe { self.of_row(row) }; MAX_LANES];
+        while next_row < E::LANES {
+            row += 1;
+            // SAFETY: as above.
+            let scale = unsafe { self.of_row(row) };
+            unrolled!(for lane in 1..E::LANES as usize; {
+                if lane as u32 >= next_row {
+                    scales[lane] = scale;
+                }
+            });
+            next_row += self.rows.cols;
+        }
+        scales
+    }
+}

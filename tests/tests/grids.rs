@@ -81,12 +81,15 @@ fn sums_of_rows_of_many_lengths() {
 }
 
 /// Where one tensor is aligned otherwise than the other, its elements are read with the vectors
-/// around them. No vector before its memory or behind it is read.
+/// around them. No vector before its memory or behind it is read: not in less than a full tile, of
+/// 256 vectors, not in what would be one with the first vector or the last, and not in a full tile.
 #[test]
 fn a_target_that_ends_with_its_memory() {
-    let (len, stream) = (1_000, gpu().stream().unwrap());
-    let x = Tensor::from_slice(gpu(), [len], &vec![2.0_f32; len]).unwrap();
-    for offset in 1..4 {
+    let stream = gpu().stream().unwrap();
+    for (len, offset) in
+        [1_000, 1_028, 1_032].into_iter().flat_map(|len| [1, 2, 3].map(|at| (len, at)))
+    {
+        let x = Tensor::from_slice(gpu(), [len], &vec![2.0_f32; len]).unwrap();
         let memory = Tensor::<f32>::zeros(gpu(), [offset + len]).unwrap();
         let address = memory.as_raw() + 4 * offset as u64;
         // SAFETY: within the tensor, which lives to the end.

@@ -11,7 +11,8 @@ const SMALL_VECTORS: usize = 256 << 10;
 /// Vectors of each tensor that a thread has in flight, as the dense kernels are compiled.
 const FLIGHT: usize = 2;
 
-/// The vectors of a block of a small input.
+/// The vectors of a block of a small input: one tile, so that no block is without one. Chosen, not
+/// searched for.
 const SMALL_TILE: usize = 256;
 
 /// The dense kernels of a loss.
@@ -107,7 +108,8 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
 }
 
 /// The launch of a dense backward pass over `len` elements of `element_bytes` each, of rows that
-/// have an upstream gradient each: a tile for each block.
+/// have an upstream gradient each: a tile for each block, as other backward passes have. Grids of
+/// fewer blocks were not compared.
 pub(crate) fn backward_by_row(len: usize, element_bytes: usize) -> Launch {
     let vectors = (len / (16 / element_bytes)).max(1);
     let blocks = vectors.div_ceil(FLIGHT * ROWS_BLOCK as usize).min(i32::MAX as usize) as u32;

@@ -162,6 +162,7 @@ const STRUCTURES: &[Structure] = &[
 const CONSTANTS: &[(&str, u64)] = &[
     ("stream depth", abi::STREAM_DEPTH as u64),
     ("tiled block", abi::TILED_BLOCK as u64),
+    ("dense flight", abi::DENSE_FLIGHT as u64),
     ("dense f64 block", abi::DENSE_F64_BLOCK as u64),
     ("tile padding", TiledArgs::PADDING as u64),
     ("warp tile bytes", abi::WARP_TILE_BYTES as u64),

@@ -37,26 +37,26 @@ macro_rules! kernels {
         $loss:ident, $type:ty, $threads:literal and $both:literal threads,
         rows by $rows:literal $rows_backward:literal $rows_both:literal
     ) => {
-        use crate::abi::{PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
+        use crate::abi::{DENSE_FLIGHT, PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
         use crate::pairwise::{
             backward, backward_by_row, dense_block, dense_blocks, forward, forward_backward, tiled,
         };
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, 2>,
+            FORWARD = forward: forward::<E, $type, true, DENSE_FLIGHT>,
                 (PairwiseArgs), (dense_block::<E>($threads)) by dense_blocks::<E>($threads, true),
                 3 barriers;
             FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>,
                 (PairwiseArgs), ROWS_BLOCK by $rows, 5 barriers;
-            BACKWARD = backward: backward::<E, $type, true, 2>,
+            BACKWARD = backward: backward::<E, $type, true, DENSE_FLIGHT>,
                 (PairwiseArgs), (dense_block::<E>($threads)) by dense_blocks::<E>($threads, false),
                 0 barriers;
-            BACKWARD_BY_ROW = backward_by_row: backward_by_row::<E, $type, 2>,
+            BACKWARD_BY_ROW = backward_by_row: backward_by_row::<E, $type, DENSE_FLIGHT>,
                 (PairwiseArgs), ROWS_BLOCK by 3, 0 barriers;
             BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>,
                 (PairwiseArgs), ROWS_BLOCK by $rows_backward, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, 2>,
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, DENSE_FLIGHT>,
                 (PairwiseArgs), (dense_block::<E>($both)) by dense_blocks::<E>($both, true),
                 3 barriers;
             FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>,
@@ -78,7 +78,8 @@ pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
 }
 
 /// The dense blocks that a multiprocessor has registers for at a time. An f64 value takes two
-/// registers, so that a pass that has a sum has three quarters of the threads.
+/// registers: a pass that has a sum has three quarters of the threads, which is what the divergence
+/// of probabilities needs not to spill.
 pub(crate) const fn dense_blocks<E: Element>(threads: u32, has_sum: bool) -> u32 {
     let part = if has_sum { 3 } else { 4 };
     if size_of::<E>() == 8 { threads * part / 4 / DENSE_F64_BLOCK } else { 1 }

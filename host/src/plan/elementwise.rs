@@ -1,15 +1,14 @@
 //! Launches of the kernels that compare two tensors element by element.
 
 use super::{Launch, MANY_BLOCKS, Pass, RowsLaunch};
-use kernels_gpu::abi::{DENSE_F64_BLOCK, MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction};
+use kernels_gpu::abi::{
+    DENSE_F64_BLOCK, DENSE_FLIGHT, MAX_PARTIALS, ROWS_BLOCK, max_blocks, reduction,
+};
 use std::num::NonZeroU32;
 
 /// The most vectors (of 16 bytes) of a small input. For small inputs, a block on every
 /// multiprocessor matters more than blocks that live long.
 const SMALL_VECTORS: usize = 256 << 10;
-
-/// Vectors of each tensor that a thread has in flight, as the dense kernels are compiled.
-const FLIGHT: usize = 2;
 
 /// The vectors of a block of a small input: one tile, so that no block is without one. Chosen, not
 /// searched for.
@@ -90,7 +89,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     let vectors = (len / (16 / element_bytes)).max(1);
     if vectors <= SMALL_VECTORS {
         let blocks = vectors.div_ceil(SMALL_TILE) as u32;
-        let threads = (SMALL_TILE / FLIGHT) as u32;
+        let threads = (SMALL_TILE / DENSE_FLIGHT) as u32;
         return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
     }
     let threads = if element_bytes == 8 { threads.min(DENSE_F64_BLOCK) } else { threads };
@@ -98,7 +97,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
     // are resident beside each other.
     let small_blocks = pass == Pass::ForwardBackward && element_bytes == 2;
     let threads = if small_blocks { threads.min(256) } else { threads };
-    let tiles = vectors.div_ceil(threads as usize * FLIGHT);
+    let tiles = vectors.div_ceil(threads as usize * DENSE_FLIGHT);
     let mut most = most_threads(pass, vectors, element_bytes, heavy) / threads as usize;
     if pass != Pass::Backward {
         most = most.min(max_blocks(1) as usize);
@@ -112,7 +111,7 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
 /// fewer blocks were not compared.
 pub(crate) fn backward_by_row(len: usize, element_bytes: usize) -> Launch {
     let vectors = (len / (16 / element_bytes)).max(1);
-    let blocks = vectors.div_ceil(FLIGHT * ROWS_BLOCK as usize).min(i32::MAX as usize) as u32;
+    let blocks = vectors.div_ceil(DENSE_FLIGHT * ROWS_BLOCK as usize).min(i32::MAX as usize) as u32;
     Launch { blocks, threads: ROWS_BLOCK, shared_bytes: 0, cooperative: false }
 }
 

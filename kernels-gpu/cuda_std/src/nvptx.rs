@@ -98,7 +98,10 @@ pub(crate) fn shuffle(value: u32, lane: u32) -> u32 {
 /// Loads and stores name the state space: through a plain pointer, which may point anywhere, they
 /// would be generic.
 macro_rules! access {
-    ($(#[$doc:meta])* $load:ident, $load_as:literal, $options:tt; $($store:ident, $store_as:literal;)?) => {
+    (
+        $(#[$doc:meta])* $load:ident, $load_as:literal, $options:tt;
+        $($store:ident, $store_as:literal;)?
+    ) => {
         $(#[$doc])*
         #[inline(always)]
         pub(crate) unsafe fn $load<T: Word>(at: *const T) -> T {
@@ -107,22 +110,38 @@ macro_rules! access {
                 match size_of::<T>() {
                     1 => {
                         let value: u16;
-                        asm!(concat!($load_as, ".u8 {0}, [{1}];"), out(reg16) value, in(reg64) at, options $options);
+                        asm!(
+                            concat!($load_as, ".u8 {0}, [{1}];"),
+                            out(reg16) value, in(reg64) at,
+                            options $options,
+                        );
                         core::mem::transmute_copy(&(value as u8))
                     }
                     2 => {
                         let value: u16;
-                        asm!(concat!($load_as, ".b16 {0}, [{1}];"), out(reg16) value, in(reg64) at, options $options);
+                        asm!(
+                            concat!($load_as, ".b16 {0}, [{1}];"),
+                            out(reg16) value, in(reg64) at,
+                            options $options,
+                        );
                         core::mem::transmute_copy(&value)
                     }
                     4 => {
                         let value: u32;
-                        asm!(concat!($load_as, ".b32 {0}, [{1}];"), out(reg32) value, in(reg64) at, options $options);
+                        asm!(
+                            concat!($load_as, ".b32 {0}, [{1}];"),
+                            out(reg32) value, in(reg64) at,
+                            options $options,
+                        );
                         core::mem::transmute_copy(&value)
                     }
                     _ => {
                         let value: u64;
-                        asm!(concat!($load_as, ".b64 {0}, [{1}];"), out(reg64) value, in(reg64) at, options $options);
+                        asm!(
+                            concat!($load_as, ".b64 {0}, [{1}];"),
+                            out(reg64) value, in(reg64) at,
+                            options $options,
+                        );
                         core::mem::transmute_copy(&value)
                     }
                 }
@@ -137,19 +156,35 @@ macro_rules! access {
                     match size_of::<T>() {
                         1 => {
                             let value: u8 = core::mem::transmute_copy(&value);
-                            asm!(concat!($store_as, ".b8 [{0}], {1};"), in(reg64) at, in(reg16) u16::from(value), options(nostack, preserves_flags));
+                            asm!(
+                                concat!($store_as, ".b8 [{0}], {1};"),
+                                in(reg64) at, in(reg16) u16::from(value),
+                                options(nostack, preserves_flags),
+                            );
                         }
                         2 => {
                             let value: u16 = core::mem::transmute_copy(&value);
-                            asm!(concat!($store_as, ".b16 [{0}], {1};"), in(reg64) at, in(reg16) value, options(nostack, preserves_flags));
+                            asm!(
+                                concat!($store_as, ".b16 [{0}], {1};"),
+                                in(reg64) at, in(reg16) value,
+                                options(nostack, preserves_flags),
+                            );
                         }
                         4 => {
                             let value: u32 = core::mem::transmute_copy(&value);
-                            asm!(concat!($store_as, ".b32 [{0}], {1};"), in(reg64) at, in(reg32) value, options(nostack, preserves_flags));
+                            asm!(
+                                concat!($store_as, ".b32 [{0}], {1};"),
+                                in(reg64) at, in(reg32) value,
+                                options(nostack, preserves_flags),
+                            );
                         }
                         _ => {
                             let value: u64 = core::mem::transmute_copy(&value);
-                            asm!(concat!($store_as, ".b64 [{0}], {1};"), in(reg64) at, in(reg64) value, options(nostack, preserves_flags));
+                            asm!(
+                                concat!($store_as, ".b64 [{0}], {1};"),
+                                in(reg64) at, in(reg64) value,
+                                options(nostack, preserves_flags),
+                            );
                         }
                     }
                 }
@@ -169,7 +204,11 @@ pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
     let value;
     // SAFETY: the caller's conditions.
     unsafe {
-        asm!("ld.relaxed.gpu.global.u64 {0}, [{1}];", out(reg64) value, in(reg64) at, options(nostack, preserves_flags));
+        asm!(
+            "ld.relaxed.gpu.global.u64 {0}, [{1}];",
+            out(reg64) value, in(reg64) at,
+            options(nostack, preserves_flags),
+        );
     }
     value
 }
@@ -180,13 +219,25 @@ pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
     unsafe {
         match size_of::<T>() {
             16 => {
-                asm!("cp.async.cg.shared.global [{0}], [{1}], 16;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+                asm!(
+                    "cp.async.cg.shared.global [{0}], [{1}], 16;",
+                    in(reg64) to, in(reg64) from,
+                    options(nostack, preserves_flags),
+                );
             }
             8 => {
-                asm!("cp.async.ca.shared.global [{0}], [{1}], 8;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+                asm!(
+                    "cp.async.ca.shared.global [{0}], [{1}], 8;",
+                    in(reg64) to, in(reg64) from,
+                    options(nostack, preserves_flags),
+                );
             }
             _ => {
-                asm!("cp.async.ca.shared.global [{0}], [{1}], 4;", in(reg64) to, in(reg64) from, options(nostack, preserves_flags));
+                asm!(
+                    "cp.async.ca.shared.global [{0}], [{1}], 4;",
+                    in(reg64) to, in(reg64) from,
+                    options(nostack, preserves_flags),
+                );
             }
         }
     }
@@ -227,7 +278,10 @@ pub(crate) unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) 
     // SAFETY: the caller's conditions.
     unsafe {
         asm!(
-            "{{ .reg .pred %is; setp.ne.u32 %is, {5}, 0; @%is st.global.cs.v4.b32 [{4}], {{{0}, {1}, {2}, {3}}}; }}",
+            concat!(
+                "{{ .reg .pred %is; setp.ne.u32 %is, {5}, 0; ",
+                "@%is st.global.cs.v4.b32 [{4}], {{{0}, {1}, {2}, {3}}}; }}"
+            ),
             in(reg32) a,
             in(reg32) b,
             in(reg32) c,
@@ -243,7 +297,11 @@ pub(crate) unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) 
 pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
     // SAFETY: the caller's conditions.
     unsafe {
-        asm!("st.relaxed.gpu.global.u64 [{0}], {1};", in(reg64) at, in(reg64) value, options(nostack, preserves_flags));
+        asm!(
+            "st.relaxed.gpu.global.u64 [{0}], {1};",
+            in(reg64) at, in(reg64) value,
+            options(nostack, preserves_flags),
+        );
     }
 }
 

@@ -91,9 +91,9 @@ pub struct TileArgs {
     pub store_span: u32,
     /// log2 of the lanes that copy or store one row, where rows are not copied as one span.
     pub copy_shift: u32,
-    /// Units of a row of gradients, if the lanes of the warp store the units of all rows in turns: 4
-    /// bytes or, where rows do not begin and end at multiples of 4, an element; in f64 an element.
-    /// 0 if not.
+    /// Units of a row of gradients, if the lanes of the warp store the units of all rows in turns:
+    /// 4 bytes or, where rows do not begin and end at multiples of 4, an element; in f64 an
+    /// element. 0 if not.
     pub store_units: u32,
     /// 2³² ÷ `store_units`, rounded up; 0 where that is 1. It divides the number of a unit in a
     /// tile, which is below 2¹⁶.

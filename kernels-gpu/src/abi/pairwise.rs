@@ -130,7 +130,11 @@ impl TiledArgs {
     pub const PADDING: u32 = LINE_VECTORS;
 }
 
-/// The most threads of a dense block in f64.
+/// Vectors of each tensor that a thread of the dense kernels has in flight.
+pub const DENSE_FLIGHT: usize = 2;
+
+/// The most threads of a dense block in f64. Larger blocks would leave a multiprocessor without the
+/// registers for a second or a third one.
 pub const DENSE_F64_BLOCK: u32 = 256;
 
 /// Threads of a block of the tiled kernels.

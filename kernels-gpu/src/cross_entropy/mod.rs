@@ -288,8 +288,8 @@ pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> 
         };
     }
     if mode == mode::SMOOTHED && computes != computes::GRADIENTS {
-        // Beside its numbers, a lane has the share of each class: of 16 columns, six blocks spill 24
-        // to 64 bytes with gradients.
+        // Beside its numbers, a lane has the share of each class: of 16 columns, six blocks spill
+        // 24 to 64 bytes with gradients.
         return match (computes, size_of::<E>()) {
             (computes::LOSS, 8) => 5,
             (_, 8) => 4,

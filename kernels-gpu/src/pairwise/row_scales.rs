@@ -93,3 +93,27 @@ impl<R: Real> RowScales<R> {
         scales
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The quotient and the remainder, of elements beyond 32 bits and up to the last of 64, too.
+    #[test]
+    fn the_row_and_the_column_of_an_element() {
+        for cols in [1, 2, 3, 7, 1_000, 65_537, (1 << 31) - 1] {
+            let rows = UpstreamRows { reciprocal: u64::MAX / u64::from(cols), cols };
+            let upstream = Matrix::default();
+            let scales =
+                RowScales { upstream, rows, divisor: 1.0, inverse: 1.0, real: PhantomData::<f32> };
+            let wide = u64::from(cols);
+            let last = u64::MAX / wide - 1;
+            for near in [0, 1, 2, u64::from(u32::MAX), 1 << 40, last].map(|near| near.min(last)) {
+                for element in [near * wide, near * wide + wide / 2, near * wide + (wide - 1)] {
+                    let expected = (element / wide, (element % wide) as u32);
+                    assert_eq!(scales.place(element), expected, "{element}, {cols} columns");
+                }
+            }
+        }
+    }
+}

@@ -227,7 +227,7 @@ pub mod reduction {
 }
 
 /// A tensor in memory, as rows without gaps between their elements.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Matrix {
     /// The first element; null where there is no such tensor.

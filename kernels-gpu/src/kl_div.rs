@@ -38,6 +38,8 @@ impl<const LOG_INPUT: bool, const LOG_TARGET: bool> KlDiv<LOG_INPUT, LOG_TARGET>
 impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     for KlDiv<LOG_INPUT, LOG_TARGET>
 {
+    const EARLY_SCALES: bool = LOG_INPUT && size_of::<R>() < 8;
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(_: &PairwiseArgs) -> Self {
         KlDiv

@@ -2,8 +2,9 @@
 //! PTX, and the host refuses to launch PTX whose hash is not its own.
 
 use crate::abi::{
-    self, Broadcast, CeilingArgs, CrossEntropyArgs, LogProbArgs, Matrix, PairwiseArgs, StreamArgs,
-    TargetFault, TileArgs, TiledArgs, UpstreamRows, WordSteps, saved, workspace,
+    self, Broadcast, CeilingArgs, CrossEntropyArgs, IndexedArgs, LogProbArgs, Matrix, PairwiseArgs,
+    RowBytes, Span, StreamArgs, TargetFault, TileArgs, TiledArgs, UpstreamRows, WordSteps, saved,
+    workspace,
 };
 use crate::table::Entry;
 
@@ -45,6 +46,7 @@ const STRUCTURES: &[Structure] = &[
         splits,
         upstream_col_stride,
         tiles,
+        indexed,
         loss,
         workspace,
         upstream,
@@ -54,6 +56,22 @@ const STRUCTURES: &[Structure] = &[
         weights,
     }),
     structure!(UpstreamRows { reciprocal, cols }),
+    structure!(IndexedArgs {
+        base,
+        row_bytes,
+        tiles,
+        parts,
+        per_part,
+        of_row,
+        rows_of_tile,
+        tile_vectors,
+        per_row,
+        reach,
+        within,
+        is_aligned
+    }),
+    structure!(RowBytes { base, input, target, loss, upstream, grad_input, grad_target }),
+    structure!(Span { first, last }),
     structure!(TiledArgs {
         rows,
         step,

@@ -1,16 +1,18 @@
 //! Losses that compare an input x and a target t element by element. The three kernels (forward,
 //! backward, and both in one pass) are the same for every such loss; [`Pairwise`] is its formula.
 //!
-//! Each kernel is compiled three times. With `DENSE`, the tensors have no gaps between rows and the
-//! loss is reduced to a scalar, so the tensors count as a single row that the whole grid shares.
-//! So they do in [`backward_by_row`], which finds the row of each element.
-//! The [`tiled`] kernels reduce by row, or over rows with gaps. Without `DENSE`, the kernel handles
-//! everything else: short rows that are not equally far apart in all tensors or have large gaps, a
-//! loss or an upstream gradient per element, and weights that are not the same for all elements.
+//! Each kernel is compiled several times. With `DENSE`, the tensors have no gaps between rows and
+//! the loss is reduced to a scalar, so the tensors count as one row that the whole grid shares. So
+//! they do in [`backward_by_row`], which finds the row of each element. The [`indexed`] kernels
+//! compute all else that is not reduced by row: rows with gaps, a loss or an upstream gradient per
+//! element, and weights that are not the same for all elements. The [`tiled`] kernels reduce by
+//! row, and sum rows with gaps where these have their gradients too. Rows that cannot be tiled are
+//! reduced by [`forward_rows`], and have their gradients from an indexed kernel.
 //!
 //! A vector is 16 bytes, what one load brings. A row group is the threads that share a row: a power
 //! of two up to a warp, or the block.
 
+mod indexed;
 mod pass;
 mod row;
 mod row_scales;
@@ -30,42 +32,45 @@ use pass::Pass;
 ///
 /// - `$threads` and `$both`: how many threads of a dense block, and of one of the forward-backward
 ///   pass, a multiprocessor has registers for.
-/// - `$rows`, `$rows_backward`, `$rows_both`: the same for blocks of the `_rows` kernels, and of
-///   the `_tiled` ones, all without spills.
+/// - `$rows`, `$rows_both`: the same for blocks of the forward pass by rows, and of the `_tiled`
+///   kernels, all without spills; and `$indexed` and the others, for blocks of the `_indexed` ones.
 macro_rules! kernels {
     (
         $loss:ident, $type:ty, $threads:literal and $both:literal threads,
-        rows by $rows:literal $rows_backward:literal $rows_both:literal
+        rows by $rows:literal $rows_both:literal,
+        indexed by $indexed:literal $indexed_backward:literal $indexed_both:literal
     ) => {
         use crate::abi::{DENSE_FLIGHT, PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
         use crate::pairwise::{
-            backward, backward_by_row, dense_block, dense_blocks, forward, forward_backward, tiled,
+            backward, backward_by_row, dense_block, dense_blocks, forward, forward_backward,
+            forward_rows, indexed, tiled,
         };
 
         crate::table::kernels! {
             $loss, [f32, f64, f16, bf16],
-            FORWARD = forward: forward::<E, $type, true, DENSE_FLIGHT>,
+            FORWARD = forward: forward::<E, $type, DENSE_FLIGHT>,
                 (PairwiseArgs), (dense_block::<E>($threads)) by dense_blocks::<E>($threads, true),
                 3 barriers;
-            FORWARD_ROWS = forward_rows: forward::<E, $type, false, 1>,
-                (PairwiseArgs), ROWS_BLOCK by $rows, 5 barriers;
-            BACKWARD = backward: backward::<E, $type, true, DENSE_FLIGHT>,
+            FORWARD_INDEXED = forward_indexed: indexed::<E, $type, true, false>,
+                (PairwiseArgs), ROWS_BLOCK by $indexed, 3 barriers;
+            FORWARD_ROWS = forward_rows: forward_rows::<E, $type>,
+                (PairwiseArgs), ROWS_BLOCK by $rows, 2 barriers;
+            BACKWARD = backward: backward::<E, $type, DENSE_FLIGHT>,
                 (PairwiseArgs), (dense_block::<E>($threads)) by dense_blocks::<E>($threads, false),
                 0 barriers;
             BACKWARD_BY_ROW = backward_by_row: backward_by_row::<E, $type, DENSE_FLIGHT>,
                 (PairwiseArgs), ROWS_BLOCK by 3, 0 barriers;
-            BACKWARD_ROWS = backward_rows: backward::<E, $type, false, 1>,
-                (PairwiseArgs), ROWS_BLOCK by $rows_backward, 0 barriers;
-            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, true, DENSE_FLIGHT>,
+            BACKWARD_INDEXED = backward_indexed: indexed::<E, $type, false, true>,
+                (PairwiseArgs), ROWS_BLOCK by $indexed_backward, 0 barriers;
+            FORWARD_BACKWARD = forward_backward: forward_backward::<E, $type, DENSE_FLIGHT>,
                 (PairwiseArgs), (dense_block::<E>($both)) by dense_blocks::<E>($both, true),
                 3 barriers;
-            FORWARD_BACKWARD_ROWS = forward_backward_rows: forward_backward::<E, $type, false, 1>,
-                (PairwiseArgs), ROWS_BLOCK by $rows_both, 5 barriers;
-            FORWARD_TILED = forward_tiled: tiled::<E, $type, true, false>,
-                (PairwiseArgs), TILED_BLOCK by $rows, 6 barriers;
-            BACKWARD_TILED = backward_tiled: tiled::<E, $type, false, true>,
-                (PairwiseArgs), TILED_BLOCK by $rows_backward, 0 barriers;
-            FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true, true>,
+            FORWARD_BACKWARD_INDEXED = forward_backward_indexed:
+                indexed::<E, $type, true, true>,
+                (PairwiseArgs), ROWS_BLOCK by $indexed_both, 3 barriers;
+            FORWARD_TILED = forward_tiled: tiled::<E, $type, false>,
+                (PairwiseArgs), TILED_BLOCK by $rows, 3 barriers;
+            FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true>,
                 (PairwiseArgs), TILED_BLOCK by $rows_both, 6 barriers;
         }
     };
@@ -113,6 +118,9 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// Whether the two gradients, of a backward pass, compute what both need twice: it would take
     /// more registers than there are.
     const GRADS_APART: bool = false;
+    /// Whether a backward pass has registers left for the upstream gradients of rows while it waits
+    /// for the pairs.
+    const EARLY_SCALES: bool = size_of::<R>() < 8;
     /// The [`Real::rank`] of x and of t, or 0 for one whose value does not matter. A pair is plain
     /// if both ranks are below [`Real::PLAIN_RANKS`]; the methods below handle plain pairs in fewer
     /// instructions, with `PLAIN`.
@@ -140,33 +148,23 @@ pub(crate) trait Pairwise<R: Real>: Copy {
 /// 3. A tensor that is written overlaps no other tensor of `args`, except that a gradient may have
 ///    the same address and strides as the tensor that it is the gradient of.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn forward<
-    E: Element,
-    L: Pairwise<E::Real>,
-    const DENSE: bool,
-    const UNROLL: usize,
->(
+pub(crate) unsafe fn forward<E: Element, L: Pairwise<E::Real>, const UNROLL: usize>(
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, true, false, DENSE, false, UNROLL>(args) }
+    unsafe { dense::<E, L, true, false, false, UNROLL>(args) }
 }
 
 /// Writes each gradient whose address is not null: upstream ÷ divisor × derivative of the term.
 ///
 /// # Safety
-/// As [`forward`].
+/// As [`forward`], for dense tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn backward<
-    E: Element,
-    L: Pairwise<E::Real>,
-    const DENSE: bool,
-    const UNROLL: usize,
->(
+pub(crate) unsafe fn backward<E: Element, L: Pairwise<E::Real>, const UNROLL: usize>(
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, false, true, DENSE, false, UNROLL>(args) }
+    unsafe { dense::<E, L, false, true, false, UNROLL>(args) }
 }
 
 /// [`backward`] for dense tensors that come as one row, where each row has an upstream gradient.
@@ -178,7 +176,7 @@ pub(crate) unsafe fn backward_by_row<E: Element, L: Pairwise<E::Real>, const UNR
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, false, true, true, true, UNROLL>(args) }
+    unsafe { dense::<E, L, false, true, true, UNROLL>(args) }
 }
 
 /// [`forward`] and [`backward`] in one pass, which reads input and target once.
@@ -186,52 +184,52 @@ pub(crate) unsafe fn backward_by_row<E: Element, L: Pairwise<E::Real>, const UNR
 /// # Safety
 /// As [`forward`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn forward_backward<
-    E: Element,
-    L: Pairwise<E::Real>,
-    const DENSE: bool,
-    const UNROLL: usize,
->(
+pub(crate) unsafe fn forward_backward<E: Element, L: Pairwise<E::Real>, const UNROLL: usize>(
     args: &PairwiseArgs,
 ) {
     // SAFETY: the caller's conditions.
-    unsafe { run::<E, L, true, true, DENSE, false, UNROLL>(args) }
+    unsafe { dense::<E, L, true, true, false, UNROLL>(args) }
 }
 
-/// Gives each part of a row to one row group, then reduces what the parts summed. With `DENSE`
-/// there is one row, and each block is a row group that takes one part of it; `rows`,
+/// Computes dense tensors, which count as one row: each block has a part of it. `rows`,
 /// `group_threads`, `splits` and the strides of `args` are ignored.
 ///
 /// # Safety
 /// As [`forward`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn run<
+unsafe fn dense<
     E: Element,
     L: Pairwise<E::Real>,
     const TERMS: bool,
     const GRADS: bool,
-    const DENSE: bool,
     const BY_ROW: bool,
     const UNROLL: usize,
 >(
     args: &PairwiseArgs,
 ) {
+    let pass = Pass::<E, L, true> { args, loss: L::new(args), element: PhantomData };
+    let (split, lane) = (u64::from(block_idx_x()), thread_idx_x());
+    // SAFETY: conditions 1 and 3.
+    let sum = unsafe { pass.part::<TERMS, GRADS, BY_ROW, UNROLL>(0, split, lane) };
+    if TERMS {
+        // SAFETY: conditions 1 and 2.
+        unsafe {
+            let workspace = Workspace::new(args.workspace);
+            grid_sums([sum.to_f64()], workspace, |[sum]| pass.finish(0, sum));
+        }
+    }
+}
+
+/// [`forward`] with a loss for each row. Gives each part of a row to one row group, then reduces
+/// what the parts summed.
+///
+/// # Safety
+/// As [`forward`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) unsafe fn forward_rows<E: Element, L: Pairwise<E::Real>>(args: &PairwiseArgs) {
     // SAFETY: condition 2.
     let workspace = unsafe { Workspace::new(args.workspace) };
-    if DENSE {
-        let pass = Pass::<E, L, DENSE> { args, loss: L::new(args), element: PhantomData };
-        let (split, lane) = (u64::from(block_idx_x()), thread_idx_x());
-        // SAFETY: conditions 1 and 3.
-        let sum = unsafe { pass.part::<TERMS, GRADS, BY_ROW, UNROLL>(0, split, lane) };
-        if TERMS {
-            // SAFETY: conditions 1 and 2.
-            unsafe { grid_sums([sum.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
-        }
-        return;
-    }
-
     let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
-    let by_row = TERMS && args.reduction == reduction::ROWS;
     let group = args.group_threads.get();
     let lane = if group > WARP_SIZE { thread_idx_x() } else { thread_idx_x() & (group - 1) };
     let groups_of_block = block_dim_x() / args.group_threads;
@@ -244,54 +242,43 @@ unsafe fn run<
     // its row groups, whose index is the lowest, has no part left.
     let mut first_of_warp = first + u64::from((thread_idx_x() - lane_id()) / args.group_threads);
     let mut part = first + u64::from(thread_idx_x() / args.group_threads);
-    let mut total = E::Real::ZERO;
     while first_of_warp < parts {
         let (row, split) =
             if splits.get() == 1 { (part, 0) } else { (part / splits, part % splits) };
         let mut sum = E::Real::ZERO;
         if part < parts {
             // SAFETY: conditions 1 and 3; the row is one of `rows`.
-            sum = unsafe { pass.part::<TERMS, GRADS, false, UNROLL>(row, split, lane) };
+            sum = unsafe { pass.part::<true, false, false, 1>(row, split, lane) };
         }
-        if by_row {
-            let [sum] = group_sums([sum.to_f64()], group);
-            if lane == 0 && part < parts {
-                // SAFETY: conditions 1 and 2; no other row group has this part.
-                unsafe {
-                    if splits.get() == 1 {
-                        pass.finish(row, sum);
-                    } else {
-                        workspace.publish(part as u32, sum);
-                    }
+        let [sum] = group_sums([sum.to_f64()], group);
+        if lane == 0 && part < parts {
+            // SAFETY: conditions 1 and 2; no other row group has this part.
+            unsafe {
+                if splits.get() == 1 {
+                    pass.finish(row, sum);
+                } else {
+                    workspace.publish(part as u32, sum);
                 }
             }
-            if group > WARP_SIZE {
-                sync_threads();
-            }
-        } else {
-            total = total + sum;
+        }
+        if group > WARP_SIZE {
+            sync_threads();
         }
         first_of_warp += groups;
         part += groups;
     }
-
-    if TERMS && args.reduction == reduction::SCALAR {
-        // SAFETY: conditions 1 and 2.
-        unsafe { grid_sums([total.to_f64()], workspace, |[sum]| pass.finish(0, sum)) };
-    }
-    if by_row {
-        // SAFETY: the caller's conditions; the parts' sums are published.
-        unsafe { finish_split_rows(&pass, workspace) };
-    }
+    // SAFETY: the caller's conditions; the parts' sums are published.
+    unsafe { finish_split_rows(&pass, workspace) };
 }
 
-/// [`forward`], [`backward`] or both, as `TERMS` and `GRADS` say, for rows that are cut into tiles.
+/// [`forward`], [`backward`] or both, as `TERMS` and `GRADS` say, for losses that are not reduced
+/// by row, of any tensors.
 ///
 /// # Safety
 /// 1. As [`forward`].
-/// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) says.
+/// 2. `args.indexed` is as [`IndexedArgs`](crate::abi::IndexedArgs) says.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) unsafe fn tiled<
+pub(crate) unsafe fn indexed<
     E: Element,
     L: Pairwise<E::Real>,
     const TERMS: bool,
@@ -302,11 +289,31 @@ pub(crate) unsafe fn tiled<
     let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
     // SAFETY: the caller's conditions.
     unsafe {
+        let sum = pass.indexed::<TERMS, GRADS>();
+        if TERMS && args.reduction == reduction::SCALAR {
+            let workspace = Workspace::new(args.workspace);
+            grid_sums([sum.to_f64()], workspace, |[sum]| pass.finish(0, sum));
+        }
+    }
+}
+
+/// [`forward`], and [`backward`] with `GRADS`, for losses by row, whose rows are cut into tiles.
+///
+/// # Safety
+/// 1. As [`forward`].
+/// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) says.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) unsafe fn tiled<E: Element, L: Pairwise<E::Real>, const GRADS: bool>(
+    args: &PairwiseArgs,
+) {
+    let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
+    // SAFETY: the caller's conditions.
+    unsafe {
         // The weights have no strides, so those of the first row serve all.
         let pass = Pass { loss: pass.loss.of_row(0), ..pass };
         let workspace = Workspace::new(args.workspace);
-        pass.tiled::<TERMS, GRADS>(workspace);
-        if TERMS && args.reduction == reduction::ROWS {
+        pass.tiled::<GRADS>(workspace);
+        if args.reduction == reduction::ROWS {
             finish_split_rows(&pass, workspace);
         }
     }

@@ -11,6 +11,8 @@ pub(crate) struct SmoothL1<R> {
 }
 
 impl<R: Real> Pairwise<R> for SmoothL1<R> {
+    const EARLY_SCALES: bool = false;
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &PairwiseArgs) -> Self {
         SmoothL1 { beta: R::from_f64(args.parameter) }

@@ -143,3 +143,31 @@ fn a_target_of_another_shape_is_refused() -> Result<(), Error> {
     assert_eq!(error.to_string(), "target: expected shape [3, 4], got [4, 3]");
     Ok(())
 }
+
+/// Zeros are not plain numbers: vectors that have them are computed in another way than those
+/// beside them, of as many elements as blocks have whole tiles for.
+#[test]
+fn zeros_among_many_elements() {
+    let (stream, len) = (gpu().stream().unwrap(), 40_000);
+    let x: Vec<f32> = uniforms(1, len).into_iter().map(|u| u.abs() + 0.1).collect();
+    let mut t: Vec<f32> = uniforms(2, len).into_iter().map(|u| u.abs() + 0.1).collect();
+    for index in (0..len).filter(|index| index % 97 < 9) {
+        t[index] = 0.0;
+    }
+    let term = |(x, t): (&f32, &f32)| match f64::from(*t) {
+        0.0 => 0.0,
+        t => t * (t.ln() - f64::from(*x).ln()),
+    };
+    let expected: f64 = x.iter().zip(&t).map(term).sum();
+    let by_input = x.iter().zip(&t).map(|(x, t)| -t / x);
+    let on_x = Tensor::from_slice(gpu(), [len], &x).unwrap();
+    let on_t = Tensor::from_slice(gpu(), [len], &t).unwrap();
+    let alone = of_probabilities().forward(&on_x, &on_t, &stream).unwrap();
+    let (loss, gradient) = of_probabilities().forward_backward(&on_x, &on_t, &stream).unwrap();
+    for loss in [alone, loss] {
+        assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-5);
+    }
+    for (got, expected) in gradient.to_vec().unwrap().into_iter().zip(by_input) {
+        assert_relative_eq!(got, expected, max_relative = 1e-6);
+    }
+}

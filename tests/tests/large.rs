@@ -56,10 +56,15 @@ impl Drop for Sparse {
 fn rows_more_than_two_to_the_thirty_one_elements_apart() {
     let stride = (1_usize << 31) + 3;
     for cols in [500, 1_000] {
-        let sparse = Sparse::new(2 * (stride + cols));
-        let (near, far) = (vec![f16::ONE; cols], vec![f16::from_f32(2.0); cols]);
-        sparse.write(0, &near);
-        sparse.write(stride, &far);
+        // Kernels read vectors of 16 bytes, and two for one that is off a boundary, so also what is
+        // beside a row.
+        let margin = 16;
+        let sparse = Sparse::new(2 * (stride + cols + margin));
+        for (row, value, before) in [(0, 1.0, 0), (1, 2.0, margin)] {
+            let mut elements = vec![f16::ZERO; before + cols + margin];
+            elements[before..before + cols].fill(f16::from_f32(value));
+            sparse.write(row * stride - before, &elements);
+        }
         // SAFETY: within the allocation, which lives to the end.
         let x =
             unsafe { View::<f16>::from_raw_strided(gpu(), sparse.0, [2, cols], stride) }.unwrap();

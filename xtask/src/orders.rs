@@ -6,11 +6,12 @@ use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
 /// Suites of seconds, which all losses are in.
-const QUICK: [&str; 14] = [
+const QUICK: [&str; 15] = [
     "bce",
     "float64_rows",
     "golden",
     "graphs",
+    "indexed_rows",
     "kl_div",
     "log_prob_edges",
     "mse",

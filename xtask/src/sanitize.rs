@@ -23,7 +23,7 @@ pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
 /// of tests/tests.
-const SUITES: [&str; 26] = [
+const SUITES: [&str; 27] = [
     LIBRARY,
     "bce",
     "concurrency",
@@ -37,6 +37,7 @@ const SUITES: [&str; 26] = [
     "golden",
     "graphs",
     "grids",
+    "indexed_rows",
     "kl_div",
     "lane_rows",
     "large",

@@ -168,7 +168,9 @@ fn a_launch_with_more_shared_memory_than_a_block_can_have_is_refused() {
 fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
     use crate::plan::Launch;
     use crate::tensor::Tensor;
-    use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, TiledArgs, UpstreamRows, reduction};
+    use kernels_gpu::abi::{
+        Dtype, IndexedArgs, Matrix, PairwiseArgs, TiledArgs, UpstreamRows, reduction,
+    };
     use std::num::NonZeroU32;
     let gpu = gpu();
     let stream = gpu.stream().unwrap();
@@ -188,6 +190,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
         splits: NonZeroU32::MIN,
         upstream_col_stride: 0,
         tiles: TiledArgs::default(),
+        indexed: IndexedArgs::default(),
         loss: Matrix::default(),
         workspace: 0,
         upstream: Matrix::default(),

@@ -6,11 +6,14 @@ use crate::error::{Error, Result};
 use crate::grads::Grads;
 use crate::launch::{Argument, alignment, rows_are_alike};
 use crate::memory::Memory;
-use crate::plan::tiled;
+use crate::plan::{self, tiled};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
-use kernels_gpu::abi::{Broadcast, Matrix, PairwiseArgs, TiledArgs, UpstreamRows, reduction};
+use kernels_gpu::abi::{
+    Broadcast, IndexedArgs, Matrix, PairwiseArgs, RowBytes, Span, TiledArgs, UpstreamRows,
+    VECTOR_BYTES, reduction,
+};
 use std::num::NonZeroU32;
 
 /// What a launch needs, but for the plan's part of it.
@@ -100,6 +103,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             splits: NonZeroU32::MIN,
             upstream_col_stride: 0,
             tiles: TiledArgs::default(),
+            indexed: IndexedArgs::default(),
             loss: Matrix::default(),
             workspace: workspace.memory().address,
             upstream: Matrix::default(),
@@ -214,7 +218,7 @@ impl Arguments<'_> {
         has_plain_pairs: bool,
     ) -> tiled::Rows {
         tiled::Rows {
-            reduction: self.args.reduction,
+            by_row: self.args.reduction == reduction::ROWS,
             rows: shape.rows(),
             cols: shape.cols(),
             element_bytes,
@@ -226,6 +230,58 @@ impl Arguments<'_> {
                 .all(|tensor| rows_are_alike(tensor, &self.args.input, element_bytes)),
             writes: self.args.grad_input.start != 0 || self.args.grad_target.start != 0,
         }
+    }
+}
+
+/// The tiles of the indexed kernels, for a call whose other arguments are these.
+pub(super) fn indexed_args<T: Float>(args: &PairwiseArgs) -> IndexedArgs {
+    let &PairwiseArgs { input, target, rows, cols, grad_input, grad_target, .. } = args;
+    let by_element = args.reduction == reduction::ELEMENTS;
+    let (loss, upstream) = if by_element { (args.loss, args.upstream) } else { Default::default() };
+    let written = [loss, grad_input, grad_target];
+    let base = written.into_iter().find(|tensor| tensor.start != 0).unwrap_or(input);
+
+    let (size, vector) = (size_of::<T>() as u64, u64::from(VECTOR_BYTES));
+    let bytes = |of: Matrix| of.row_stride * size;
+    let row_bytes = RowBytes {
+        base: bytes(base),
+        input: bytes(input),
+        target: bytes(target),
+        loss: bytes(loss),
+        upstream: bytes(upstream),
+        grad_input: bytes(grad_input),
+        grad_target: bytes(grad_target),
+    };
+    // Bytes of a row's first vector before the row.
+    let is_same = rows == 1 || row_bytes.base.is_multiple_of(vector);
+    let lead = if is_same { base.start % vector } else { vector - size };
+    let of_row = (lead + cols * size).div_ceil(vector).max(1);
+    let is_alike = |of: &Matrix| rows_are_alike(of, &base, size_of::<T>());
+    let is_aligned = is_alike(&input) && is_alike(&target);
+    let all = [base, input, target, loss, upstream, grad_input, grad_target];
+    let can_join = all.into_iter().all(|of| u32::try_from(bytes(of)).is_ok());
+    let tiles = plan::IndexedTiles::new(of_row, is_aligned, can_join);
+
+    // A vector, and those around it, reach at most 32 bytes beyond its row. Rows do not overlap.
+    let reach = 32_u64.div_ceil(cols.max(1) * size) as u32;
+    let within = |of: Matrix| {
+        let end = of.start + (rows.saturating_sub(1) * of.row_stride + cols) * size;
+        let last = (end / vector).saturating_sub(1) * vector;
+        Span { first: of.start.next_multiple_of(vector), last }
+    };
+    IndexedArgs {
+        base: base.start,
+        row_bytes,
+        tiles: if cols == 0 { 0 } else { rows.div_ceil(tiles.rows.into()) * tiles.parts },
+        parts: tiles.parts,
+        per_part: u64::MAX / tiles.parts,
+        of_row,
+        rows_of_tile: tiles.rows,
+        tile_vectors: tiles.vectors,
+        per_row: if tiles.rows == 1 { 0 } else { u32::MAX / of_row as u32 },
+        reach: [reach, reach + tiles.rows],
+        within: [input, target, upstream].map(within),
+        is_aligned: u32::from(is_aligned),
     }
 }
 

@@ -12,15 +12,15 @@ use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
 use crate::memory::Memory;
 use crate::plan::tiled::Tiled;
-use crate::plan::{self, Dense, Pass};
+use crate::plan::{self, Dense, Launch, Pass};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::Loss;
 use crate::view::{View, ViewMut};
-use arguments::Arguments;
+use arguments::{Arguments, indexed_args};
 use kernels_gpu::Family;
-use kernels_gpu::abi::{Dtype, PairwiseArgs, UpstreamRows, reduction};
+use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, UpstreamRows, reduction};
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
@@ -30,17 +30,23 @@ pub(crate) struct Kernels {
     /// Whether terms of plain pairs, as the kernels' `Pairwise` has them, take fewer instructions.
     pub(crate) has_plain_pairs: bool,
     pub(crate) forward: Forms,
+    /// Forward for all tensors, with a sum for each row.
+    pub(crate) forward_rows: &'static Family<PairwiseArgs>,
     pub(crate) backward: Forms,
     /// Backward, for dense tensors of which each row has an upstream gradient.
     pub(crate) backward_by_row: &'static Family<PairwiseArgs>,
     pub(crate) forward_backward: Forms,
 }
 
-/// A kernel for dense tensors, one for rows that are cut into tiles, and one for all else.
+/// The kernels of one pass.
 pub(crate) struct Forms {
+    /// For tensors that may be taken for one row, with one sum at most.
     pub(crate) dense: &'static Family<PairwiseArgs>,
-    pub(crate) tiled: &'static Family<PairwiseArgs>,
-    pub(crate) rows: &'static Family<PairwiseArgs>,
+    /// For all tensors, with one sum at most.
+    pub(crate) indexed: &'static Family<PairwiseArgs>,
+    /// For rows that are cut into tiles, with a sum for each row or, with gradients, one for all. A
+    /// backward pass has none.
+    pub(crate) tiled: Option<&'static Family<PairwiseArgs>>,
 }
 
 /// The [`Kernels`] of a loss, by its name in the table.
@@ -55,19 +61,20 @@ macro_rules! kernels {
             has_plain_pairs: false,
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
-                tiled: &kernels_gpu::kernels::$loss::FORWARD_TILED,
-                rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
+                indexed: &kernels_gpu::kernels::$loss::FORWARD_INDEXED,
+                tiled: Some(&kernels_gpu::kernels::$loss::FORWARD_TILED),
             },
+            forward_rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
             backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::BACKWARD,
-                tiled: &kernels_gpu::kernels::$loss::BACKWARD_TILED,
-                rows: &kernels_gpu::kernels::$loss::BACKWARD_ROWS,
+                indexed: &kernels_gpu::kernels::$loss::BACKWARD_INDEXED,
+                tiled: None,
             },
             backward_by_row: &kernels_gpu::kernels::$loss::BACKWARD_BY_ROW,
             forward_backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
-                tiled: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_TILED,
-                rows: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_ROWS,
+                indexed: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_INDEXED,
+                tiled: Some(&kernels_gpu::kernels::$loss::FORWARD_BACKWARD_TILED),
             },
         }
     };
@@ -131,8 +138,9 @@ impl<R: Reduction> Pairwise<'_, R> {
         check_memory(stream, &reads, &[])
     }
 
-    /// Checks all of a call and queues its one launch: forward where a loss is to be written,
-    /// backward where gradients are.
+    /// Checks all of a call and queues its launch: forward where a loss is to be written, backward
+    /// where gradients are. Where rows have a loss each and are not cut into tiles, gradients have
+    /// a launch of their own.
     pub(crate) fn queue<T: Float>(
         &self,
         call: Call<'_, T, R::Value<T>>,
@@ -148,8 +156,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         };
         let fault = call.loss.as_ref().and_then(|loss| loss.fault);
         let arguments = self.arguments(call, workspace)?;
-        let has_plain_pairs = self.kernels.has_plain_pairs && pass != Pass::Backward;
-        let rows = arguments.rows(shape, size_of::<T>(), has_plain_pairs);
+        let rows = arguments.rows(shape, size_of::<T>(), self.kernels.has_plain_pairs);
         let Arguments { mut args, reads, writes, dense, can_tile, .. } = arguments;
         check_memory(stream, &reads, &writes)?;
 
@@ -157,41 +164,67 @@ impl<R: Reduction> Pairwise<'_, R> {
             // Elements without gaps are one row.
             (args.rows, args.cols) = (1, shape.len() as u64);
         }
-        let tiled = if can_tile && !dense {
-            plan_tiles(forms.tiled, T::DTYPE, &rows, stream)?
-        } else {
-            None
+        let takes_tiles =
+            can_tile && !dense && (R::KIND == reduction::ROWS || rows.tiles_gradients());
+        let tiled = match forms.tiled {
+            Some(family) if takes_tiles => {
+                plan_tiles(family, T::DTYPE, &rows, stream)?.map(|plan| (family, plan))
+            }
+            _ => None,
         };
+        // The arguments of gradients that have a launch of their own.
+        let mut apart = None;
         let (family, launch_shape) = if dense && args.upstream_rows != UpstreamRows::default() {
             (self.kernels.backward_by_row, plan::backward_by_row(shape.len(), size_of::<T>()))
         } else if dense && R::KIND != reduction::ELEMENTS {
             (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
+        } else if let Some((family, Tiled { rows, args: tiles })) = tiled {
+            args.tiles = tiles;
+            (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
+            (family, rows.launch)
+        } else if R::KIND == reduction::ROWS && pass != Pass::Backward {
+            let has_grads = pass == Pass::ForwardBackward;
+            apart = has_grads.then(|| PairwiseArgs { loss: Matrix::default(), ..args });
+            (args.grad_input, args.grad_target) = Default::default();
+            let rows = plan::rows(shape.rows(), shape.cols(), size_of::<T>());
+            (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
+            (self.kernels.forward_rows, rows.launch)
         } else {
-            let (family, plan) = match tiled {
-                Some(Tiled { rows, args: tiles }) => {
-                    args.tiles = tiles;
-                    (forms.tiled, rows)
-                }
-                None => {
-                    let (rows, cols) = (args.rows as usize, args.cols as usize);
-                    (forms.rows, plan::rows(R::KIND, rows, cols, size_of::<T>()))
-                }
-            };
-            (args.group_threads, args.splits) = (plan.group_threads, plan.splits);
-            (family, plan.launch)
+            indexed::<T>(forms.indexed, pass, &mut args, stream)
         };
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the
         // gradient of; the plans have no more partial sums than the workspace has room for; that
         // the memory is there until the work is done is the views' condition, or the tensors'
         // doing.
-        unsafe { launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)? };
+        unsafe {
+            launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)?;
+            if let Some(mut args) = apart {
+                let backward = self.kernels.backward.indexed;
+                let (family, launch_shape) =
+                    indexed::<T>(backward, Pass::Backward, &mut args, stream);
+                launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)?;
+            }
+        }
         if let Some(fault) = fault {
             // Nothing here reports a target.
             fault.note_write(stream.queue(), false)?;
         }
         Ok(())
     }
+}
+
+/// The launch of the indexed kernel of a family, whose tiles are written down in `args`.
+fn indexed<T: Float>(
+    family: &'static Family<PairwiseArgs>,
+    pass: Pass,
+    args: &mut PairwiseArgs,
+    stream: &Stream,
+) -> (&'static Family<PairwiseArgs>, Launch) {
+    args.indexed = indexed_args::<T>(args);
+    let resident = family.entry(T::DTYPE).map_or(1, |entry| entry.resident);
+    let device = stream.gpu().room_for(resident);
+    (family, plan::indexed(pass, &args.indexed, device))
 }
 
 /// The launch of the tiled kernel of a family over `rows`, if there is to be one.

@@ -11,7 +11,7 @@ mod staged;
 mod stream;
 pub(crate) mod tiled;
 
-pub(crate) use elementwise::{Dense, backward_by_row, elementwise, rows};
+pub(crate) use elementwise::{Dense, IndexedTiles, backward_by_row, elementwise, indexed, rows};
 #[cfg(feature = "bench")]
 pub(crate) use prefetch::early_bytes;
 pub(crate) use prefetch::{Ahead, Cache, ahead, early, wants_shared_of_one_more};

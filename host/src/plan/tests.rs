@@ -7,8 +7,8 @@ use super::prefetch::Early;
 use super::samples::Tail;
 use super::*;
 use kernels_gpu::abi::{
-    ADDER_SHIFT, LINE_VECTORS, MAX_PARTIALS, STATS_PARTS, adder_shift, grid_of_workers, max_blocks,
-    max_workers, reduction, words_of_worker,
+    ADDER_SHIFT, INDEXED_FLIGHT, IndexedArgs, LINE_VECTORS, MAX_PARTIALS, ROWS_BLOCK, STATS_PARTS,
+    adder_shift, grid_of_workers, max_blocks, max_workers, words_of_worker,
 };
 
 const DENSE: Dense = Dense { threads: 512, heavy: false };
@@ -636,7 +636,7 @@ fn sums_of_any_shape_fit_into_the_workspace() {
 
 #[test]
 fn short_rows_share_a_warp() {
-    let plan = rows(reduction::ROWS, 1000, 10, 4);
+    let plan = rows(1000, 10, 4);
     assert_eq!((plan.group_threads.get(), plan.splits.get()), (4, 1));
     assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
 }
@@ -646,26 +646,23 @@ fn short_rows_share_a_warp() {
 #[test]
 fn rows_by_their_vectors() {
     let plan = |count, vectors: usize| {
-        let plan = rows(reduction::ROWS, count, 4 * vectors, 4);
+        let plan = rows(count, 4 * vectors, 4);
         (plan.group_threads.get(), plan.splits.get())
     };
     assert_eq!([32, 33, 256, 257].map(|vectors| plan(9, vectors).0), [32, 32, 32, 256]);
     assert_eq!([2047, 2048, 4096].map(|vectors| plan(9, vectors).1), [1, 2, 4]);
     assert_eq!([1055, 1056, 9999].map(|count| plan(count, 1 << 20).1), [2, 1, 1]);
-    // Sums of all rows, as those of dense elements.
-    let blocks = |count| rows(reduction::SCALAR, count, 4096, 4).launch.blocks;
-    assert_eq!((blocks(8000), blocks(1 << 20)), (8000, 132 * 64));
 }
 
 #[test]
 fn long_rows_get_a_block_each() {
-    let plan = rows(reduction::ROWS, 16384, 16384, 4);
+    let plan = rows(16384, 16384, 4);
     assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 16384));
 }
 
 #[test]
 fn few_long_rows_are_split() {
-    let plan = rows(reduction::ROWS, 3, 1 << 24, 2);
+    let plan = rows(3, 1 << 24, 2);
     assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 352, 1056));
 }
 
@@ -673,11 +670,50 @@ fn few_long_rows_are_split() {
 fn partial_sums_of_split_rows_have_room() {
     for count in (0..30).map(|power| (1 << power) + 1) {
         for cols in (0..40).map(|power| 1 << power) {
-            let plan = rows(reduction::ROWS, count, cols, 8);
+            let plan = rows(count, cols, 8);
             let parts = count * plan.splits.get() as usize;
             assert!(plan.splits.get() == 1 || parts <= MAX_PARTIALS as usize);
-            let plan = rows(reduction::SCALAR, count, cols, 8);
-            assert!(plan.launch.blocks <= max_blocks(1));
         }
     }
+}
+
+/// Every vector of a row is in one of its tiles, and every tile has one at least.
+#[test]
+fn tiles_of_indexed_kernels_cover_rows() {
+    let lengths = (1..2_000).chain([1 << 20, (1 << 32) + 1]);
+    for of_row in lengths {
+        for (is_aligned, can_join) in [(true, true), (false, true), (true, false)] {
+            let tiles = IndexedTiles::new(of_row, is_aligned, can_join);
+            let IndexedTiles { rows, parts, vectors } = tiles;
+            let what = format!("{of_row}, {is_aligned}, {can_join}: {tiles:?}");
+            let all = parts * u64::from(vectors);
+            assert!(all >= u64::from(rows) * of_row, "{what}");
+            assert!(all - u64::from(vectors) < u64::from(rows) * of_row, "{what}");
+            assert!(rows == 1 || parts == 1 && can_join, "{what}");
+            let flight = if is_aligned { INDEXED_FLIGHT as u32 } else { 1 };
+            assert!(vectors <= ROWS_BLOCK * flight, "{what}");
+        }
+    }
+    // 36 rows of 7 vectors would leave 4 lanes of 256 idle; 32 rows leave none.
+    let of_tile = |of_row| IndexedTiles::new(of_row, false, true).rows;
+    assert_eq!([1, 7, 33, 200].map(of_tile), [256, 32, 7, 1]);
+}
+
+/// Blocks of a tile each, or as many as are resident a few times over: of 256 threads four.
+#[test]
+fn indexed_launches() {
+    const DEVICE: Device =
+        Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 4 };
+    let launch = |pass, tiles, tile_vectors, is_aligned| {
+        let args = IndexedArgs { tiles, tile_vectors, is_aligned, ..Default::default() };
+        let Launch { blocks, threads, .. } = indexed(pass, &args, DEVICE);
+        (blocks, threads)
+    };
+    assert_eq!(launch(Pass::Backward, 1 << 20, 512, 1), (1 << 20, 256));
+    assert_eq!(launch(Pass::Backward, 1 << 20, 250, 0), (1 << 20, 256));
+    assert_eq!(launch(Pass::Forward, 5_000, 430, 1), (132 * 4, 224));
+    assert_eq!(launch(Pass::Forward, 1 << 15, 512, 1), (132 * 4 * 4, 256));
+    assert_eq!(launch(Pass::Forward, 1 << 25, 512, 1), (132 * 4 * 16, 256));
+    assert_eq!(launch(Pass::Forward, 0, 1, 1), (1, 32));
+    assert!(launch(Pass::Forward, u64::MAX >> 9, 32, 0).0 <= max_blocks(1));
 }

@@ -1,17 +1,17 @@
-//! Elementwise losses that are reduced by row, and long rows with gaps: how rows are cut into the
-//! tiles of persistent blocks.
+//! Elementwise losses that are reduced by row, and gradients of rows with gaps with a loss that is
+//! not: how rows are cut into the tiles of persistent blocks.
 
 use super::packed::{Device, RESERVED};
 use super::{Launch, RowsLaunch, most_gap_bytes, reciprocal};
-use kernels_gpu::abi::{CACHE_LINE, MAX_PARTIALS, TILED_BLOCK, TiledArgs, VECTOR_BYTES, reduction};
+use kernels_gpu::abi::{CACHE_LINE, MAX_PARTIALS, TILED_BLOCK, TiledArgs, VECTOR_BYTES};
 use std::cmp::Reverse;
 use std::num::NonZeroU32;
 
 /// The rows of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rows {
-    /// One of [`reduction`].
-    pub(crate) reduction: u32,
+    /// Whether each row has a loss.
+    pub(crate) by_row: bool,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) element_bytes: usize,
@@ -68,6 +68,9 @@ const LEAST_ROW_BYTES_OF_FEW: usize = 128;
 /// columns 0.57 and 0.65, f64, forward-backward, 153 columns 0.57 and 0.53.
 const LEAST_ROW_BYTES: usize = 1200;
 
+/// The fewest bytes of a row for which [tiles](Rows::tiles_gradients) are faster.
+const LEAST_TILED_BYTES: usize = 64;
+
 /// The part, in percent, of the [rating](Rows::rating) of packed rows that those with gaps have.
 /// H200, 2026-11-29, squared error, ceiling ÷ ours, packed and cut: bf16, backward, 733 columns
 /// 0.56 and 0.78; f16, forward, 750 columns 0.63 and 0.71. Shorter rows were not compared.
@@ -101,6 +104,15 @@ impl Rows {
             let gap = (step - self.cols).saturating_mul(self.element_bytes);
             gap == 0 || takes_gaps && gap <= most_gap_bytes(row_bytes)
         })
+    }
+
+    /// Whether gradients, with a loss that is not one for each row, are computed in tiles rather
+    /// than by the indexed kernels. H200, 2026-11-29, forward-backward, gaps of a quarter of a row,
+    /// ceiling ÷ ours of the indexed kernels and in tiles: squared error, f32, 5 columns 0.65 and
+    /// 0.50, 72 columns 0.54 and 0.63, 1195 columns 0.79 and 0.88; bf16, 24 columns 0.48 and 0.41,
+    /// 296 columns 0.62 and 0.69; f64, 8 columns 0.50 and 0.62, 117 columns 0.64 and 0.80.
+    pub(crate) fn tiles_gradients(&self) -> bool {
+        self.writes && self.row_bytes() >= LEAST_TILED_BYTES
     }
 
     /// Elements from one packed row to the next.
@@ -147,7 +159,7 @@ impl Rows {
 
     /// The sums of a vector of packed rows.
     fn vector_sums(&self) -> usize {
-        if self.reduction != reduction::ROWS {
+        if !self.by_row {
             0
         } else if self.alignment.is_multiple_of(VECTOR) {
             1
@@ -358,7 +370,6 @@ fn splits(rows: &Rows, tiles: usize, blocks: usize) -> (usize, usize) {
     const SECOND_STAGE: usize = 1_000;
     /// Sums that the last block adds up in the time of a thousandth of a tile.
     const SUMS: usize = 3;
-    let by_row = rows.reduction == reduction::ROWS;
     let parts = |splits: usize| {
         let of_part = tiles.div_ceil(splits);
         (tiles.div_ceil(of_part), of_part)
@@ -367,11 +378,11 @@ fn splits(rows: &Rows, tiles: usize, blocks: usize) -> (usize, usize) {
         let items = rows.rows * splits;
         let of_block = items.div_ceil(blocks);
         let of_warp = (of_block * of_part).div_ceil(WARPS) * 1_000;
-        let second_stage = if by_row && splits > 1 { SECOND_STAGE + items / SUMS } else { 0 };
+        let second_stage = if rows.by_row && splits > 1 { SECOND_STAGE + items / SUMS } else { 0 };
         of_warp + of_block.div_ceil(WARPS) * PART + second_stage
     };
     let is_allowed = |&(splits, _): &(usize, usize)| {
-        splits == 1 || !by_row || rows.rows * splits <= MAX_PARTIALS as usize
+        splits == 1 || !rows.by_row || rows.rows * splits <= MAX_PARTIALS as usize
     };
     let all = (1..=tiles.min(MOST_SPLITS)).map(parts).filter(is_allowed);
     all.min_by_key(cost).unwrap_or((1, tiles))

@@ -45,6 +45,8 @@ pub struct PairwiseArgs {
     pub upstream_col_stride: u32,
     /// How tiles are cut, for the tiled kernels.
     pub tiles: TiledArgs,
+    /// How rows are cut into vectors, for the indexed kernels.
+    pub indexed: IndexedArgs,
     /// The loss, which the forward kernels write: one value, one a row, or one an element.
     pub loss: Matrix,
     /// [`WORKSPACE_BYTES`](super::WORKSPACE_BYTES) of scratch, for the forward kernels.
@@ -73,9 +75,75 @@ pub struct UpstreamRows {
     pub cols: u32,
 }
 
+/// How the indexed kernels cut rows into vectors, of 16 bytes each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct IndexedArgs {
+    /// The tensor whose 16-byte boundaries cut rows: the first that is written or, if none is, the
+    /// input.
+    pub base: u64,
+    /// Bytes from one row to the next.
+    pub row_bytes: RowBytes,
+    /// Tiles of all rows; 0 if rows have no elements.
+    pub tiles: u64,
+    /// Parts of a row, with a tile each: at least 1.
+    pub parts: u64,
+    /// 2⁶⁴ − 1 divided by `parts`, rounded down.
+    pub per_part: u64,
+    /// Vectors of a row: so many as each row needs wherever it begins. At least 1.
+    pub of_row: u64,
+    /// Rows of a tile: 1 if rows have several parts, or if a row of any tensor begins 2³² bytes or
+    /// more behind the one before.
+    pub rows_of_tile: u32,
+    /// Vectors of a tile: those of `rows_of_tile` rows, or of a part of a row, of which the last
+    /// has at least one. At most [`INDEXED_FLIGHT`] for each thread of a block if `is_aligned`, and
+    /// otherwise one.
+    pub tile_vectors: u32,
+    /// 2³² − 1 divided by `of_row`, rounded down, if tiles have several rows; otherwise 0.
+    pub per_row: u32,
+    /// The tensors have all bytes of a tile, and of the vectors around its vectors, if there are
+    /// so many rows before the tile's first, and so many from it to the last.
+    pub reach: [u32; 2],
+    /// The vectors that are wholly in the input, in the target, and in the upstream gradient.
+    pub within: [Span; 3],
+    /// 1 if in each row, input and target have the same offset from a 16-byte boundary as `base`;
+    /// otherwise 0.
+    pub is_aligned: u32,
+}
+
+/// Bytes from one row of a tensor to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct RowBytes {
+    /// Of [`IndexedArgs::base`].
+    pub base: u64,
+    /// Of the input.
+    pub input: u64,
+    /// Of the target.
+    pub target: u64,
+    /// Of the terms, if the loss is not reduced.
+    pub loss: u64,
+    /// Of the upstream gradients, if elements have them.
+    pub upstream: u64,
+    /// Of the gradient of the input.
+    pub grad_input: u64,
+    /// Of the gradient of the target.
+    pub grad_target: u64,
+}
+
+/// The aligned vectors of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Span {
+    /// The address of the first.
+    pub first: u64,
+    /// The address of the last. Below `first` if there is none.
+    pub last: u64,
+}
+
 /// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
 ///
-/// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or
+/// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or, with gradients,
 ///    [`reduction::SCALAR`](super::reduction::SCALAR).
 /// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
 /// 3. In each row, the gradients have the same offset from a 16-byte boundary.
@@ -132,6 +200,10 @@ impl TiledArgs {
 
 /// Vectors of each tensor that a thread of the dense kernels has in flight.
 pub const DENSE_FLIGHT: usize = 2;
+
+/// Vectors of each tensor that a thread of the indexed kernels has in flight, if they are aligned;
+/// otherwise it has one.
+pub const INDEXED_FLIGHT: usize = 2;
 
 /// The most threads of a dense block in f64. Larger blocks would leave a multiprocessor without the
 /// registers for a second or a third one.

@@ -1,10 +1,10 @@
 //! One pass over the pairs: which elements a thread reads, and where sums and gradients go.
 
 use super::Pairwise;
-use super::row::Row;
-use super::row_scales::RowScales;
+use super::row::{Row, are_plain};
+use super::row_scales::{RowScales, VectorScales};
 use crate::abi::{Matrix, PairwiseArgs, reduction};
-use crate::element::{Element, Real, unrolled};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::math::quotient;
 use core::marker::PhantomData;
 use cuda_std::memory::{load, store};
@@ -56,16 +56,13 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         E::Real::from_f64(quotient::<E::Real>(upstream, self.args.divisor))
     }
 
-    /// The row's addresses, its scale, and where it is cut into vectors.
+    /// The row's addresses, and where it is cut into vectors.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. `row` is below `rows`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn row<const TERMS: bool, const GRADS: bool, const BY_ROW: bool>(
-        &self,
-        row: u64,
-    ) -> Row<E, L, DENSE> {
+    unsafe fn row<const GRADS: bool>(&self, row: u64) -> Row<E, L, DENSE> {
         let args = self.args;
         let size = size_of::<E>() as u64;
         let start = |used: bool, of: Matrix| {
@@ -77,36 +74,29 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                 of.start + row * of.row_stride * size
             }
         };
-        let by_element = !DENSE && GRADS && args.upstream_col_stride != 0;
-        let by_term = !DENSE && TERMS && args.reduction == reduction::ELEMENTS;
         let input = start(true, args.input);
-        let has_one_scale = GRADS && !by_element && !BY_ROW;
         let mut this = Row {
             // SAFETY: condition 1.
             loss: unsafe { self.loss.of_row(row) },
             input,
             target: start(true, args.target),
-            terms: start(by_term, args.loss),
-            upstream: start(by_element, args.upstream),
             grad_input: start(GRADS, args.grad_input),
             grad_target: start(GRADS, args.grad_target),
-            // SAFETY: condition 1.
-            scale: if has_one_scale { unsafe { self.scale(row) } } else { E::Real::ZERO },
-            row_scales: RowScales::new(args),
             head: args.cols,
             vectors: 0,
             is_misaligned: false,
+            element: PhantomData,
         };
         // A vector can be stored only on a 16-byte boundary, so the boundaries of the first tensor
         // that is written cut the row into vectors. Tensors that are only read may be misaligned.
-        let written = [this.terms, this.grad_input, this.grad_target];
+        let written = [this.grad_input, this.grad_target];
         let base = written.into_iter().find(|&start| start != 0).unwrap_or(input);
         let is_unaligned = |start: u64| start != 0 && !(start ^ base).is_multiple_of(16);
         let to_boundary = base.wrapping_neg() % 16 / size;
         if !written.into_iter().any(is_unaligned) && to_boundary < args.cols {
             this.head = to_boundary;
             this.vectors = (args.cols - to_boundary) / u64::from(E::LANES);
-            this.is_misaligned = [input, this.target, this.upstream].into_iter().any(is_unaligned);
+            this.is_misaligned = [input, this.target].into_iter().any(is_unaligned);
             if this.is_misaligned {
                 // A misaligned vector is read as the two aligned vectors that contain it. For the
                 // first and the last vector these could reach beyond the row, so they join head and
@@ -120,9 +110,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
     }
 
     /// Thread `lane` of a row group takes its share of part `split` of a row. With `TERMS`, returns
-    /// the sum of the thread's terms, or writes each term if the loss is not reduced. With `GRADS`,
-    /// writes the gradients; with `BY_ROW`, each of the rows that are taken for one has a scale of
-    /// its own.
+    /// the sum of the thread's terms. With `GRADS`, writes the gradients; with `BY_ROW`, each of
+    /// the rows that are taken for one has a scale of its own.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
@@ -140,9 +129,12 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         lane: u32,
     ) -> E::Real {
         let args = self.args;
+        let mut sums = Sums::NONE;
+        // SAFETY: the caller's conditions.
+        let scale = if GRADS && !BY_ROW { unsafe { self.scale(row) } } else { E::Real::ZERO };
+        let row_scales = RowScales::new(args);
         // SAFETY: the caller's condition.
-        let row = unsafe { self.row::<TERMS, GRADS, BY_ROW>(row) };
-        let mut sums = Sums { plain: [E::Real::ZERO; SUMS], other: E::Real::ZERO };
+        let row = unsafe { self.row::<GRADS>(row) };
 
         // A tile has UNROLL vectors a thread. Within a tile, the vectors of a warp are contiguous,
         // so that those of a thread are a constant distance apart, which load instructions encode
@@ -157,21 +149,38 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         // elements than its threads, or a few each. Without `DENSE`, each thread has one vector of
         // a tile, which need not be full.
         let vectors = if DENSE { row.vectors & !(width - 1) } else { row.vectors };
-        let in_tile = lane / WARP_SIZE * WARP_SIZE * UNROLL as u32 + lane % WARP_SIZE;
-        let mut first = split * width + u64::from(in_tile);
+        let mut first = split * width + u64::from(in_tile::<UNROLL>(lane));
         while first < vectors {
             let vector = |k: u32| first + u64::from(k * WARP_SIZE);
             // SAFETY: condition 1; the vectors are below `vectors`.
             let loaded = unsafe { row.load_tile::<UNROLL>(first) };
+            let mut of_rows = [VectorScales::NONE; UNROLL];
+            if BY_ROW && L::EARLY_SCALES {
+                unrolled!(for k in 0..UNROLL; {
+                    // SAFETY: condition 1; the vectors are below `vectors`.
+                    of_rows[k] = unsafe { row_scales.load::<E>(row.element(vector(k as u32))) };
+                });
+            }
             // Nearly all vectors are plain. The code for others exists once, in a loop, and loads
             // them again, so that it takes no registers: bit k is set if vector k waits for it.
             let mut waiting = 0_u32;
             unrolled!(for k in 0..UNROLL; {
                 let [x, t] = loaded[k];
-                if row.are_plain(x, t) {
-                    let vector = vector(k as u32);
+                if are_plain::<E, L>(row.loss, x, t) {
                     // SAFETY: conditions 1 and 3; the vector is below `vectors`.
-                    unsafe { row.pairs::<TERMS, GRADS, true, BY_ROW>(vector, x, t, &mut sums) };
+                    unsafe {
+                        let vector = vector(k as u32);
+                        let mut scales = [scale; MAX_LANES];
+                        if BY_ROW {
+                            let first = row.element(vector);
+                            let of_rows = match L::EARLY_SCALES {
+                                true => of_rows[k],
+                                false => row_scales.load::<E>(first),
+                            };
+                            scales = row_scales.of_lanes::<E>(first, of_rows);
+                        }
+                        row.pairs::<TERMS, GRADS, true>(vector, [x, t], scales, &mut sums);
+                    }
                 } else {
                     waiting |= 1 << k;
                 }
@@ -182,8 +191,13 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                 // SAFETY: as above. Gradients may be written over input or target, but not yet
                 // those of this vector.
                 unsafe {
-                    let (x, t) = (row.load(row.input, vector), row.load(row.target, vector));
-                    row.pairs::<TERMS, GRADS, false, BY_ROW>(vector, x, t, &mut sums);
+                    let pair = [row.load(row.input, vector), row.load(row.target, vector)];
+                    let mut scales = [scale; MAX_LANES];
+                    if BY_ROW {
+                        let first = row.element(vector);
+                        scales = row_scales.of_lanes::<E>(first, row_scales.load::<E>(first));
+                    }
+                    row.pairs::<TERMS, GRADS, false>(vector, pair, scales, &mut sums);
                 }
             }
             first += splits * width;
@@ -195,16 +209,24 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         while single < args.cols - in_vectors {
             let index = if single < row.head { single } else { single + in_vectors };
             // SAFETY: conditions 1 and 3; `index` is below `cols`.
-            unsafe { row.single::<TERMS, GRADS, BY_ROW>(index, &mut sums) };
+            let [a, b] = unsafe {
+                let scale = if BY_ROW { row_scales.of_element(index) } else { scale };
+                row.pair::<GRADS>(index, scale)
+            };
+            if TERMS {
+                sums.other = a.fma(b, sums.other);
+            }
             single += splits * group;
         }
-
-        let mut sum = sums.plain[0];
-        unrolled!(for index in 1..SUMS; {
-            sum = sum + sums.plain[index];
-        });
-        sum.fma(L::UNIT, sums.other)
+        sums.total(L::UNIT)
     }
+}
+
+/// The first vector of a thread, of a tile of which each thread has `UNROLL`, a warp's vectors
+/// apart.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) fn in_tile<const UNROLL: usize>(thread: u32) -> u32 {
+    thread / WARP_SIZE * WARP_SIZE * UNROLL as u32 + thread % WARP_SIZE
 }
 
 /// Sums of plain pairs that a thread accumulates independently, so that additions do not wait for
@@ -217,4 +239,18 @@ pub(super) struct Sums<R> {
     pub(super) plain: [R; SUMS],
     /// The sum over all other pairs.
     pub(super) other: R,
+}
+
+impl<R: Real> Sums<R> {
+    pub(super) const NONE: Self = Sums { plain: [R::ZERO; SUMS], other: R::ZERO };
+
+    /// The sum of all, where `unit` is [`Pairwise::UNIT`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn total(self, unit: R) -> R {
+        let mut sum = self.plain[0];
+        unrolled!(for index in 1..SUMS; {
+            sum = sum + self.plain[index];
+        });
+        sum.fma(unit, self.other)
+    }
 }

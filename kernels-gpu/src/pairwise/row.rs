@@ -2,8 +2,8 @@
 
 use super::Pairwise;
 use super::pass::{SUMS, Sums};
-use super::row_scales::RowScales;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
+use core::marker::PhantomData;
 use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::memory::{Vec16, load, load_streaming, load_vector, store, store_streaming};
 use cuda_std::warp::WARP_SIZE;
@@ -19,28 +19,20 @@ pub(super) struct Row<E: Element, L, const DENSE: bool> {
     pub(super) loss: L,
     pub(super) input: u64,
     pub(super) target: u64,
-    /// Where terms are written; 0 if they are summed.
-    pub(super) terms: u64,
-    /// The upstream gradients of the elements; 0 if `scale` serves all.
-    pub(super) upstream: u64,
     pub(super) grad_input: u64,
     pub(super) grad_target: u64,
-    /// The factor of the gradients, unless each element has an upstream gradient, or each of the
-    /// rows that are taken for one.
-    pub(super) scale: E::Real,
-    /// The factors of the gradients, where each of the rows that are taken for one has its own.
-    pub(super) row_scales: RowScales<E::Real>,
     /// Elements before the first vector.
     pub(super) head: u64,
     pub(super) vectors: u64,
     /// Whether vectors of a tensor that is only read may be off their 16-byte boundaries.
     pub(super) is_misaligned: bool,
+    pub(super) element: PhantomData<E>,
 }
 
 /// The two aligned vectors that contain 16 bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Around {
-    vectors: [Vec16; 2],
+    pub(super) vectors: [Vec16; 2],
     /// The byte of the first vector with which the 16 bytes begin.
     shift: u32,
 }
@@ -52,11 +44,17 @@ impl Around {
     /// They are in global memory that may be read.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load(at: *const Vec16) -> Self {
+        // SAFETY: the caller's condition.
+        let vectors = Self::addresses(at).map(|at| unsafe { load_vector(at) });
+        Around { vectors, shift: at as u32 % 16 }
+    }
+
+    /// The addresses of the two vectors around `at`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn addresses(at: *const Vec16) -> [*const Vec16; 2] {
         let shift = at as u32 % 16;
         let first = at.wrapping_byte_sub(shift as usize);
-        let second = first.wrapping_add(usize::from(shift != 0));
-        // SAFETY: the caller's condition.
-        Around { vectors: unsafe { [load_vector(first), load_vector(second)] }, shift }
+        [first, first.wrapping_add(usize::from(shift != 0))]
     }
 
     /// The 16 bytes, which are aligned for `E`.
@@ -123,6 +121,57 @@ pub(super) fn of_lane<E: Element>(vector: Vec16, lane: usize) -> E::Real {
     E::extract(vector, lane as u32).widen()
 }
 
+/// Whether all pairs of a vector are plain; see [`Pairwise::ranks`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) fn are_plain<E: Element, L: Pairwise<E::Real>>(loss: L, x: Vec16, t: Vec16) -> bool {
+    let mut ranks = [0; 2];
+    unrolled!(for lane in 0..E::LANES as usize; {
+        let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+        let [of_x, of_t] = loss.ranks(x, t);
+        ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
+    });
+    ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
+}
+
+/// The lanes of a vector, one by one. The others are 1, which is plain in every loss.
+///
+/// # Safety
+/// The lanes are elements in global memory.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) unsafe fn gather<E: Element>(at: *const Vec16, lanes: Lanes) -> Vec16 {
+    let mut elements = [E::narrow(E::Real::ONE); MAX_LANES];
+    unrolled!(for lane in 0..E::LANES as usize; {
+        if lanes.has(lane) {
+            // SAFETY: the caller's condition.
+            elements[lane] = unsafe { load(at.cast::<E>().wrapping_add(lane)) };
+        }
+    });
+    E::pack(elements)
+}
+
+/// Stores `lanes` of a vector, which may be off its 16-byte boundary without `ALIGNED`.
+///
+/// # Safety
+/// The lanes are elements in global memory that no other thread reads or writes.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) unsafe fn store_lanes<E: Element, const ALIGNED: bool>(
+    at: *mut Vec16,
+    values: Vec16,
+    lanes: Lanes,
+) {
+    if lanes.are_all::<E>() && (ALIGNED || (at as u64).is_multiple_of(16)) {
+        // SAFETY: the caller's conditions.
+        unsafe { store_streaming(at, values) };
+        return;
+    }
+    unrolled!(for lane in 0..E::LANES as usize; {
+        if lanes.has(lane) {
+            // SAFETY: the caller's conditions.
+            unsafe { store(at.cast::<E>().wrapping_add(lane), E::extract(values, lane as u32)) };
+        }
+    });
+}
+
 impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     /// The loss with the parameters of column `col`; those of dense tensors are the same for all
     /// columns.
@@ -186,90 +235,48 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         pairs
     }
 
-    /// Whether all pairs of a vector are plain; see [`Pairwise::ranks`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn are_plain(&self, x: Vec16, t: Vec16) -> bool {
-        let mut ranks = [0; 2];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-            let [of_x, of_t] = self.loss.ranks(x, t);
-            ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
-        });
-        ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
-    }
-
     /// The first element of a vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn element(&self, vector: u64) -> u64 {
+    pub(super) fn element(&self, vector: u64) -> u64 {
         self.head + vector * u64::from(E::LANES)
     }
 
-    /// Computes the pairs of one vector; with `PLAIN`, all of them are plain. With `BY_ROW`, each
-    /// of the rows that are taken for one has a scale of its own.
+    /// Computes the pairs of one vector, with a scale of the gradients for each. With `PLAIN`, all
+    /// pairs are plain.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
     /// 2. `vector` is below `vectors`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn pairs<
-        const TERMS: bool,
-        const GRADS: bool,
-        const PLAIN: bool,
-        const BY_ROW: bool,
-    >(
+    pub(super) unsafe fn pairs<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
         &self,
         vector: u64,
-        x: Vec16,
-        t: Vec16,
+        [x, t]: [Vec16; 2],
+        scales: [E::Real; MAX_LANES],
         sums: &mut Sums<E::Real>,
     ) {
         let col = self.element(vector);
-        // Both are 0 for dense tensors, and the compiler sees that. Elsewhere `opaque` keeps it
-        // from compiling the loop over vectors once for each combination of addresses.
-        let (to_terms, from_upstream) = match DENSE {
-            true => (self.terms, self.upstream),
-            false => (opaque(self.terms), opaque(self.upstream)),
-        };
         if TERMS {
-            let mut terms = [E::Real::ZERO; MAX_LANES];
             unrolled!(for lane in 0..E::LANES as usize; {
                 // SAFETY: the caller's conditions.
                 let loss = unsafe { self.loss_of(col + lane as u64) };
                 let [a, b] = loss.term::<PLAIN>(of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-                if to_terms != 0 {
-                    terms[lane] = if PLAIN { a * b * L::UNIT } else { a * b };
-                } else if PLAIN {
+                if PLAIN {
                     sums.plain[lane % SUMS] = a.fma(b, sums.plain[lane % SUMS]);
                 } else {
                     sums.other = a.fma(b, sums.other);
                 }
             });
-            if to_terms != 0 {
-                // SAFETY: the caller's conditions.
-                unsafe { store_streaming(self.vector_of(to_terms, vector), E::narrow_all(terms)) };
+        }
+        if GRADS {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                let lanes = Lanes::all::<E>();
+                self.store_grads::<PLAIN, false>(vector, x, t, scales, lanes);
+                let is_apart = L::GRADS_APART && !TERMS;
+                let [x, t] = if is_apart { [x, t].map(opaque_vec16) } else { [x, t] };
+                self.store_grads::<PLAIN, true>(vector, x, t, scales, lanes);
             }
-        }
-        if !GRADS {
-            return;
-        }
-        let mut scales = [self.scale; MAX_LANES];
-        if BY_ROW {
-            // SAFETY: the caller's conditions.
-            scales = unsafe { self.row_scales.of_vector::<E>(col) };
-        } else if from_upstream != 0 {
-            // SAFETY: the caller's conditions.
-            let upstream = unsafe { self.load(from_upstream, vector) };
-            unrolled!(for lane in 0..E::LANES as usize; {
-                scales[lane] = of_lane::<E>(upstream, lane);
-            });
-        }
-        // SAFETY: the caller's conditions.
-        unsafe {
-            let lanes = Lanes::all::<E>();
-            self.store_grads::<PLAIN, false>(vector, x, t, scales, lanes);
-            let is_apart = L::GRADS_APART && !TERMS;
-            let [x, t] = if is_apart { [x, t].map(opaque_vec16) } else { [x, t] };
-            self.store_grads::<PLAIN, true>(vector, x, t, scales, lanes);
         }
     }
 
@@ -304,28 +311,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             };
         });
         // SAFETY: the caller's conditions.
-        unsafe { self.store_lanes(to, vector, E::narrow_all(grads), lanes) };
-    }
-
-    /// Stores `lanes` of a vector.
-    ///
-    /// # Safety
-    /// As [`pairs`](Self::pairs), for these lanes.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_lanes(&self, tensor: u64, vector: u64, values: Vec16, lanes: Lanes) {
-        let at = self.vector_of(tensor, vector);
-        if lanes.are_all::<E>() {
-            // SAFETY: the caller's conditions.
-            unsafe { store_streaming(at, values) };
-            return;
-        }
-        unrolled!(for lane in 0..E::LANES as usize; {
-            if lanes.has(lane) {
-                let to = at.cast::<E>().wrapping_add(lane);
-                // SAFETY: the caller's conditions.
-                unsafe { store(to, E::extract(values, lane as u32)) };
-            }
-        });
+        unsafe { store_lanes::<E, true>(self.vector_of(to, vector), E::narrow_all(grads), lanes) };
     }
 
     /// Writes the gradients of one pair, times `scale`, and returns the two factors of its term.
@@ -351,36 +337,6 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
                 store(at(self.grad_target), E::narrow(loss.grad_target::<false>(x, t, scale)));
             }
             loss.term::<false>(x, t)
-        }
-    }
-
-    /// Computes one pair of head or tail: writes its gradients, and adds its term to `sums` or
-    /// writes it. `BY_ROW` as in [`pairs`](Self::pairs).
-    ///
-    /// # Safety
-    /// As [`pair`](Self::pair).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn single<const TERMS: bool, const GRADS: bool, const BY_ROW: bool>(
-        &self,
-        index: u64,
-        sums: &mut Sums<E::Real>,
-    ) {
-        let at = |of: u64| (of + index * size_of::<E>() as u64) as *mut E;
-        // SAFETY: the caller's conditions.
-        unsafe {
-            let mut scale = self.scale;
-            if GRADS && self.upstream != 0 {
-                scale = load(at(self.upstream)).widen();
-            }
-            if BY_ROW {
-                scale = self.row_scales.of_element(index);
-            }
-            let [a, b] = self.pair::<GRADS>(index, scale);
-            if TERMS && self.terms != 0 {
-                store(at(self.terms), E::narrow(a * b));
-            } else if TERMS {
-                sums.other = a.fma(b, sums.other);
-            }
         }
     }
 }

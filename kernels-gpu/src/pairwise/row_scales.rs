@@ -48,7 +48,7 @@ impl<R: Real> RowScales<R> {
     /// 1. [`forward`](super::forward)'s condition 1 holds.
     /// 2. Rows have upstream gradients, and there is this row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn of_row(&self, row: u64) -> R {
+    pub(super) unsafe fn of_row(&self, row: u64) -> R {
         let from = self.upstream.start as *const R;
         // SAFETY: the caller's conditions.
         let upstream =
@@ -69,29 +69,56 @@ impl<R: Real> RowScales<R> {
         unsafe { self.of_row(self.place(element).0) }
     }
 
-    /// The scales of the elements of a vector, from its first one on.
+    /// Loads the scales of the first two rows of a vector, which may have elements of more.
     ///
     /// # Safety
-    /// As [`of_element`](Self::of_element), for each of them.
+    /// As [`of_element`](Self::of_element), for each of the vector's elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn of_vector<E: Element<Real = R>>(&self, first: u64) -> [R; MAX_LANES] {
-        let (mut row, col) = self.place(first);
-        let mut next_row = self.rows.cols - col;
+    pub(super) unsafe fn load<E: Element<Real = R>>(&self, first: u64) -> VectorScales<R> {
+        let (row, col) = self.place(first);
+        let next_row = self.rows.cols - col;
+        let next = if next_row < E::LANES { row + 1 } else { row };
         // SAFETY: the caller's conditions: each row has one of the elements.
-        let mut scales = [unsafe { self.of_row(row) }; MAX_LANES];
+        unsafe { VectorScales { next_row, scales: [self.of_row(row), self.of_row(next)] } }
+    }
+
+    /// The scale of each element of the vector that begins with element `first`.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), which returned `of` for this vector.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn of_lanes<E: Element<Real = R>>(
+        &self,
+        first: u64,
+        of: VectorScales<R>,
+    ) -> [R; MAX_LANES] {
+        let VectorScales { mut next_row, scales: [of_first, mut next] } = of;
+        let mut scales = [of_first; MAX_LANES];
         while next_row < E::LANES {
-            row += 1;
-            // SAFETY: as above.
-            let scale = unsafe { self.of_row(row) };
             unrolled!(for lane in 1..E::LANES as usize; {
-                if lane as u32 >= next_row {
-                    scales[lane] = scale;
-                }
+                scales[lane] = if lane as u32 >= next_row { next } else { scales[lane] };
             });
             next_row += self.rows.cols;
+            // A vector of two elements has none of a third row.
+            if E::LANES > 2 && next_row < E::LANES {
+                // SAFETY: the caller's conditions: the lane is one of the elements.
+                next = unsafe { self.of_element(first + u64::from(next_row)) };
+            }
         }
         scales
     }
+}
+
+/// The scales of the first two rows of a vector.
+#[derive(Clone, Copy)]
+pub(super) struct VectorScales<R> {
+    /// The lane with which the next row begins; behind the vector if it is all of one row.
+    next_row: u32,
+    scales: [R; 2],
+}
+
+impl<R: Real> VectorScales<R> {
+    pub(super) const NONE: Self = VectorScales { next_row: 0, scales: [R::ZERO; 2] };
 }
 
 #[cfg(test)]

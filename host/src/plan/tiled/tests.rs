@@ -11,7 +11,7 @@ const DEVICES: [Device; 4] = [
 fn dense(rows: usize, cols: usize, element_bytes: usize) -> Rows {
     let bits = 128 | (cols * element_bytes);
     Rows {
-        reduction: reduction::ROWS,
+        by_row: true,
         rows,
         cols,
         element_bytes,
@@ -165,11 +165,20 @@ fn gaps_between_pairs_of_which_some_are_plain() {
 /// Sums of packed rows are of a row only where the loss is.
 #[test]
 fn a_scalar_has_no_sums_of_vectors() {
-    let sums = |reduction| {
-        let rows = Rows { reduction, step: Some(101), ..dense(1 << 20, 100, 4) };
+    let sums = |by_row| {
+        let rows = Rows { by_row, step: Some(101), ..dense(1 << 20, 100, 4) };
         tiled(&rows, DEVICES[0]).map(|plan| plan.args.vector_sums)
     };
-    assert_eq!((sums(reduction::ROWS), sums(reduction::SCALAR)), (Some(1), Some(0)));
+    assert_eq!((sums(true), sums(false)), (Some(1), Some(0)));
+}
+
+/// Where the loss is a scalar, tiles are for gradients, and not for the shortest rows.
+#[test]
+fn gradients_with_a_scalar_are_tiled() {
+    let is_tiled =
+        |cols, writes| Rows { by_row: false, writes, ..dense(1 << 20, cols, 4) }.tiles_gradients();
+    assert_eq!([15, 16, 4_096].map(|cols| is_tiled(cols, true)), [false, true, true]);
+    assert!(!is_tiled(4_096, false));
 }
 
 /// Long rows have as large tiles as blocks have shared memory for, up to four vectors a lane. The
@@ -224,7 +233,7 @@ fn calls_without_tiles() {
     let is_tiled = |rows, cols| tiled(&dense(rows, cols, 4), DEVICES[0]).is_some();
     assert!(is_tiled(1, 1 << 20) && is_tiled(1, (1 << 28) - 1));
     assert!(!is_tiled(0, 1 << 20) && !is_tiled(1, 0) && !is_tiled(1, 1 << 28));
-    let mean = Rows { reduction: reduction::SCALAR, ..dense(0, 1 << 20, 4) };
+    let mean = Rows { by_row: false, ..dense(0, 1 << 20, 4) };
     assert_eq!(tiled(&mean, DEVICES[0]), None);
 }
 

@@ -1,5 +1,6 @@
-//! Losses that are reduced by row, and rows with gaps: a block copies the tiles of its rows to
-//! shared memory, asynchronously; each warp computes one tile while its next one is copied.
+//! Losses that are reduced by row, and gradients of rows with gaps with a loss that is not: a block
+//! copies the tiles of its rows to shared memory, asynchronously; each warp computes one tile while
+//! its next one is copied.
 //!
 //! Short rows are packed: a block computes some whole rows, with the gaps between them, at a time.
 //! Each warp has a tile of them, whose vectors may have the end of one row and the beginning of the
@@ -15,7 +16,7 @@ mod tile;
 
 use super::Pairwise;
 use super::pass::Pass;
-use super::row::{Lanes, of_lane};
+use super::row::{Lanes, are_plain, of_lane};
 use crate::abi::{TILED_BLOCK, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::math::quotient;
@@ -54,7 +55,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     /// 2. `args.tiles` and the launch are as [`TiledArgs`](crate::abi::TiledArgs) requires.
     /// 3. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn tiled<const TERMS: bool, const GRADS: bool>(&self, workspace: Workspace) {
+    pub(super) unsafe fn tiled<const GRADS: bool>(&self, workspace: Workspace) {
         let args = self.args;
         let has_scales = GRADS && args.upstream.start != 0 && args.upstream.row_stride != 0;
         let block = Block {
@@ -69,14 +70,14 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         };
         // SAFETY: the caller's conditions.
         unsafe {
-            let sums_items = TERMS && args.reduction == reduction::ROWS && args.tiles.rows == 0;
+            let sums_items = block.sums_items::<GRADS>();
             if sums_items {
                 block.clear_sums();
             }
-            let total = block.for_each_tile::<TERMS, GRADS>();
+            let total = block.for_each_tile::<GRADS>();
             if sums_items {
                 block.finish_last_items();
-            } else if TERMS && args.reduction == reduction::SCALAR {
+            } else if GRADS && args.reduction == reduction::SCALAR {
                 grid_sums([total], workspace, |[sum]| self.finish(0, sum));
             }
         }
@@ -84,11 +85,11 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
-    /// Whether the loss is one for each row, and rows are not packed.
+    /// Whether the loss is one for each row, and rows are not packed. A loss without gradients is.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn sums_items(&self) -> bool {
+    fn sums_items<const GRADS: bool>(&self) -> bool {
         let args = self.pass.args;
-        args.reduction == reduction::ROWS && args.tiles.rows == 0
+        (!GRADS || args.reduction == reduction::ROWS) && args.tiles.rows == 0
     }
 
     /// Computes each tile of the warp while the next one is copied. Returns the sum of this
@@ -97,7 +98,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// # Safety
     /// As [`Pass::tiled`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn for_each_tile<const TERMS: bool, const GRADS: bool>(&self) -> f64 {
+    unsafe fn for_each_tile<const GRADS: bool>(&self) -> f64 {
         let args = self.pass.args;
         let mut next = Tile::first(args, &self.items);
         let mut run = Run::new::<GRADS>(self.pass, 0);
@@ -125,12 +126,12 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                     }
                     // Before the wait for the copies, which the loads of the edges overlap with.
                     if args.tiles.rows == 0 && tile.number + 1 == args.tiles.of_row {
-                        self.edges::<TERMS, GRADS>(&run, scale, &mut sum);
+                        self.edges::<GRADS>(&run, scale, &mut sum);
                     }
                     wait_for_copies::<1>();
                     sync_warp();
-                    self.compute::<TERMS, GRADS>(&run, tile, turn, scale, &mut sum);
-                    if TERMS && self.sums_items() && (next.is_first || !has_next) {
+                    self.compute::<GRADS>(&run, tile, turn, scale, &mut sum);
+                    if self.sums_items::<GRADS>() && (next.is_first || !has_next) {
                         self.sum_item(tile, sum);
                         sum = 0.0;
                     }
@@ -148,7 +149,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// # Safety
     /// As [`Pass::tiled`]; the tile is in stage `turn`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn compute<const TERMS: bool, const GRADS: bool>(
+    unsafe fn compute<const GRADS: bool>(
         &self,
         run: &Run<'_, E, L>,
         tile: Tile,
@@ -162,8 +163,8 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
             if self.has_scales && args.tiles.rows != 0 {
                 self.divide_scales(run, turn);
             }
-            self.vectors::<TERMS, GRADS>(run, tile, turn, scale, sum);
-            if TERMS && args.tiles.vector_sums != 0 {
+            self.vectors::<GRADS>(run, tile, turn, scale, sum);
+            if args.tiles.vector_sums != 0 {
                 sync_threads();
                 self.sum_rows(run, turn);
             }
@@ -176,19 +177,12 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// # Safety
     /// As [`Pass::tiled`]; all lanes of the warp call it, for a row that is not packed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn edges<const TERMS: bool, const GRADS: bool>(
-        &self,
-        run: &Run<'_, E, L>,
-        scale: E::Real,
-        sum: &mut f64,
-    ) {
+    unsafe fn edges<const GRADS: bool>(&self, run: &Run<'_, E, L>, scale: E::Real, sum: &mut f64) {
         if let Some(element) = run.edge(lane_id()) {
             // SAFETY: the caller's conditions; the element is one of the row's, and no other
             // lane's.
             let [a, b] = unsafe { run.tensors.pair::<GRADS>(element.into(), scale) };
-            if TERMS {
-                *sum += (a * b).to_f64();
-            }
+            *sum += (a * b).to_f64();
         }
     }
 
@@ -197,7 +191,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// # Safety
     /// As [`compute`](Self::compute).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn vectors<const TERMS: bool, const GRADS: bool>(
+    unsafe fn vectors<const GRADS: bool>(
         &self,
         run: &Run<'_, E, L>,
         tile: Tile,
@@ -223,13 +217,11 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 let mut waits = slot >= begin;
                 if slot >= quick_begin && slot < quick_end {
                     let [x, t] = stage.get(run, slot);
-                    waits = !run.tensors.are_plain(x, t);
+                    waits = !are_plain::<E, L>(run.tensors.loss, x, t);
                     if !waits {
                         let (pair, lanes) = ([x, t], Lanes::all::<E>());
                         let vector = first + slot;
-                        self.vector::<TERMS, GRADS, true>(
-                            run, vector, pair, lanes, turn, scale, sum,
-                        );
+                        self.vector::<GRADS, true>(run, vector, pair, lanes, turn, scale, sum);
                     }
                 }
                 if waits {
@@ -249,7 +241,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                 };
                 // Opaque: LLVM would join the two in local memory.
                 let pair = [opaque_vec16(x), opaque_vec16(t)];
-                self.vector::<TERMS, GRADS, false>(run, vector, pair, lanes, turn, scale, sum);
+                self.vector::<GRADS, false>(run, vector, pair, lanes, turn, scale, sum);
             }
         }
     }
@@ -261,7 +253,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     /// As [`compute`](Self::compute); the vector is one of the tile's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[expect(clippy::too_many_arguments)]
-    unsafe fn vector<const TERMS: bool, const GRADS: bool, const PLAIN: bool>(
+    unsafe fn vector<const GRADS: bool, const PLAIN: bool>(
         &self,
         run: &Run<'_, E, L>,
         vector: u32,
@@ -275,10 +267,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         unsafe {
             let scales = self.scales(run, vector, turn, scale);
             let mut terms = [E::Real::ZERO; MAX_LANES];
-            pairs::<E, L, TERMS, GRADS, PLAIN>(run, vector, [x, t], lanes, scales, &mut terms);
-            if !TERMS {
-                return;
-            }
+            pairs::<E, L, GRADS, PLAIN>(run, vector, [x, t], lanes, scales, &mut terms);
             let unit = if PLAIN { L::UNIT } else { E::Real::ONE };
             if !lanes.are_all::<E>() {
                 unrolled!(for lane in 0..E::LANES as usize; {
@@ -406,13 +395,7 @@ impl Packed {
 /// # Safety
 /// As [`Block::vector`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn pairs<
-    E: Element,
-    L: Pairwise<E::Real>,
-    const TERMS: bool,
-    const GRADS: bool,
-    const PLAIN: bool,
->(
+unsafe fn pairs<E: Element, L: Pairwise<E::Real>, const GRADS: bool, const PLAIN: bool>(
     run: &Run<'_, E, L>,
     vector: u32,
     [x, t]: [Vec16; 2],
@@ -420,13 +403,11 @@ unsafe fn pairs<
     scales: [E::Real; MAX_LANES],
     terms: &mut [E::Real; MAX_LANES],
 ) {
-    if TERMS {
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
-            let [a, b] = run.tensors.loss.term::<PLAIN>(x, t);
-            terms[lane] = a * b;
-        });
-    }
+    unrolled!(for lane in 0..E::LANES as usize; {
+        let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
+        let [a, b] = run.tensors.loss.term::<PLAIN>(x, t);
+        terms[lane] = a * b;
+    });
     if GRADS {
         // SAFETY: the caller's conditions.
         unsafe {

@@ -3,12 +3,12 @@
 
 use super::{Lanes, Packed, WARPS};
 use crate::abi::{CACHE_LINE, Matrix, PairwiseArgs, VECTOR_BYTES};
-use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::element::Element;
 use crate::pairwise::Pairwise;
 use crate::pairwise::pass::Pass;
-use crate::pairwise::row::Row;
-use crate::pairwise::row_scales::RowScales;
-use cuda_std::memory::{Vec16, load};
+use crate::pairwise::row::{Row, gather};
+use core::marker::PhantomData;
+use cuda_std::memory::Vec16;
 use cuda_std::warp::warp_id;
 
 /// A run of elements: a few short rows with the gaps between them, or one long row.
@@ -51,15 +51,12 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
             loss: pass.loss,
             input,
             target,
-            terms: 0,
-            upstream: 0,
             grad_input: if_written(by_input),
             grad_target: if_written(by_target),
-            scale: E::Real::ZERO,
-            row_scales: RowScales::new(args),
             head: 0,
             vectors: 0,
             is_misaligned: false,
+            element: PhantomData,
         };
         Run { args, tensors, number, lead }
     }
@@ -214,17 +211,8 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
     /// lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn gather(&self, vector: u32, lanes: Lanes) -> [Vec16; 2] {
-        let mut elements = [[E::narrow(E::Real::ONE); MAX_LANES]; 2];
-        unrolled!(for lane in 0..E::LANES as usize; {
-            if lanes.has(lane) {
-                let at = u64::from(vector * E::LANES + lane as u32) * size_of::<E>() as u64;
-                // SAFETY: the caller's conditions.
-                unsafe {
-                    elements[0][lane] = load((self.tensors.input + at) as *const E);
-                    elements[1][lane] = load((self.tensors.target + at) as *const E);
-                }
-            }
-        });
-        elements.map(E::pack)
+        let at = u64::from(vector) * u64::from(VECTOR_BYTES);
+        // SAFETY: the caller's conditions.
+        self.read().map(|start| unsafe { gather::<E>((start + at) as *const Vec16, lanes) })
     }
 }

@@ -8,6 +8,7 @@ pub mod faults;
 pub mod filled;
 pub mod fuzz;
 pub mod graph;
+pub mod layout;
 pub mod number;
 pub mod random;
 pub mod reference;

@@ -5,17 +5,10 @@
 use approx::assert_relative_eq;
 use fused_loss::{Grads, KlDiv, Loss, Mse, RowSum, Tensor, View};
 use half::{bf16, f16};
+use tests::gpu;
+use tests::layout::{Layout, wide};
 use tests::number::Number;
 use tests::random::uniforms;
-use tests::{Placed, gpu};
-
-/// Where the tensors of a call begin, in elements behind a 16-byte boundary, and how far their rows
-/// are apart beyond their length: input, target, and their gradients.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    offsets: [usize; 4],
-    gaps: [usize; 4],
-}
 
 /// A layout of which all tensors are aligned alike, one of which the inputs are not, and one of
 /// which the gradients are not aligned as each other.
@@ -25,16 +18,6 @@ const LAYOUTS: [Layout; 4] = [
     Layout { offsets: [1, 2, 3, 3], gaps: [3, 8, 5, 5] },
     Layout { offsets: [0, 5, 3, 0], gaps: [1, 0, 0, 2] },
 ];
-
-fn place<T: Number>(data: &[f64], shape: [usize; 2], layout: Layout, number: usize) -> Placed<T> {
-    let data: Vec<T> = data.iter().map(|&x| T::round(x)).collect();
-    let stride = shape[1] + layout.gaps[number];
-    Placed::rows(&data, shape, stride, layout.offsets[number], T::round(f64::NAN))
-}
-
-fn wide<T: Number>(numbers: Vec<T>) -> Vec<f64> {
-    numbers.into_iter().map(Number::wide).collect()
-}
 
 /// Squared errors: their sum, the errors themselves, and both gradients, times upstream gradients
 /// of rows and of elements. The gaps are NaN, and are not written.
@@ -48,7 +31,7 @@ where
     let t: Vec<f64> = (0..len).map(|index| (index * 5 % 13 % 4) as f64).collect();
     let apart: Vec<f64> = x.iter().zip(&t).map(|(x, t)| x - t).collect();
     let squares: Vec<f64> = apart.iter().map(|apart| apart * apart).collect();
-    let (x, t) = (place::<T>(&x, shape, layout, 0), place::<T>(&t, shape, layout, 1));
+    let (x, t) = (layout.place::<T>(gpu(), &x, shape, 0), layout.place::<T>(gpu(), &t, shape, 1));
     let what = format!("{rows}×{cols} {}, {layout:?}", std::any::type_name::<T>());
 
     let sum = Mse::sum().forward(x.view(), t.view(), &stream).unwrap().item().unwrap();
@@ -63,8 +46,8 @@ where
     let of_elements = Tensor::from_slice(gpu(), shape, &of_elements).unwrap();
     let unwritten = vec![f64::NAN; len];
     for by_row in [true, false] {
-        let mut by_x = place::<T>(&unwritten, shape, layout, 2);
-        let mut by_t = place::<T>(&unwritten, shape, layout, 3);
+        let mut by_x = layout.place::<T>(gpu(), &unwritten, shape, 2);
+        let mut by_t = layout.place::<T>(gpu(), &unwritten, shape, 3);
         if by_row {
             let mse = Mse::new().reduction(RowSum);
             let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
@@ -144,8 +127,8 @@ fn gradients_over_the_input() {
         for shape in [[700, 5], [30, 333]] {
             let len = shape[0] * shape[1];
             let x: Vec<f64> = (0..len).map(|index| (index % 5) as f64).collect();
-            let t = place::<bf16>(&vec![1.0; len], shape, layout, 1);
-            let mut over = place::<bf16>(&x, shape, layout, 0);
+            let t = layout.place::<bf16>(gpu(), &vec![1.0; len], shape, 1);
+            let mut over = layout.place::<bf16>(gpu(), &x, shape, 0);
             let one = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
             Mse::sum().backward_in_place(over.view_mut(), t.view(), &one, &stream).unwrap();
             stream.synchronize().unwrap();
@@ -170,12 +153,13 @@ fn divergences_with_zeros() {
         let term = |(x, t): (&f64, &f64)| if *t == 0.0 { 0.0 } else { t * (t.ln() - x.ln()) };
         let expected: f64 = x.iter().zip(&t).map(term).sum();
         let by_input = x.iter().zip(&t).map(|(x, t)| -t / x);
-        let (on_x, on_t) = (place::<T>(&x, shape, layout, 0), place::<T>(&t, shape, layout, 1));
+        let (on_x, on_t) =
+            (layout.place::<T>(gpu(), &x, shape, 0), layout.place::<T>(gpu(), &t, shape, 1));
         let kl = KlDiv::sum().log_input(false);
         let got = kl.forward(on_x.view(), on_t.view(), &stream).unwrap().item().unwrap();
         assert_relative_eq!(f64::from(got), expected, max_relative = 1e-4);
 
-        let mut to = place::<T>(&vec![f64::NAN; len], shape, layout, 2);
+        let mut to = layout.place::<T>(gpu(), &vec![f64::NAN; len], shape, 2);
         let mut loss = Loss::zeros(gpu(), []).unwrap();
         let mut workspace = fused_loss::Workspace::new(gpu()).unwrap();
         let grads = Grads::input(to.view_mut());

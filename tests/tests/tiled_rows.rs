@@ -7,35 +7,12 @@ use fused_loss::{
     Float, Gpu, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Tensor, View, ViewMut, Workspace,
 };
 use half::{bf16, f16};
+use tests::layout::{Layout, wide};
 use tests::number::Number;
 use tests::random::uniforms;
-use tests::{Placed, gpu, small_gpu};
+use tests::{gpu, small_gpu};
 
-/// Where the tensors of a call begin, in elements behind a 16-byte boundary, and how far their rows
-/// are apart beyond their length: input, target, and their gradients.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    offsets: [usize; 4],
-    gaps: [usize; 4],
-}
-
-const DENSE: Layout = Layout { offsets: [0; 4], gaps: [0; 4] };
-
-fn place<T: Number>(
-    gpu: &Gpu,
-    data: &[f64],
-    [rows, cols]: [usize; 2],
-    layout: Layout,
-    number: usize,
-) -> Placed<T> {
-    let data: Vec<T> = data.iter().map(|&x| T::round(x)).collect();
-    let stride = cols + layout.gaps[number];
-    Placed::on(gpu, &data, [rows, cols], stride, layout.offsets[number], T::round(f64::NAN))
-}
-
-fn wide<T: Number>(numbers: Vec<T>) -> Vec<f64> {
-    numbers.into_iter().map(Number::wide).collect()
-}
+const DENSE: Layout = Layout::DENSE;
 
 /// Squared errors by row, and both gradients times an upstream gradient a row.
 fn check_squares<T: Number>(shape: [usize; 2], layout: Layout)
@@ -63,7 +40,7 @@ where
     let upstream = Tensor::from_slice(gpu, [rows], &upstream).unwrap();
     let what = format!("{rows}×{cols} {}, {layout:?}", std::any::type_name::<T>());
 
-    let (x, t) = (place::<T>(gpu, &x, shape, layout, 0), place::<T>(gpu, &t, shape, layout, 1));
+    let (x, t) = (layout.place::<T>(gpu, &x, shape, 0), layout.place::<T>(gpu, &t, shape, 1));
     let unwritten = vec![f64::NAN; rows * cols];
     let mse = Mse::new().reduction(RowSum);
     let losses = mse.forward(x.view(), t.view(), &stream).unwrap();
@@ -74,8 +51,8 @@ where
     };
     for in_one_pass in [true, false] {
         let mut loss = Loss::zeros(gpu, [rows]).unwrap();
-        let mut by_x = place::<T>(gpu, &unwritten, shape, layout, 2);
-        let mut by_t = place::<T>(gpu, &unwritten, shape, layout, 3);
+        let mut by_x = layout.place::<T>(gpu, &unwritten, shape, 2);
+        let mut by_t = layout.place::<T>(gpu, &unwritten, shape, 3);
         let grads = Grads::both(by_x.view_mut(), by_t.view_mut());
         if in_one_pass {
             mse.forward_backward_into(
@@ -108,11 +85,11 @@ where
     let x: Vec<f64> = (0..rows * cols).map(|index| (index % 3) as f64).collect();
     let expected: f64 = x.iter().map(|x| (x - 1.0) * (x - 1.0)).sum();
     let gradient = x.iter().map(|x| 2.0 * (x - 1.0));
-    let t = place::<T>(gpu(), &vec![1.0; rows * cols], shape, layout, 1);
-    let x = place::<T>(gpu(), &x, shape, layout, 0);
+    let t = layout.place::<T>(gpu(), &vec![1.0; rows * cols], shape, 1);
+    let x = layout.place::<T>(gpu(), &x, shape, 0);
     let sum = Mse::sum().forward(x.view(), t.view(), &stream).unwrap();
     assert_eq!(sum.item().unwrap().wide(), expected, "{shape:?}, {layout:?}");
-    let mut to = place::<T>(gpu(), &vec![f64::NAN; rows * cols], shape, layout, 2);
+    let mut to = layout.place::<T>(gpu(), &vec![f64::NAN; rows * cols], shape, 2);
     let mut loss = Loss::zeros(gpu(), []).unwrap();
     for _ in 0..2 {
         let grads = Grads::input(to.view_mut());

@@ -110,7 +110,9 @@ impl Rows {
     /// than by the indexed kernels. H200, 2026-11-29, forward-backward, gaps of a quarter of a row,
     /// ceiling ÷ ours of the indexed kernels and in tiles: squared error, f32, 5 columns 0.65 and
     /// 0.50, 72 columns 0.54 and 0.63, 1195 columns 0.79 and 0.88; bf16, 24 columns 0.48 and 0.41,
-    /// 296 columns 0.62 and 0.69; f64, 8 columns 0.50 and 0.62, 117 columns 0.64 and 0.80.
+    /// 296 columns 0.62 and 0.69; f64, 8 columns 0.50 and 0.62, 117 columns 0.64 and 0.80. The
+    /// indexed kernels had three blocks a multiprocessor; with two, 0.61 and 0.46 of the first of
+    /// f32 and of bf16.
     pub(crate) fn tiles_gradients(&self) -> bool {
         self.writes && self.row_bytes() >= LEAST_TILED_BYTES
     }

@@ -7,21 +7,11 @@ use crate::reduction::{BatchMean, DivergenceReduction, Mean, Sum, Unreduced};
 /// Kernels by form: `[log_input][log_target]`.
 static KERNELS: [[Kernels; 2]; 2] = [
     [
-        Kernels {
-            has_plain_pairs: true,
-            ..pairwise::kernels!(kl_div_prob, 256 threads, heavy: true)
-        },
-        Kernels {
-            has_plain_pairs: true,
-            ..pairwise::kernels!(kl_div_prob_log_target, 256 threads, heavy: true)
-        },
+        pairwise::kernels!(kl_div_prob, 256 threads, heavy: true),
+        pairwise::kernels!(kl_div_prob_log_target, 256 threads, heavy: true),
     ],
     [
-        Kernels {
-            input_in_its_gradient: false,
-            has_plain_pairs: true,
-            ..pairwise::kernels!(kl_div, 256 threads)
-        },
+        Kernels { input_in_its_gradient: false, ..pairwise::kernels!(kl_div, 256 threads) },
         Kernels {
             input_in_its_gradient: false,
             ..pairwise::kernels!(kl_div_log_target, 256 threads)

@@ -44,6 +44,8 @@ impl<E: Element> Bce<E> {
 
 impl<E: Element> Pairwise<E::Real> for Bce<E> {
     const GRADS_APART: bool = true;
+    const HAS_WEIGHTS: bool = true;
+    const HAS_RANKS: bool = true;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(args: &PairwiseArgs) -> Self {

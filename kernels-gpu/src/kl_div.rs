@@ -45,6 +45,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         KlDiv
     }
 
+    const HAS_RANKS: bool = !(LOG_INPUT && LOG_TARGET);
     const UNIT: R = if LOG_INPUT || LOG_TARGET { R::ONE } else { R::LN_UNIT };
 
     /// Only a probability has a rank that matters, because a logarithm is taken of it. For plain

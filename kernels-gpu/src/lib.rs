@@ -42,25 +42,27 @@ pub use table::{Entry, Family, all, find};
 // parameters. For `pairwise` these are: the loss's type; how many threads a multiprocessor has
 // registers for (more threads have fewer registers each); the same for the pass that computes loss
 // and gradients; how many blocks of the kernels by rows and of the tiled ones, forward and with
-// gradients; and of the indexed ones, forward, backward and both.
+// gradients; of the packed ones, likewise; and of the indexed ones, forward, backward and both.
 table::losses! {
-    mse: pairwise(crate::mse::Mse, 1024 and 1024 threads, rows by 3 2, indexed by 4 4 2);
-    huber: pairwise(crate::huber::Huber<R>, 1024 and 768 threads, rows by 3 2,
+    mse: pairwise(crate::mse::Mse, 1024 and 1024 threads, rows by 3 2, packed by 6 5,
         indexed by 4 4 2);
+    huber: pairwise(crate::huber::Huber<R>, 1024 and 768 threads, rows by 3 2,
+        packed by 6 5, indexed by 4 4 2);
     // With three blocks, ptxas spills registers of these tiled kernels.
     smooth_l1: pairwise(crate::smooth_l1::SmoothL1<R>, 1024 and 768 threads, rows by 2 2,
-        indexed by 4 3 2);
-    bce: pairwise(crate::bce::Bce<E>, 768 and 640 threads, rows by 2 1, indexed by 2 2 1);
+        packed by 6 5, indexed by 4 3 2);
+    bce: pairwise(crate::bce::Bce<E>, 768 and 640 threads, rows by 2 1, packed by 5 4,
+        indexed by 2 2 1);
     // Inputs are log-probabilities or, with `_prob`, probabilities; targets are probabilities or,
     // with `_log_target`, log-probabilities.
     kl_div: pairwise(crate::kl_div::KlDiv<true, false>, 1024 and 1024 threads, rows by 3 2,
-        indexed by 4 3 2);
+        packed by 6 5, indexed by 4 3 2);
     kl_div_log_target: pairwise(crate::kl_div::KlDiv<true, true>, 512 and 768 threads,
-        rows by 3 2, indexed by 4 3 2);
+        rows by 3 2, packed by 6 5, indexed by 4 3 2);
     kl_div_prob: pairwise(crate::kl_div::KlDiv<false, false>, 1024 and 768 threads,
-        rows by 3 2, indexed by 4 3 2);
+        rows by 3 2, packed by 6 5, indexed by 4 3 2);
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512 and 512 threads,
-        rows by 2 2, indexed by 3 3 2);
+        rows by 2 2, packed by 5 4, indexed by 3 3 2);
     // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
     // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
     // forward pass a multiprocessor has registers for; and the dtypes whose forward pass streams

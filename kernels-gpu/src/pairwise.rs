@@ -5,14 +5,16 @@
 //! the loss is reduced to a scalar, so the tensors count as one row that the whole grid shares. So
 //! they do in [`backward_by_row`], which finds the row of each element. The [`indexed`] kernels
 //! compute all else that is not reduced by row: rows with gaps, a loss or an upstream gradient per
-//! element, and weights that are not the same for all elements. The [`tiled`] kernels reduce by
-//! row, and sum rows with gaps where these have their gradients too. Rows that cannot be tiled are
-//! reduced by [`forward_rows`], and have their gradients from an indexed kernel.
+//! element, and weights that are not the same for all elements. The [`packed`] and the [`tiled`]
+//! kernels reduce short and long rows by row, and sum rows with gaps where these have their
+//! gradients too. Rows that neither takes are reduced by [`forward_rows`], and have their gradients
+//! from an indexed kernel.
 //!
 //! A vector is 16 bytes, what one load brings. A row group is the threads that share a row: a power
 //! of two up to a warp, or the block.
 
 mod indexed;
+mod packed;
 mod pass;
 mod row;
 mod row_scales;
@@ -28,22 +30,25 @@ use cuda_std::warp::{WARP_SIZE, lane_id};
 use pass::Pass;
 
 /// The kernel entries of the pairwise loss `$type`. Entries with `_rows` are compiled without
-/// `DENSE`, those with `_tiled` for the [`tiled`] kernels, the others with `DENSE`.
+/// `DENSE`, those with `_packed` and `_tiled` for the kernels of these names, the others with
+/// `DENSE`.
 ///
 /// - `$threads` and `$both`: how many threads of a dense block, and of one of the forward-backward
 ///   pass, a multiprocessor has registers for.
 /// - `$rows`, `$rows_both`: the same for blocks of the forward pass by rows, and of the `_tiled`
-///   kernels, all without spills; and `$indexed` and the others, for blocks of the `_indexed` ones.
+///   kernels, all without spills; `$packed` and `$packed_both`, for blocks of the `_packed` ones;
+///   and `$indexed` and the others, for blocks of the `_indexed` ones.
 macro_rules! kernels {
     (
         $loss:ident, $type:ty, $threads:literal and $both:literal threads,
         rows by $rows:literal $rows_both:literal,
+        packed by $packed:literal $packed_both:literal,
         indexed by $indexed:literal $indexed_backward:literal $indexed_both:literal
     ) => {
-        use crate::abi::{DENSE_FLIGHT, PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
+        use crate::abi::{DENSE_FLIGHT, PACKED_BLOCK, PairwiseArgs, ROWS_BLOCK, TILED_BLOCK};
         use crate::pairwise::{
             backward, backward_by_row, dense_block, dense_blocks, forward, forward_backward,
-            forward_rows, indexed, tiled,
+            forward_rows, indexed, packed, tiled,
         };
 
         crate::table::kernels! {
@@ -68,10 +73,14 @@ macro_rules! kernels {
             FORWARD_BACKWARD_INDEXED = forward_backward_indexed:
                 indexed::<E, $type, true, true>,
                 (PairwiseArgs), ROWS_BLOCK by $indexed_both, 3 barriers;
+            FORWARD_PACKED = forward_packed: packed::<E, $type, false>,
+                (PairwiseArgs), PACKED_BLOCK by $packed, 0 barriers;
+            FORWARD_BACKWARD_PACKED = forward_backward_packed: packed::<E, $type, true>,
+                (PairwiseArgs), PACKED_BLOCK by $packed_both, 3 barriers;
             FORWARD_TILED = forward_tiled: tiled::<E, $type, false>,
-                (PairwiseArgs), TILED_BLOCK by $rows, 3 barriers;
+                (PairwiseArgs), TILED_BLOCK by $rows, 2 barriers;
             FORWARD_BACKWARD_TILED = forward_backward_tiled: tiled::<E, $type, true>,
-                (PairwiseArgs), TILED_BLOCK by $rows_both, 6 barriers;
+                (PairwiseArgs), TILED_BLOCK by $rows_both, 5 barriers;
         }
     };
 }
@@ -118,9 +127,13 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// Whether the two gradients, of a backward pass, compute what both need twice: it would take
     /// more registers than there are.
     const GRADS_APART: bool = false;
+    /// Whether elements may have weights of their own.
+    const HAS_WEIGHTS: bool = false;
     /// Whether a backward pass has registers left for the upstream gradients of rows while it waits
     /// for the pairs.
     const EARLY_SCALES: bool = size_of::<R>() < 8;
+    /// Whether there are pairs that are not plain: whether [`ranks`](Self::ranks) is not 0.
+    const HAS_RANKS: bool = false;
     /// The [`Real::rank`] of x and of t, or 0 for one whose value does not matter. A pair is plain
     /// if both ranks are below [`Real::PLAIN_RANKS`]; the methods below handle plain pairs in fewer
     /// instructions, with `PLAIN`.
@@ -220,11 +233,13 @@ unsafe fn dense<
     }
 }
 
-/// [`forward`] with a loss for each row. Gives each part of a row to one row group, then reduces
-/// what the parts summed.
+/// [`forward`] with a loss for each row, of any tensors: those that the [`packed`] and the
+/// [`tiled`] kernels do not take. Gives each part of a row to one row group, then reduces what the
+/// parts summed. Rows of losses without weights are seldom among them, so these take them element
+/// by element, in little code.
 ///
 /// # Safety
-/// As [`forward`].
+/// As [`forward`]. For losses without weights, rows have one part.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_rows<E: Element, L: Pairwise<E::Real>>(args: &PairwiseArgs) {
     // SAFETY: condition 2.
@@ -235,7 +250,7 @@ pub(crate) unsafe fn forward_rows<E: Element, L: Pairwise<E::Real>>(args: &Pairw
     let groups_of_block = block_dim_x() / args.group_threads;
     let groups = u64::from(grid_dim_x()) * u64::from(groups_of_block);
     let first = u64::from(block_idx_x()) * u64::from(groups_of_block);
-    let splits = NonZeroU64::from(args.splits);
+    let splits = if L::HAS_WEIGHTS { NonZeroU64::from(args.splits) } else { NonZeroU64::MIN };
     let parts = args.rows * splits.get();
 
     // The shuffles of `group_sums` need every lane of the warp, so a warp loops until the first of
@@ -248,7 +263,13 @@ pub(crate) unsafe fn forward_rows<E: Element, L: Pairwise<E::Real>>(args: &Pairw
         let mut sum = E::Real::ZERO;
         if part < parts {
             // SAFETY: conditions 1 and 3; the row is one of `rows`.
-            sum = unsafe { pass.part::<true, false, false, 1>(row, split, lane) };
+            sum = unsafe {
+                if L::HAS_WEIGHTS {
+                    pass.part::<true, false, false, 1>(row, split, lane)
+                } else {
+                    pass.elements(row, split, lane)
+                }
+            };
         }
         let [sum] = group_sums([sum.to_f64()], group);
         if lane == 0 && part < parts {
@@ -267,8 +288,10 @@ pub(crate) unsafe fn forward_rows<E: Element, L: Pairwise<E::Real>>(args: &Pairw
         first_of_warp += groups;
         part += groups;
     }
-    // SAFETY: the caller's conditions; the parts' sums are published.
-    unsafe { finish_split_rows(&pass, workspace) };
+    if L::HAS_WEIGHTS {
+        // SAFETY: the caller's conditions; the parts' sums are published.
+        unsafe { finish_split_rows(&pass, workspace) };
+    }
 }
 
 /// [`forward`], [`backward`] or both, as `TERMS` and `GRADS` say, for losses that are not reduced
@@ -294,6 +317,25 @@ pub(crate) unsafe fn indexed<
             let workspace = Workspace::new(args.workspace);
             grid_sums([sum.to_f64()], workspace, |[sum]| pass.finish(0, sum));
         }
+    }
+}
+
+/// [`forward`] with a loss for each row, and [`backward`] with `GRADS`, for rows that are packed
+/// into tiles.
+///
+/// # Safety
+/// 1. As [`forward`].
+/// 2. `args.packed` and the launch are as [`PairwiseArgs`] says.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) unsafe fn packed<E: Element, L: Pairwise<E::Real>, const GRADS: bool>(
+    args: &PairwiseArgs,
+) {
+    let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
+    // SAFETY: the caller's conditions.
+    unsafe {
+        // The weights have no strides, so those of the first row serve all.
+        let pass = Pass { loss: pass.loss.of_row(0), ..pass };
+        pass.packed::<GRADS>();
     }
 }
 

@@ -317,6 +317,12 @@ impl<E: Element> Tile<E> {
         Tile { shared, at, step, start, stride, row_bytes: cols * Self::SIZE, element: PhantomData }
     }
 
+    /// Bytes of a row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn row_bytes(&self) -> u32 {
+        self.row_bytes
+    }
+
     /// Where row `row` of the tile begins in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn row(&self, row: u32) -> u32 {

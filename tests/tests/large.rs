@@ -4,7 +4,7 @@
 use approx::assert_relative_eq;
 use cust::sys::{self, CUresult};
 use fused_loss::{
-    CrossEntropy, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Sum, Tensor, View, Workspace,
+    CrossEntropy, Grads, KlDiv, Loss, Mse, RowMean, RowSum, Sum, Tensor, Unreduced, View, Workspace,
 };
 use half::f16;
 use tests::filled::{filled, total, uniforms_parallel};
@@ -73,6 +73,9 @@ fn rows_more_than_two_to_the_thirty_one_elements_apart() {
         let rows = Mse::new().reduction(RowSum).forward(x, &t, &stream).unwrap();
         let of_row = cols as f32;
         assert_eq!(rows.values().to_vec().unwrap(), [of_row, 4.0 * of_row]);
+        let squares = Mse::new().reduction(Unreduced).forward(x, &t, &stream).unwrap();
+        let squares = squares.values().to_vec().unwrap();
+        assert_eq!((squares[0].to_f32(), squares[2 * cols - 1].to_f32()), (1.0, 4.0));
         let (loss, gradient) = Mse::sum().forward_backward(x, &t, &stream).unwrap();
         assert_eq!(loss.item().unwrap(), 5.0 * of_row);
         let gradient = gradient.to_vec().unwrap();

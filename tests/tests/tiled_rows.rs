@@ -101,14 +101,16 @@ where
     assert!(wide(to.to_vec()).into_iter().eq(gradient), "{shape:?}, {layout:?}");
 }
 
-/// Shapes of each kind: rows shorter than a vector, packed rows that fill tiles and that do not,
-/// rows of one tile, and rows of several tiles.
-const SHAPES: [[usize; 2]; 11] = [
+/// Shapes of each kind: packed rows shorter than a vector, of one lane and of several, aligned to
+/// vectors, to words and to elements; rows of one tile, and rows of several tiles.
+const SHAPES: [[usize; 2]; 13] = [
     [1_001, 1],
     [700, 3],
     [701, 7],
     [300, 16],
     [300, 33],
+    [100, 64],
+    [50, 130],
     [37, 250],
     [37, 1_001],
     [5, 4_096],
@@ -171,7 +173,7 @@ fn rows_of_tensors_with_other_alignments() {
         Layout { offsets: [1, 2, 3, 0], gaps: [3, 8, 5, 2] },
     ];
     for layout in layouts {
-        for shape in [[700, 3], [300, 33], [37, 1_001], [4, 4_099], [2, 20_003]] {
+        for shape in [[700, 3], [300, 33], [50, 130], [37, 1_001], [4, 4_099], [2, 20_003]] {
             check_squares::<f32>(shape, layout);
             check_squares::<bf16>(shape, layout);
         }
@@ -230,9 +232,13 @@ fn gradients_between_the_rows_of_the_input() {
     assert!(matrix.to_vec().unwrap().into_iter().eq(expected));
 }
 
-/// So many rows that each block takes several tiles.
+/// So many rows that each block takes several tiles, one after the other in two stages or in one.
 #[test]
 fn tiles_that_a_block_takes_one_after_the_other() {
+    check_squares::<f32>([20_000, 5], DENSE);
+    check_squares::<bf16>([20_000, 9], DENSE);
+    // Tiles of one row, of which each warp has several.
+    check_squares_on::<f32>(small_gpu(), [1_400, 1_301], DENSE);
     check_squares::<f32>([9_000, 103], DENSE);
     check_squares::<bf16>([900, 4_100], DENSE);
 }

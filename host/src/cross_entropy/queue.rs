@@ -441,6 +441,8 @@ fn packed_rows(
             .all(|(to, from)| to.start == 0 || rows_are_alike(to, from, element_bytes)),
         strides: bytes(strides(reads)),
         store_strides: bytes(strides(writes)),
+        reads_gaps: true,
+        is_elementwise: false,
         has_lane_rows,
         has_wide_rows,
         tiles: if probabilities.start == 0 { 1 } else { 2 },

@@ -169,7 +169,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
     use crate::plan::Launch;
     use crate::tensor::Tensor;
     use kernels_gpu::abi::{
-        Dtype, IndexedArgs, Matrix, PairwiseArgs, TiledArgs, UpstreamRows, reduction,
+        Dtype, IndexedArgs, Matrix, PairwiseArgs, TileArgs, TiledArgs, UpstreamRows, reduction,
     };
     use std::num::NonZeroU32;
     let gpu = gpu();
@@ -190,6 +190,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
         splits: NonZeroU32::MIN,
         upstream_col_stride: 0,
         tiles: TiledArgs::default(),
+        packed: TileArgs::default(),
         indexed: IndexedArgs::default(),
         loss: Matrix::default(),
         workspace: 0,

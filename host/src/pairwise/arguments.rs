@@ -6,13 +6,13 @@ use crate::error::{Error, Result};
 use crate::grads::Grads;
 use crate::launch::{Argument, alignment, rows_are_alike};
 use crate::memory::Memory;
-use crate::plan::{self, tiled};
+use crate::plan::{self, packed, tiled};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
 use kernels_gpu::abi::{
-    Broadcast, IndexedArgs, Matrix, PairwiseArgs, RowBytes, Span, TiledArgs, UpstreamRows,
-    VECTOR_BYTES, reduction,
+    Broadcast, IndexedArgs, Matrix, PairwiseArgs, RowBytes, Span, TileArgs, TiledArgs,
+    UpstreamRows, VECTOR_BYTES, reduction,
 };
 use std::num::NonZeroU32;
 
@@ -23,8 +23,12 @@ pub(super) struct Arguments<'a> {
     pub(super) writes: Vec<Argument<'a>>,
     /// Whether all elements may be taken for one row.
     pub(super) dense: bool,
-    /// Whether the tiled kernels can compute the call, but for the length of its rows.
-    pub(super) can_tile: bool,
+    /// Whether kernels that stage rows can compute the call: those have one weight for all
+    /// elements, and one sum a row at least.
+    pub(super) can_stage: bool,
+    /// Whether the tiled kernels can write the gradients: each row of both has the same offset from
+    /// a 16-byte boundary.
+    pub(super) has_grads_alike: bool,
 }
 
 impl<R: Reduction> Pairwise<'_, R> {
@@ -62,7 +66,7 @@ impl<R: Reduction> Pairwise<'_, R> {
                 arguments.writes.push(("input", input));
             }
             let PairwiseArgs { grad_input, grad_target, .. } = &arguments.args;
-            arguments.can_tile &= grad_input.start == 0
+            arguments.has_grads_alike = grad_input.start == 0
                 || grad_target.start == 0
                 || rows_are_alike(grad_input, grad_target, size_of::<T>());
         }
@@ -103,6 +107,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             splits: NonZeroU32::MIN,
             upstream_col_stride: 0,
             tiles: TiledArgs::default(),
+            packed: TileArgs::default(),
             indexed: IndexedArgs::default(),
             loss: Matrix::default(),
             workspace: workspace.memory().address,
@@ -116,8 +121,9 @@ impl<R: Reduction> Pairwise<'_, R> {
         let one_weight = weights.iter().all(is_one);
         let contiguous = input.is_dense() && target.is_dense();
         let dense = contiguous && one_weight;
-        let can_tile = R::KIND != reduction::ELEMENTS && one_weight;
-        Ok(Arguments { args, reads, writes: Vec::new(), dense, can_tile })
+        let can_stage = R::KIND != reduction::ELEMENTS && one_weight;
+        let writes = Vec::new();
+        Ok(Arguments { args, reads, writes, dense, can_stage, has_grads_alike: true })
     }
 
     /// The weights, of an input of `shape`, as the kernels take them.
@@ -199,37 +205,50 @@ impl Arguments<'_> {
         [input, target, grad_input, grad_target].into_iter().filter(|tensor| tensor.start != 0)
     }
 
-    /// Elements from row to row, where that is the same in every tensor and nothing is written
-    /// between rows that are read.
-    fn step(&self) -> Option<usize> {
-        let step = self.args.input.row_stride;
-        let is_same = self.tensors().all(|tensor| tensor.row_stride == step);
+    /// Whether anything is written between rows that are read.
+    pub(super) fn writes_between_rows(&self) -> bool {
         let is_between = |(_, written): &Argument<'_>| {
             self.reads.iter().any(|(_, read)| written.lies_between_rows_of(read))
         };
-        (is_same && !self.writes.iter().any(is_between)).then_some(step as usize)
+        self.writes.iter().any(is_between)
     }
 
     /// The rows, as the plan of the tiled kernels asks.
-    pub(super) fn rows(
-        &self,
-        shape: Shape,
-        element_bytes: usize,
-        has_plain_pairs: bool,
-    ) -> tiled::Rows {
+    pub(super) fn rows(&self, shape: Shape, element_bytes: usize) -> tiled::Rows {
         tiled::Rows {
             by_row: self.args.reduction == reduction::ROWS,
             rows: shape.rows(),
             cols: shape.cols(),
             element_bytes,
-            step: self.step(),
-            has_plain_pairs,
             alignment: alignment(self.tensors(), element_bytes),
             alike: self
                 .tensors()
                 .all(|tensor| rows_are_alike(tensor, &self.args.input, element_bytes)),
-            writes: self.args.grad_input.start != 0 || self.args.grad_target.start != 0,
         }
+    }
+}
+
+/// How the rows of a call lie, as the plan of packed rows asks.
+pub(super) fn packed_rows<T: Float>(args: &PairwiseArgs, reads_gaps: bool) -> packed::Rows {
+    let reads = [args.input, args.target];
+    let writes = [args.grad_input, args.grad_target];
+    let size = size_of::<T>();
+    let bytes = |of: Matrix| if of.start == 0 { 0 } else { of.row_stride as usize * size };
+    packed::Rows {
+        cols: args.cols as usize,
+        element_bytes: size,
+        alignment: alignment(&reads, size),
+        store_alignment: alignment(&writes, size),
+        alike: [(args.grad_input, args.input), (args.grad_target, args.target)]
+            .iter()
+            .all(|(to, from)| to.start == 0 || rows_are_alike(to, from, size)),
+        strides: reads.map(bytes),
+        store_strides: writes.map(bytes),
+        reads_gaps,
+        is_elementwise: true,
+        has_lane_rows: false,
+        has_wide_rows: false,
+        tiles: 2,
     }
 }
 

@@ -11,24 +11,24 @@ use crate::error::Result;
 use crate::grads::Grads;
 use crate::launch::{Argument, check_memory, launch};
 use crate::memory::Memory;
-use crate::plan::tiled::Tiled;
-use crate::plan::{self, Dense, Launch, Pass};
+use crate::plan::tiled::{self, Tiled};
+use crate::plan::{self, Dense, Launch, Pass, packed};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::Loss;
 use crate::view::{View, ViewMut};
-use arguments::{Arguments, indexed_args};
+use arguments::{Arguments, indexed_args, packed_rows};
 use kernels_gpu::Family;
-use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, UpstreamRows, reduction};
+use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, TileArgs, UpstreamRows, reduction};
 
 /// The kernels of one loss.
 pub(crate) struct Kernels {
     pub(crate) dense: Dense,
     /// Whether the gradient of the input depends on the input.
     pub(crate) input_in_its_gradient: bool,
-    /// Whether terms of plain pairs, as the kernels' `Pairwise` has them, take fewer instructions.
-    pub(crate) has_plain_pairs: bool,
+    /// Whether elements may have weights of their own.
+    pub(crate) has_weights: bool,
     pub(crate) forward: Forms,
     /// Forward for all tensors, with a sum for each row.
     pub(crate) forward_rows: &'static Family<PairwiseArgs>,
@@ -44,6 +44,9 @@ pub(crate) struct Forms {
     pub(crate) dense: &'static Family<PairwiseArgs>,
     /// For all tensors, with one sum at most.
     pub(crate) indexed: &'static Family<PairwiseArgs>,
+    /// For rows that are packed into tiles, with a sum for each row or, with gradients, one for
+    /// all. A backward pass has none.
+    pub(crate) packed: Option<&'static Family<PairwiseArgs>>,
     /// For rows that are cut into tiles, with a sum for each row or, with gradients, one for all. A
     /// backward pass has none.
     pub(crate) tiled: Option<&'static Family<PairwiseArgs>>,
@@ -58,22 +61,25 @@ macro_rules! kernels {
         $crate::pairwise::Kernels {
             dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
             input_in_its_gradient: true,
-            has_plain_pairs: false,
+            has_weights: false,
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
                 indexed: &kernels_gpu::kernels::$loss::FORWARD_INDEXED,
+                packed: Some(&kernels_gpu::kernels::$loss::FORWARD_PACKED),
                 tiled: Some(&kernels_gpu::kernels::$loss::FORWARD_TILED),
             },
             forward_rows: &kernels_gpu::kernels::$loss::FORWARD_ROWS,
             backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::BACKWARD,
                 indexed: &kernels_gpu::kernels::$loss::BACKWARD_INDEXED,
+                packed: None,
                 tiled: None,
             },
             backward_by_row: &kernels_gpu::kernels::$loss::BACKWARD_BY_ROW,
             forward_backward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD,
                 indexed: &kernels_gpu::kernels::$loss::FORWARD_BACKWARD_INDEXED,
+                packed: Some(&kernels_gpu::kernels::$loss::FORWARD_BACKWARD_PACKED),
                 tiled: Some(&kernels_gpu::kernels::$loss::FORWARD_BACKWARD_TILED),
             },
         }
@@ -106,6 +112,13 @@ impl<R> Pairwise<'_, R> {
     pub(crate) fn new(kernels: &'static Kernels, reduction: R) -> Self {
         Pairwise { kernels, parameter: 0.0, weights: [None; 2], reduction }
     }
+}
+
+/// Rows, as the plans of kernels that stage them ask.
+struct StagedRows {
+    /// Whether gaps between rows may be read.
+    reads_gaps: bool,
+    tiled: tiled::Rows,
 }
 
 impl<R: Reduction> Pairwise<'_, R> {
@@ -156,21 +169,22 @@ impl<R: Reduction> Pairwise<'_, R> {
         };
         let fault = call.loss.as_ref().and_then(|loss| loss.fault);
         let arguments = self.arguments(call, workspace)?;
-        let rows = arguments.rows(shape, size_of::<T>(), self.kernels.has_plain_pairs);
-        let Arguments { mut args, reads, writes, dense, can_tile, .. } = arguments;
+        let rows = StagedRows {
+            reads_gaps: !arguments.writes_between_rows(),
+            tiled: arguments.rows(shape, size_of::<T>()),
+        };
+        let Arguments { mut args, reads, writes, dense, can_stage, has_grads_alike } = arguments;
         check_memory(stream, &reads, &writes)?;
 
         if dense {
             // Elements without gaps are one row.
             (args.rows, args.cols) = (1, shape.len() as u64);
         }
-        let takes_tiles =
-            can_tile && !dense && (R::KIND == reduction::ROWS || rows.tiles_gradients());
-        let tiled = match forms.tiled {
-            Some(family) if takes_tiles => {
-                plan_tiles(family, T::DTYPE, &rows, stream)?.map(|plan| (family, plan))
-            }
-            _ => None,
+        let by_row = R::KIND == reduction::ROWS;
+        let staged = if can_stage && !dense && (by_row || pass == Pass::ForwardBackward) {
+            plan_staged::<T>(forms, pass, &rows, has_grads_alike, &mut args, stream)?
+        } else {
+            None
         };
         // The arguments of gradients that have a launch of their own.
         let mut apart = None;
@@ -178,17 +192,14 @@ impl<R: Reduction> Pairwise<'_, R> {
             (self.kernels.backward_by_row, plan::backward_by_row(shape.len(), size_of::<T>()))
         } else if dense && R::KIND != reduction::ELEMENTS {
             (forms.dense, plan::elementwise(pass, shape.len(), size_of::<T>(), self.kernels.dense))
-        } else if let Some((family, Tiled { rows, args: tiles })) = tiled {
-            args.tiles = tiles;
-            (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
-            (family, rows.launch)
-        } else if R::KIND == reduction::ROWS && pass != Pass::Backward {
-            let has_grads = pass == Pass::ForwardBackward;
-            apart = has_grads.then(|| PairwiseArgs { loss: Matrix::default(), ..args });
-            (args.grad_input, args.grad_target) = Default::default();
-            let rows = plan::rows(shape.rows(), shape.cols(), size_of::<T>());
-            (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
-            (self.kernels.forward_rows, rows.launch)
+        } else if let Some(staged) = staged {
+            staged
+        } else if by_row && pass != Pass::Backward {
+            if pass == Pass::ForwardBackward {
+                apart = Some(PairwiseArgs { loss: Matrix::default(), ..args });
+                (args.grad_input, args.grad_target) = Default::default();
+            }
+            self.forward_by_row::<T>(&rows, can_stage, &mut args, stream)?
         } else {
             indexed::<T>(forms.indexed, pass, &mut args, stream)
         };
@@ -212,6 +223,26 @@ impl<R: Reduction> Pairwise<'_, R> {
         }
         Ok(())
     }
+
+    /// The launch of a forward pass with a loss for each row.
+    fn forward_by_row<T: Float>(
+        &self,
+        rows: &StagedRows,
+        can_stage: bool,
+        args: &mut PairwiseArgs,
+        stream: &Stream,
+    ) -> Result<(&'static Family<PairwiseArgs>, Launch)> {
+        if can_stage
+            && let Some(staged) =
+                plan_staged::<T>(&self.kernels.forward, Pass::Forward, rows, true, args, stream)?
+        {
+            return Ok(staged);
+        }
+        let has_parts = self.kernels.has_weights;
+        let rows = plan::rows(args.rows as usize, args.cols as usize, size_of::<T>(), has_parts);
+        (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
+        Ok((self.kernels.forward_rows, rows.launch))
+    }
 }
 
 /// The launch of the indexed kernel of a family, whose tiles are written down in `args`.
@@ -227,16 +258,61 @@ fn indexed<T: Float>(
     (family, plan::indexed(pass, &args.indexed, device))
 }
 
+/// The launch of a kernel that stages rows in shared memory, if there is one for these, whose tiles
+/// are written down in `args`.
+fn plan_staged<T: Float>(
+    forms: &Forms,
+    pass: Pass,
+    rows: &StagedRows,
+    has_grads_alike: bool,
+    args: &mut PairwiseArgs,
+    stream: &Stream,
+) -> Result<Option<(&'static Family<PairwiseArgs>, Launch)>> {
+    if let Some(family) = forms.packed
+        && let Some((launch, tiles)) = plan_packed::<T>(family, pass, rows, args, stream)?
+    {
+        args.packed = tiles;
+        return Ok(Some((family, launch)));
+    }
+    let Some(family) = forms.tiled.filter(|_| has_grads_alike) else { return Ok(None) };
+    let Some(plan) = plan_tiles(family, T::DTYPE, &rows.tiled, stream)? else { return Ok(None) };
+    args.tiles = plan.args;
+    (args.group_threads, args.splits) = (plan.rows.group_threads, plan.rows.splits);
+    Ok(Some((family, plan.rows.launch)))
+}
+
+/// The launch of the packed kernel of a family, if rows are short enough.
+fn plan_packed<T: Float>(
+    family: &'static Family<PairwiseArgs>,
+    pass: Pass,
+    rows: &StagedRows,
+    args: &PairwiseArgs,
+    stream: &Stream,
+) -> Result<Option<(Launch, TileArgs)>> {
+    let Some(entry) = family.entry(T::DTYPE) else { return Ok(None) };
+    let gpu = stream.gpu();
+    let (count, layout) = (args.rows as usize, packed_rows::<T>(args, rows.reads_gaps));
+    let device = gpu.room_for(entry.resident);
+    let rows_of_warp = packed::rows_of_warp(count, device.multiprocessors);
+    if count == 0 || layout.cols == 0 || u32::try_from(count).is_err() {
+        return Ok(None);
+    }
+    let Some(plan) = packed::packed(pass, layout, rows_of_warp) else { return Ok(None) };
+    let launch = plan.launch(plan.blocks(pass, count, device));
+    let room = gpu.dynamic_shared(entry)?;
+    Ok((launch.shared_bytes <= room).then(|| (launch, plan.args_of(count))))
+}
+
 /// The launch of the tiled kernel of a family over `rows`, if there is to be one.
 fn plan_tiles(
     family: &'static Family<PairwiseArgs>,
     dtype: Dtype,
-    rows: &plan::tiled::Rows,
+    rows: &tiled::Rows,
     stream: &Stream,
 ) -> Result<Option<Tiled>> {
     let Some(entry) = family.entry(dtype) else { return Ok(None) };
     let gpu = stream.gpu();
-    let Some(plan) = plan::tiled::tiled(rows, gpu.room_for(entry.resident)) else {
+    let Some(plan) = tiled::tiled(rows, gpu.room_for(entry.resident)) else {
         return Ok(None);
     };
     // More than a block has unless it is asked for.

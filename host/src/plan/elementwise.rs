@@ -177,8 +177,8 @@ const MIN_PART_VECTORS: usize = 4 * ROWS_BLOCK as usize;
 
 /// The launch of a kernel that sums each of `rows` rows of `cols` elements of `element_bytes` each.
 /// A short row gets a few threads, a longer one a warp, and a long one a block, or several blocks
-/// if there are few long rows.
-pub(crate) fn rows(rows: usize, cols: usize, element_bytes: usize) -> RowsLaunch {
+/// if there are few long rows and the kernel `has_parts` of rows.
+pub(crate) fn rows(rows: usize, cols: usize, element_bytes: usize, has_parts: bool) -> RowsLaunch {
     let vectors = cols.div_ceil(16 / element_bytes).max(1);
     let threads = ROWS_BLOCK as usize;
     let group_threads = match vectors {
@@ -187,7 +187,7 @@ pub(crate) fn rows(rows: usize, cols: usize, element_bytes: usize) -> RowsLaunch
         _ => threads,
     };
     let mut splits = 1;
-    if group_threads == threads && rows < MANY_BLOCKS {
+    if has_parts && group_threads == threads && rows < MANY_BLOCKS {
         splits = MANY_BLOCKS.div_ceil(rows.max(1)).min(vectors / MIN_PART_VECTORS).max(1);
         splits = splits.min(MAX_PARTIALS as usize / rows.max(1));
     }

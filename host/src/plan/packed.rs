@@ -51,10 +51,26 @@ const MOST_ROW_BYTES_OF_TWO: usize = 6000;
 /// columns 0.70 and 0.59.
 const MOST_ROW_BYTES_F64: [usize; 2] = [8000, 8400];
 
+/// The same for elementwise losses. H200, 2026-11-29, ceiling ÷ ours cut into tiles and packed:
+/// squared error, f32, forward, 1501 columns 0.92 and 0.96, forward-backward 0.90 and 0.95; f64,
+/// forward-backward, 701 columns 0.89 and 0.96; divergence, bf16, forward, 701 columns 0.53 and
+/// 0.78, 3001 columns 0.74 and 0.80. Calls of 30 MB: divergence, bf16, forward, 1501 columns 0.57
+/// and 0.45; squared error, f32, forward, 1300 columns 0.79 and 0.89.
+const MOST_ROW_BYTES_ELEMENTWISE: usize = 7000;
+
+/// The same with gradients, of rows of 16-bit elements that have heads or tails. H200, 2026-11-29,
+/// divergence: bf16, 701 columns 0.62 and 0.71, 1501 columns 0.73 and 0.76; f16, 1999 columns 0.73
+/// and 0.67; bf16, 3001 columns 0.90 and 0.75.
+const MOST_ROW_BYTES_ELEMENTWISE_HALVES: usize = 3200;
+
 /// The most bytes of a packed row in a pass.
 fn most_row_bytes(pass: Pass, rows: Rows) -> usize {
     let (is_single, is_off) = (rows.tiles == 1, rows.access(rows.alignment) < VECTOR);
     match (pass, rows.element_bytes) {
+        (Pass::ForwardBackward, 2) if rows.is_elementwise && rows.is_by_element() => {
+            MOST_ROW_BYTES_ELEMENTWISE_HALVES
+        }
+        _ if rows.is_elementwise => MOST_ROW_BYTES_ELEMENTWISE,
         (Pass::Forward, 8) if is_single => MOST_ROW_BYTES_F64[usize::from(is_off)],
         (Pass::Backward, _) | (_, 8) => MOST_ROW_BYTES,
         (Pass::Forward, 4) if is_off => MOST_ROW_BYTES_OFF_BOUNDARIES,
@@ -83,6 +99,7 @@ pub(crate) struct Packed {
     shared_bytes: usize,
     /// [`Regime::Packed`], or a regime with one lane per row.
     pub(crate) regime: Regime,
+    is_elementwise: bool,
 }
 
 impl Packed {
@@ -114,7 +131,7 @@ impl Packed {
     /// of 10 columns 0.83, 0.80.
     fn waves(&self, pass: Pass) -> usize {
         match (pass, self.regime) {
-            (Pass::Forward, Regime::Packed) => 1,
+            (Pass::Forward, Regime::Packed) if !self.is_elementwise => 1,
             (Pass::Forward, _) => FORWARD_WAVES,
             _ => WAVES,
         }
@@ -234,7 +251,8 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
         gradients: gradients as u32,
         words: word_steps(&rows, read.steps[0], 32 / warp_rows),
     };
-    Some(Packed { args, block_rows: WARPS * tile_rows, shared_bytes, regime })
+    let (block_rows, is_elementwise) = (WARPS * tile_rows, rows.is_elementwise);
+    Some(Packed { args, block_rows, shared_bytes, regime, is_elementwise })
 }
 
 #[cfg(test)]

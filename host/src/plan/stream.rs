@@ -76,6 +76,8 @@ mod tests {
             alike: true,
             strides: [4 * cols, 0],
             store_strides: [0; 2],
+            reads_gaps: true,
+            is_elementwise: false,
             has_lane_rows: false,
             has_wide_rows: false,
             tiles: 1,

@@ -146,6 +146,8 @@ fn kernels(cols: usize) -> SamplesKernels {
         alike: true,
         strides: [4 * cols, 0],
         store_strides: [0; 2],
+        reads_gaps: true,
+        is_elementwise: false,
         has_lane_rows: false,
         has_wide_rows: false,
         tiles: 1,
@@ -232,6 +234,8 @@ fn long_rows_are_streamed() {
             alike: true,
             strides: [4 * cols, 0],
             store_strides: [0; 2],
+            reads_gaps: true,
+            is_elementwise: false,
             has_lane_rows: false,
             has_wide_rows: false,
             tiles: 1,
@@ -636,7 +640,7 @@ fn sums_of_any_shape_fit_into_the_workspace() {
 
 #[test]
 fn short_rows_share_a_warp() {
-    let plan = rows(1000, 10, 4);
+    let plan = rows(1000, 10, 4, true);
     assert_eq!((plan.group_threads.get(), plan.splits.get()), (4, 1));
     assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
 }
@@ -646,7 +650,7 @@ fn short_rows_share_a_warp() {
 #[test]
 fn rows_by_their_vectors() {
     let plan = |count, vectors: usize| {
-        let plan = rows(count, 4 * vectors, 4);
+        let plan = rows(count, 4 * vectors, 4, true);
         (plan.group_threads.get(), plan.splits.get())
     };
     assert_eq!([32, 33, 256, 257].map(|vectors| plan(9, vectors).0), [32, 32, 32, 256]);
@@ -656,21 +660,24 @@ fn rows_by_their_vectors() {
 
 #[test]
 fn long_rows_get_a_block_each() {
-    let plan = rows(16384, 16384, 4);
+    let plan = rows(16384, 16384, 4, true);
     assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 16384));
 }
 
 #[test]
 fn few_long_rows_are_split() {
-    let plan = rows(3, 1 << 24, 2);
+    let plan = rows(3, 1 << 24, 2, true);
     assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 352, 1056));
+    // Kernels without parts have a block for each.
+    let plan = rows(3, 1 << 24, 2, false);
+    assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 3));
 }
 
 #[test]
 fn partial_sums_of_split_rows_have_room() {
     for count in (0..30).map(|power| (1 << power) + 1) {
         for cols in (0..40).map(|power| 1 << power) {
-            let plan = rows(count, cols, 8);
+            let plan = rows(count, cols, 8, true);
             let parts = count * plan.splits.get() as usize;
             assert!(plan.splits.get() == 1 || parts <= MAX_PARTIALS as usize);
         }

@@ -1,6 +1,6 @@
 //! Arguments of the kernels of elementwise losses.
 
-use super::{Broadcast, LINE_VECTORS, Matrix};
+use super::{Broadcast, LINE_VECTORS, Matrix, TileArgs};
 use core::num::NonZeroU32;
 
 /// Indices in [`PairwiseArgs::weights`].
@@ -45,6 +45,12 @@ pub struct PairwiseArgs {
     pub upstream_col_stride: u32,
     /// How tiles are cut, for the tiled kernels.
     pub tiles: TiledArgs,
+    /// How rows are packed into tiles, for the packed kernels: as cross-entropy's, with the target
+    /// in place of the probabilities. The reduction is [`reduction::ROWS`](super::reduction::ROWS)
+    /// or, with gradients, [`reduction::SCALAR`](super::reduction::SCALAR); elements are adjacent,
+    /// and weights have no strides. A tile has at most 32 times the rows that a warp works on at
+    /// the same time.
+    pub packed: TileArgs,
     /// How rows are cut into vectors, for the indexed kernels.
     pub indexed: IndexedArgs,
     /// The loss, which the forward kernels write: one value, one a row, or one an element.
@@ -141,55 +147,31 @@ pub struct Span {
     pub last: u64,
 }
 
-/// How the tiled kernels cut rows into tiles, and what their blocks have in dynamic shared memory.
+/// How the tiled kernels cut rows into tiles, which they stage in shared memory.
 ///
 /// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or, with gradients,
 ///    [`reduction::SCALAR`](super::reduction::SCALAR).
-/// 2. Rows have at least 1 and fewer than 2³⁰ elements, and elements are adjacent.
+/// 2. Rows have fewer than 2³⁰ elements, which are adjacent, and one vector at least that all
+///    tensors have whole.
 /// 3. In each row, the gradients have the same offset from a 16-byte boundary.
 /// 4. Weights have no strides.
-/// 5. The gaps between packed rows are in global memory too, and the launch writes none of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TiledArgs {
-    /// Rows that a block computes at a time, if rows are packed: then they are equally far apart in
-    /// every tensor, and the tiles of the block's warps have so many vectors as these rows, and the
-    /// gaps between them, need wherever they begin in a cache line. 0 if not.
-    pub rows: u32,
-    /// Elements from one packed row to the next, in every tensor; if rows are not packed, their
-    /// elements.
-    pub step: u32,
-    /// A warp's tiles of a row, if rows are not packed: so many as a row needs wherever it begins
-    /// in a cache line. Otherwise 0.
+    /// A warp's tiles of a row: so many as a row needs wherever it begins in a cache line.
     pub of_row: u32,
-    /// A warp's tiles of each of the `splits` parts of a row, if rows are not packed: together at
-    /// least those of the row. Otherwise 0.
+    /// A warp's tiles of each of the `splits` parts of a row: together at least those of the row.
     pub of_item: u32,
-    /// The runs of the call, each of which is packed rows or a row, times `splits`. With `of_item`
-    /// tiles each, they have fewer than 2³¹.
+    /// The rows of the call, times `splits`. With `of_item` tiles each, they have fewer than 2³¹.
     pub items: u32,
-    /// 1 if warps compute items that are not packed alone, where a block has at least one for each
-    /// of its 8 warps; 0 if the warps of a block share all items. Then `of_item` is at least 8.
+    /// 1 if warps compute items alone, where a block has at least one for each of its 8 warps; 0 if
+    /// the warps of a block share all items. Then `of_item` is at least 8.
     pub warp_items: u32,
     /// Vectors of the tiles of a block's warps: a multiple of [`TILED_BLOCK`].
     pub vectors: u32,
-    /// Sums of a vector of packed rows that are reduced by row: 1 if every vector is of one row, 2
-    /// if it is of two at most, and otherwise one for each of its elements. For others 0.
-    pub vector_sums: u32,
-    /// 2³² ÷ `step`, rounded up, for packed rows more than one element apart; for others 0. It
-    /// divides an element's number in a block's tiles, which is below 2¹⁶, by the step.
-    pub per_step: u32,
     /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
     /// tensors have the same offset from a 16-byte boundary in each row, none.
     pub padding: u32,
-    /// The byte of shared memory from which on there are the sums of packed rows: behind two
-    /// stages, each of every warp's vectors and padding for each tensor.
-    pub sums: u32,
-    /// The byte of shared memory from which on there are the scales of packed rows: behind two
-    /// buffers of sums, two buffers of `warp_rows` for each warp.
-    pub scales: u32,
-    /// The most packed rows that a warp's vectors have elements of.
-    pub warp_rows: u32,
 }
 
 impl TiledArgs {

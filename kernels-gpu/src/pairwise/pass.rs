@@ -7,6 +7,7 @@ use crate::abi::{Matrix, PairwiseArgs, reduction};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::math::quotient;
 use core::marker::PhantomData;
+use cuda_std::hint::opaque;
 use cuda_std::memory::{load, store};
 use cuda_std::thread::{block_dim_x, grid_dim_x};
 use cuda_std::warp::WARP_SIZE;
@@ -219,6 +220,30 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             single += splits * group;
         }
         sums.total(L::UNIT)
+    }
+}
+
+impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
+    /// The sum of the terms of a thread's share of part `split` of a row, element by element.
+    ///
+    /// # Safety
+    /// As [`part`](Self::part).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn elements(&self, row: u64, split: u64, lane: u32) -> E::Real {
+        let args = self.args;
+        let group = u64::from(args.group_threads.get());
+        // SAFETY: the caller's conditions.
+        let row = unsafe { self.row::<false>(row) };
+        let mut index = split * group + u64::from(lane);
+        let mut sum = E::Real::ZERO;
+        while index < args.cols {
+            // SAFETY: the caller's conditions; `index` is below `cols`.
+            let [a, b] = unsafe { row.pair::<false>(index, E::Real::ZERO) };
+            sum = a.fma(b, sum);
+            // Opaque, so that the compiler does not unroll this loop.
+            index = opaque(index + u64::from(args.splits.get()) * group);
+        }
+        sum
     }
 }
 

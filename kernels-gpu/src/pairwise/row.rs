@@ -85,8 +85,6 @@ impl Around {
 pub(super) struct Lanes(u32);
 
 impl Lanes {
-    pub(super) const NONE: Self = Lanes(0);
-
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn all<E: Element>() -> Self {
         Lanes((1 << E::LANES) - 1)
@@ -96,12 +94,6 @@ impl Lanes {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn between(first: u32, end: u32) -> Self {
         Lanes(((1 << end) - 1) & (u32::MAX << first))
-    }
-
-    /// These lanes and the others.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn with(self, others: Self) -> Self {
-        Lanes(self.0 | others.0)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -8,12 +8,14 @@ mod segment;
 mod span;
 mod split_row;
 pub(crate) mod stream;
+mod warp_split;
 
 use crate::abi::{Matrix, StreamArgs};
 use crate::element::{Element, MAX_LANES};
 use crate::reduce::Workspace;
 use cuda_std::memory::{Vec16, load};
 use cuda_std::warp::WARP_SIZE;
+pub(crate) use warp_split::Split;
 
 /// Terms that a row adds to the sums over the grid.
 pub(crate) const TERMS: usize = 4;

@@ -45,6 +45,15 @@ pub(super) fn fewest_conflicts(rows: &Rows, row_step: usize, lanes: usize) -> us
     if has_edges(rows) { by_chunks } else { by_words.min(by_chunks) }
 }
 
+/// The bank conflicts of words that `lanes` lanes of a row take in turns, one each; 1 for rows that
+/// are read by vectors, in an [order] without conflicts.
+pub(super) fn conflicts_by_words(rows: &Rows, row_step: usize, lanes: usize) -> usize {
+    if rows.access(rows.alignment) == VECTOR {
+        return 1;
+    }
+    bank_conflicts(row_step, lanes, word_of(rows), word_of(rows))
+}
+
 /// How many words of one bank of shared memory a warp reads at a time, at most, if `lanes` lanes
 /// share a row, `lane_step` bytes apart, and rows are `row_step` bytes apart.
 pub(super) fn bank_conflicts(

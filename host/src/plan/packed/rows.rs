@@ -27,6 +27,10 @@ pub(crate) struct Rows {
     pub(crate) strides: [usize; 2],
     /// The same for their gradients.
     pub(crate) store_strides: [usize; 2],
+    /// Whether gaps between rows may be read.
+    pub(crate) reads_gaps: bool,
+    /// Whether the rows are of an elementwise loss.
+    pub(crate) is_elementwise: bool,
     /// Whether there are kernels of [`Regime::LaneRows`].
     pub(crate) has_lane_rows: bool,
     /// Whether there are kernels of [`Regime::WideRows`].
@@ -46,9 +50,15 @@ impl Rows {
         alignment.min(1 << self.row_bytes().trailing_zeros().min(4))
     }
 
+    /// Whether rows of 16-bit elements begin or end within words.
+    pub(super) fn is_by_element(&self) -> bool {
+        self.access(self.alignment.min(self.store_alignment)) == 2
+    }
+
     /// The regime that takes rows which are short enough for a tile.
     pub(super) fn regime(&self, pass: Pass) -> Regime {
-        let is_narrow = self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
+        let is_narrow =
+            !self.is_elementwise && self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
         if self.has_lane_rows && is_narrow {
             Regime::LaneRows
         } else if self.tiles == 1
@@ -79,7 +89,7 @@ impl Rows {
     /// columns 0.78 and 0.68; backward, 9 columns 0.70 and 0.92, 24 columns 0.78 and 0.89, 32
     /// columns 0.89 and 0.91, 37 columns 0.87 and 0.81.
     fn most_wide_bytes(&self, pass: Pass) -> usize {
-        let is_by_element = self.access(self.alignment.min(self.store_alignment)) == 2;
+        let is_by_element = self.is_by_element();
         match (pass, self.element_bytes) {
             (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
             (Pass::Forward, 2) if is_by_element => 96,
@@ -125,7 +135,8 @@ impl Rows {
     /// 0.61 and 0.53.
     pub(super) fn loads_span(&self, pass: Pass) -> bool {
         let row_bytes = self.row_bytes();
-        let most = row_bytes + most_gap_bytes(row_bytes);
+        let most_gap = if self.reads_gaps { most_gap_bytes(row_bytes) } else { 0 };
+        let most = row_bytes + most_gap;
         let is_span = |stride| (row_bytes..=most).contains(stride);
         let are_spans = self.strides.iter().all(|stride| *stride == 0 || is_span(stride));
         let is_apart = self.regime(pass) == Regime::Packed

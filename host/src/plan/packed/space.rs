@@ -45,6 +45,9 @@ const WIDE_STAGE_BYTES: usize = 4800;
 /// The same for the backward pass, which has less to compute: bf16, 32 columns 0.96, 0.91, 0.86.
 const WIDE_BACKWARD_STAGE_BYTES: usize = 3600;
 
+/// The most bank conflicts of an elementwise loss, if more lanes per row have fewer.
+const MOST_CONFLICTS: usize = 4;
+
 /// The most stages of a warp: one tile is computed while the other is loaded.
 pub(super) const MOST_STAGES: usize = 2;
 
@@ -143,6 +146,9 @@ impl Space<'_> {
 
     /// The tiles of a pass.
     pub(super) fn tiles(&self, pass: Pass, regime: Regime) -> Tiles {
+        if self.rows.is_elementwise {
+            return self.elementwise_tiles();
+        }
         let is_small = self.rows.row_bytes() <= SMALL_ROW_BYTES && self.rows.tiles == 1;
         let stage_bytes = match regime {
             Regime::LaneRows if self.rows.element_bytes == 8 => LANES_STAGE_BYTES_F64,
@@ -158,6 +164,34 @@ impl Space<'_> {
         let bytes_of_turn = (step * self.rows.tiles + 8 + self.saved) * 32;
         let turns = (stage_bytes * MOST_STAGES / tiles / bytes_of_turn).clamp(1, MAX_TURNS);
         Tiles { rows: 32 * turns, warp_rows: 32, stages: MOST_STAGES }
+    }
+
+    /// The tiles of an elementwise loss: a warp works on as many rows at the same time as there is
+    /// room for in one stage, and has a second stage, and more of such turns in each, if there is
+    /// room for them too.
+    fn elementwise_tiles(&self) -> Tiles {
+        let conflicts = |rows| banks::conflicts_by_words(self.rows, self.read.steps[0], 32 / rows);
+        let fits = |rows: usize, stages: usize, blocks: usize| {
+            self.warp_bytes(rows, stages) <= warp_bytes_of(blocks)
+        };
+        let sizes = [32, 16, 8, 4, 2];
+        let mut warp_rows = sizes.into_iter().find(|&rows| fits(rows, 1, 4)).unwrap_or(1);
+        // Every warp is to have two tiles.
+        let are_few = |rows| self.rows_of_warp > 0 && 2 * rows > self.rows_of_warp;
+        while warp_rows > 1 && (conflicts(warp_rows) > MOST_CONFLICTS || are_few(warp_rows)) {
+            warp_rows /= 2;
+        }
+        for (blocks, stages) in [(5, 2), (4, 2), (4, 1), (3, 1)] {
+            let mut turns = (1..=MAX_TURNS).rev();
+            let is_right = |turns: &usize| {
+                let rows = turns * warp_rows;
+                fits(rows, stages, blocks) && (*turns == 1 || !are_few(rows))
+            };
+            if let Some(turns) = turns.find(is_right) {
+                return Tiles { rows: turns * warp_rows, warp_rows, stages };
+            }
+        }
+        Tiles { rows: warp_rows, warp_rows, stages: 1 }
     }
 
     /// As many rows as there is room for, all of which a warp works on at the same time:

@@ -18,8 +18,8 @@ fn shapes() -> impl Iterator<Item = Rows> {
             let gaps = [0, 16, 1 << 20].into_iter().chain([element_bytes, (1 << 20) + 2]);
             gaps.map(move |gap| row_bytes + gap)
                 .flat_map(|stride| [(stride, true), (stride, false)])
-                .flat_map(|rows| [(rows, 1), (rows, 2)])
-                .map(move |((stride, alike), tiles)| {
+                .flat_map(|rows| [(rows, 1, false), (rows, 2, false), (rows, 2, true)])
+                .map(move |((stride, alike), tiles, is_elementwise)| {
                     let alignment = 1 << stride.trailing_zeros().min(4);
                     let strides = [stride, if tiles == 2 { stride } else { 0 }];
                     Rows {
@@ -30,6 +30,8 @@ fn shapes() -> impl Iterator<Item = Rows> {
                         alike,
                         strides,
                         store_strides: if alike { strides } else { [row_bytes; 2] },
+                        reads_gaps: true,
+                        is_elementwise,
                         has_lane_rows: tiles == 1,
                         has_wide_rows: tiles == 1,
                         tiles,
@@ -154,6 +156,8 @@ fn tensors_with_gaps() -> impl Iterator<Item = Rows> {
                 alike,
                 strides,
                 store_strides,
+                reads_gaps: true,
+                is_elementwise: false,
                 has_lane_rows: strides[1] == 0,
                 has_wide_rows: strides[1] == 0,
                 tiles: if strides[1] == 0 { 1 } else { 2 },
@@ -202,6 +206,8 @@ fn short_gaps_are_read() {
             alike: true,
             strides: [row_bytes + gap, 0],
             store_strides: [0; 2],
+            reads_gaps: true,
+            is_elementwise: false,
             has_lane_rows: false,
             has_wide_rows: false,
             tiles: 1,
@@ -547,4 +553,43 @@ fn rows_off_boundaries_do_not_collide() {
         }
         assert_ne!(packed(pass, rows(cols, 4, 16)).args.load_span, 0);
     }
+}
+
+/// Input and target of an elementwise loss, as far apart as rows are long.
+fn pairs(cols: usize, element_bytes: usize) -> Rows {
+    let strides = [cols * element_bytes; 2];
+    let is_elementwise = true;
+    Rows { is_elementwise, strides, store_strides: strides, tiles: 2, ..dense(cols, element_bytes) }
+}
+
+/// A warp works on as many rows of an elementwise loss at the same time as one of its stages has
+/// room for, and on so few of a short call that each warp has two tiles. It has more turns of short
+/// rows.
+#[test]
+fn turns_of_elementwise_losses() {
+    let turns = |rows, rows_of_warp| {
+        let args = super::packed(Pass::Forward, rows, rows_of_warp).expect("a short row").args;
+        (1 << args.warp_rows_shift, args.rows >> args.warp_rows_shift, args.stage_bytes > 0)
+    };
+    let many = |cols, element_bytes| turns(pairs(cols, element_bytes), usize::MAX);
+    assert_eq!(
+        (many(8, 4), many(16, 4), many(32, 4)),
+        ((32, 2, true), (32, 1, true), (32, 1, false))
+    );
+    assert_eq!(
+        (many(257, 4), many(129, 2), many(1_000, 4)),
+        ((4, 1, false), (16, 1, false), (1, 1, false))
+    );
+    let few = |rows_of_warp| turns(pairs(8, 4), rows_of_warp).0;
+    assert_eq!([64, 63, 8, 1].map(few), [32, 16, 4, 1]);
+}
+
+/// Lanes that would read words of rows from one bank share rows instead.
+#[test]
+fn rows_of_elementwise_losses_that_collide() {
+    let rows = Rows { alignment: 4, store_alignment: 4, ..pairs(256, 4) };
+    let args = packed(Pass::ForwardBackward, rows).expect("a short row").args;
+    let (lanes, step) = (32 >> args.warp_rows_shift, args.step[0] as usize);
+    assert!(bank_conflicts(step, lanes, 4, 4) <= 4, "{args:?}");
+    assert!(bank_conflicts(step, lanes / 2, 4, 4) > 4, "{args:?}");
 }

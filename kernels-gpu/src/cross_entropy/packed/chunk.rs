@@ -1,9 +1,9 @@
 //! Chunks of a row: what one lane reads of it at a time, as one vector.
 
-use super::part::Split;
 use crate::abi::WordSteps;
 use crate::cross_entropy::pass::Classes;
 use crate::element::Element;
+use crate::row::Split;
 use cuda_std::warp::WARP_SIZE;
 
 /// Which elements of a row are in a chunk.

@@ -11,9 +11,9 @@
 use super::chunk::{Chunk, Chunks};
 use crate::abi::{TileArgs, WordSteps};
 use crate::element::{Element, MAX_LANES, unrolled};
+use crate::row::Split;
 use crate::tile::Shared;
 use cuda_std::memory::Vec16;
-use cuda_std::warp::{WARP_SIZE, WarpShuffleValue};
 
 /// A lane's part of a row.
 #[derive(Clone, Copy)]
@@ -43,39 +43,6 @@ pub(super) enum Pairs {
     Vectors,
     /// Always.
     All,
-}
-
-/// How a warp is split among the rows that it works on at the same time, and a lane's position.
-#[derive(Clone, Copy)]
-pub(super) struct Split {
-    /// Rows that the warp works on at the same time, as a power of two.
-    pub(super) rows_shift: u32,
-    /// Index of the lane's row among them.
-    pub(super) slot: u32,
-    /// Index of the lane among the lanes of its row.
-    pub(super) part: u32,
-}
-
-impl Split {
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn new(rows_shift: u32, lane: u32) -> Self {
-        Split { rows_shift, slot: lane & ((1 << rows_shift) - 1), part: lane >> rows_shift }
-    }
-
-    /// `value` combined over the lanes that share a row, in each of them.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn over_row<T: WarpShuffleValue>(
-        self,
-        mut value: T,
-        combine: impl Fn(T, T) -> T,
-    ) -> T {
-        let mut mask = 1 << self.rows_shift;
-        while mask < WARP_SIZE {
-            value = combine(value, value.shuffle_xor(mask));
-            mask *= 2;
-        }
-        value
-    }
 }
 
 impl<E: Element> Part<E> {

@@ -1,10 +1,9 @@
-//! The shared memory of a block: two stages, each with a tile of input and target; and for packed
-//! rows, twice, what threads have summed of each vector, and the scales of each warp's rows.
+//! The shared memory of a block: two stages, each with a tile of input and target.
 
+use super::WARPS;
 use super::run::Run;
-use super::{WARPS, sum_of};
 use crate::abi::{PairwiseArgs, VECTOR_BYTES};
-use crate::element::{Element, MAX_LANES, Real, unrolled};
+use crate::element::{Element, unrolled};
 use crate::pairwise::Pairwise;
 use core::marker::PhantomData;
 use cuda_std::SharedArray;
@@ -55,121 +54,6 @@ impl<E: Element> Shared<E> {
         };
         Stage { tensors: [at(0), at(1)], warp_vectors: self.warp_vectors }
     }
-
-    /// The sums of the vectors of a tile.
-    ///
-    /// # Safety
-    /// Rows are packed.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn sums(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
-        let tiles = &args.tiles;
-        let at = tiles.sums + turn * tiles.vectors * tiles.vector_sums * Self::REAL;
-        // SAFETY: the launch has shared memory for them.
-        unsafe { self.start.words_from_byte(at) }
-    }
-
-    const REAL: u32 = size_of::<E::Real>() as u32;
-
-    /// The scales of the rows that the warp's part of a tile has elements of.
-    ///
-    /// # Safety
-    /// Rows are packed.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn scales(&self, args: &PairwiseArgs, turn: u32) -> SharedArray<E::Real> {
-        let before = (turn * WARPS + warp_id()) * args.tiles.warp_rows;
-        // SAFETY: the launch has shared memory for them.
-        unsafe { self.start.words_from_byte(args.tiles.scales + before * Self::REAL) }
-    }
-
-    /// Writes what a thread has summed of a vector. A row begins in its lane `boundary`: writes the
-    /// sum of the terms before that lane, and of those from it on. Where every vector is of one
-    /// row, writes one sum; where rows are shorter than a vector, each term.
-    ///
-    /// # Safety
-    /// Rows are packed, and no other thread accesses the sums of this vector.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn set_sums(
-        &self,
-        args: &PairwiseArgs,
-        turn: u32,
-        vector: u32,
-        boundary: impl Fn() -> u32,
-        terms: [E::Real; MAX_LANES],
-        unit: E::Real,
-    ) {
-        // SAFETY: the caller's conditions.
-        unsafe {
-            let sums = self.sums(args, turn);
-            match args.tiles.vector_sums {
-                1 => sums.set(vector, sum_of::<E>(terms) * unit),
-                2 => {
-                    let boundary = boundary();
-                    let (mut before, mut behind) = (terms, [E::Real::ZERO; MAX_LANES]);
-                    if boundary < E::LANES {
-                        unrolled!(for lane in 0..E::LANES as usize; {
-                            let is_before = (lane as u32) < boundary;
-                            before[lane] = if is_before { terms[lane] } else { E::Real::ZERO };
-                            behind[lane] = if is_before { E::Real::ZERO } else { terms[lane] };
-                        });
-                    }
-                    sums.set(vector * 2, sum_of::<E>(before) * unit);
-                    sums.set(vector * 2 + 1, sum_of::<E>(behind) * unit);
-                }
-                _ => {
-                    unrolled!(for lane in 0..E::LANES as usize; {
-                        sums.set(vector * E::LANES + lane as u32, terms[lane] * unit);
-                    });
-                }
-            }
-        }
-    }
-
-    /// Adds up the sums of a row, those that belong to one lane of a group. `lead` is the first
-    /// element of the tile's first row.
-    ///
-    /// # Safety
-    /// Rows are packed, and `row` is one of the tile's; the sums were [set](Self::set_sums), and a
-    /// barrier has passed since.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn sum_of_row(
-        &self,
-        args: &PairwiseArgs,
-        turn: u32,
-        lead: u32,
-        row: u32,
-        (lane, group): (u32, u32),
-    ) -> E::Real {
-        let cols = args.cols as u32;
-        let begin = lead + row * args.tiles.step;
-        let (mut first, mut end) = (begin, begin + cols);
-        match args.tiles.vector_sums {
-            1 => (first, end) = (begin / E::LANES, end.div_ceil(E::LANES)),
-            2 => {
-                // The first row has no other before it.
-                let is_inside = row > 0 && !begin.is_multiple_of(E::LANES);
-                first = begin / E::LANES * 2 + u32::from(is_inside);
-                end = ((end - 1) / E::LANES * 2 + 1).max(first + 1);
-            }
-            _ => {}
-        }
-        // SAFETY: the caller's conditions.
-        let sums = unsafe { self.sums(args, turn) };
-        let mut total = [E::Real::ZERO; 2];
-        let mut at = first + lane;
-        while at + group < end {
-            // SAFETY: the caller's conditions.
-            unsafe {
-                total[0] = total[0] + sums.get(at);
-                total[1] = total[1] + sums.get(at + group);
-            }
-            at += 2 * group;
-        }
-        if at < end {
-            // SAFETY: the caller's conditions.
-            total[0] = total[0] + unsafe { sums.get(at) };
-        }
-        total[0] + total[1]
-    }
 }
 
 impl Stage {
@@ -206,7 +90,7 @@ impl Stage {
             });
             slot += self.warp_vectors;
         }
-        let [begin, end] = run.slots(run.whole(), first, self.warp_vectors);
+        let [begin, end] = run.slots(first, self.warp_vectors);
         // A shifted vector reaches into the next aligned one.
         let shifted = run.read().map(|start| u32::from(!start.is_multiple_of(VECTOR_BYTES.into())));
         let ends = shifted.map(|more| if begin < end { end + more } else { 0 });

@@ -1,13 +1,11 @@
 //! The sums of rows over the threads of a block.
 
-use super::run::Run;
 use super::tile::{Items, Tile};
 use super::{Block, WARPS};
-use crate::abi::TILED_BLOCK;
-use crate::element::{Element, Real};
+use crate::element::Element;
 use crate::pairwise::Pairwise;
 use crate::reduce::warp_sums;
-use cuda_std::thread::{sync_threads, thread_idx_x};
+use cuda_std::thread::sync_threads;
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
 /// Items that warps share and that are finished at once.
@@ -23,38 +21,6 @@ cuda_std::shared_array! {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
-    /// Adds up what the threads have summed of each row, and writes the losses.
-    ///
-    /// # Safety
-    /// As [`compute`](Self::compute), for packed rows; a barrier has passed since the threads have
-    /// written their sums.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn sum_rows(&self, run: &Run<'_, E, L>, turn: u32) {
-        let args = self.pass.args;
-        let group = args.group_threads.get();
-        let lane = thread_idx_x() & (group - 1);
-        let group_of = |thread: u32| thread >> group.trailing_zeros();
-        let groups = group_of(TILED_BLOCK);
-        // The shuffles need every lane of the warp, so a warp loops until the first of its groups
-        // has no row left.
-        let mut first_of_warp = group_of(thread_idx_x() - lane_id());
-        let mut row = group_of(thread_idx_x());
-        while first_of_warp < run.rows() {
-            let mut sum = E::Real::ZERO;
-            if row < run.rows() {
-                // SAFETY: the caller's conditions; the row is within the tile.
-                sum = unsafe { self.shared.sum_of_row(args, turn, run.lead, row, (lane, group)) };
-            }
-            let [sum] = warp_sums([sum.to_f64()], group);
-            if lane == 0 && row < run.rows() {
-                // SAFETY: the caller's conditions; no other group has this row.
-                unsafe { self.pass.finish(run.row() + u64::from(row), sum) };
-            }
-            first_of_warp += groups;
-            row += groups;
-        }
-    }
-
     /// Makes the warp's sums of the items that warps share zero: it may have no tile of a short
     /// one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -66,12 +32,12 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         sync_warp();
     }
 
-    /// Sums the lanes' terms of an item that is not packed. Finishes it, if the warp has it alone,
-    /// and a whole group of items that warps share, behind the last of them.
+    /// Sums the lanes' terms of an item. Finishes it, if the warp has it alone, and a whole group
+    /// of items that warps share, behind the last of them.
     ///
     /// # Safety
-    /// As [`compute`](Self::compute); all lanes of the warp call it, once an item, with the last
-    /// tile that the warp has of it.
+    /// As [`Pass::tiled`](super::Pass::tiled); all lanes of the warp call it, once an item, with
+    /// the last tile that the warp has of it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn sum_item(&self, tile: Tile, sum: f64) {
         let [sum] = warp_sums([sum], WARP_SIZE);
@@ -100,7 +66,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
     ///
     /// # Safety
     /// As [`Pass::tiled`](super::Pass::tiled), after the warps have [summed](Self::sum_item) all
-    /// their items, which are not packed.
+    /// their items.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn finish_last_items(&self) {
         let count = self.items.shared() % GROUP;

@@ -5,17 +5,17 @@ use crate::abi::PairwiseArgs;
 use cuda_std::thread::{block_idx_x, grid_dim_x};
 use cuda_std::warp::warp_id;
 
-/// The items of a block: packed rows, long rows or, if several blocks share long rows, parts of
-/// them. Those of all blocks alternate, so that blocks are never far apart in memory.
+/// The items of a block: rows or, if several blocks share rows, parts of them. Those of all blocks
+/// alternate, so that blocks are never far apart in memory.
 ///
-/// Each warp has a tile of each packed item. Of the others, each warp computes every eighth alone,
-/// so that warps need not wait for each other from row to row. Those that are left, fewer than the
-/// warps, the warps share: of all their tiles, each warp computes every eighth. Warps share all
-/// items that are so long that this is faster: a block then reads one place in memory, not eight.
+/// Each warp computes every eighth item alone, so that warps need not wait for each other from row
+/// to row. Those that are left, fewer than the warps, the warps share: of all their tiles, each
+/// warp computes every eighth. Warps share all items that are so long that this is faster: a block
+/// then reads one place in memory, not eight.
 #[derive(Clone, Copy)]
 pub(super) struct Items {
     count: u32,
-    /// The tiles of an item; 0 of packed ones.
+    /// The tiles of an item.
     tiles: u32,
     /// The items that warps compute alone, which are before those that they share.
     pub(super) alone: u32,
@@ -61,20 +61,15 @@ impl Tile {
     /// The warp's first tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn first(args: &PairwiseArgs, items: &Items) -> Self {
-        let Items { count, tiles, alone } = *items;
-        let (number, is_first) = (warp_id(), true);
-        let mut first = Tile { index: 0, number, end: 0, left: count, is_first };
-        if tiles > 0 {
-            let shared = (items.shared() * tiles).saturating_sub(warp_id()).div_ceil(WARPS);
-            first.left = alone / WARPS * tiles + shared;
-            let (index, within) = if alone > 0 { (warp_id(), 0) } else { (0, warp_id()) };
-            first = first.of_item(args, items, index, within);
-        }
-        first
+        let Items { tiles, alone, .. } = *items;
+        let shared = (items.shared() * tiles).saturating_sub(warp_id()).div_ceil(WARPS);
+        let left = alone / WARPS * tiles + shared;
+        let (index, within) = if alone > 0 { (warp_id(), 0) } else { (0, warp_id()) };
+        let first = Tile { index, number: within, end: 0, left, is_first: true };
+        first.of_item(args, items, index, within)
     }
 
-    /// Tile `within` the block's item `index`, which is not packed; or, if it is behind the item,
-    /// one of a later item.
+    /// Tile `within` the block's item `index` or, if it is behind the item, one of a later item.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_item(self, args: &PairwiseArgs, items: &Items, mut index: u32, mut within: u32) -> Self {
         while within >= items.tiles {
@@ -92,9 +87,6 @@ impl Tile {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn next(self, args: &PairwiseArgs, items: &Items) -> Self {
         let next = Tile { left: self.left.saturating_sub(1), ..self };
-        if items.tiles == 0 {
-            return Tile { index: self.index + 1, ..next };
-        }
         let is_shared = self.index >= items.alone;
         let number = self.number + if is_shared { WARPS } else { 1 };
         if number < self.end {

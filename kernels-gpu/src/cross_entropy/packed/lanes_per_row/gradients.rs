@@ -2,10 +2,11 @@
 
 use super::Tiles;
 use crate::cross_entropy::mode;
-use crate::cross_entropy::packed::part::{Pairs, Split};
+use crate::cross_entropy::packed::part::Pairs;
 use crate::cross_entropy::pass::{Factors, Pass, weights};
 use crate::cross_entropy::stats::Relative;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
+use crate::row::Split;
 
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Writes the gradients of the logits and of the probabilities in the lane's part of a row.

@@ -4,11 +4,11 @@
 //! vectors of it. So a lane keeps what is needed of a row, and finishes it when each lane has one.
 
 use super::{LanesPerRow, Tiles};
-use crate::cross_entropy::packed::part::Split;
 use crate::cross_entropy::packed::{add_loss, computes};
 use crate::cross_entropy::pass::TERMS;
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, Real};
+use crate::row::Split;
 use cuda_std::warp::{WARP_SIZE, lane_id};
 
 /// Up to 32 rows of a warp's tiles, one for each lane.

@@ -17,7 +17,7 @@ mod statistics;
 
 use self::losses::Batch;
 use super::chunk::Chunk;
-use super::part::{Pairs, Part, Split};
+use super::part::{Pairs, Part};
 use super::stage::{Common, Compute, Stage, for_each_stage};
 use super::{Share, add_loss, computes, factors_of_row};
 use crate::cross_entropy::lagging::lags;
@@ -26,6 +26,7 @@ use crate::cross_entropy::pass::{Classes, Factors, Pass, TERMS};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Element, Real};
 use crate::reduce::Workspace;
+use crate::row::Split;
 use crate::tile::Tile;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, any, lane_id, sync_warp};

@@ -75,6 +75,7 @@ impl Compared {
 }
 
 fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
+    let is_asked = ptxas.is_some();
     let ptxas = ptxas::find(ptxas)?;
     let compilers = cuda_builder::find(sh, rustc, true)?;
     // The one that made what is there, if possible: then the difference is the source's.
@@ -106,7 +107,7 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
                 let found = task
                     .assemble(ptxas, arch, module, text, &mut table)
                     .with_context(|| file.display().to_string())?;
-                problems.extend(in_file(&file, found));
+                problems.extend(in_file(&file, found.problems(is_asked)));
             }
         }
         fail_on(&problems)?;
@@ -134,6 +135,7 @@ pub(crate) fn check(
     install: bool,
     dtypes: Dtypes,
 ) -> Result<Compared> {
+    let is_asked = ptxas.is_some();
     let ptxas = ptxas::find(ptxas)?;
     let task = Task::new(sh)?;
     let mut table = Vec::new();
@@ -160,7 +162,8 @@ pub(crate) fn check(
             if let (Some(ptxas), []) = (&ptxas, &found[..]) {
                 found = task
                     .assemble(ptxas, arch, module, &text, &mut table)
-                    .with_context(|| file.display().to_string())?;
+                    .with_context(|| file.display().to_string())?
+                    .problems(is_asked);
             }
             problems.extend(in_file(&file, found));
         }
@@ -314,24 +317,26 @@ impl<'a> Task<'a> {
         module: &str,
         text: &str,
         table: &mut Vec<[String; 9]>,
-    ) -> Result<Vec<String>> {
+    ) -> Result<Assembled> {
         let output = self.sh.create_dir("target/ptx")?.join("assembled.cubin");
-        let mut problems = Vec::new();
+        let mut assembled = Assembled::default();
         for gpu in ptxas::gpus(arch) {
             let overlaps = ptxas::capability(gpu) >= OVERLAPS_FROM;
             let text = if overlaps { overlapping(text) } else { text.to_owned() };
             let input = Path::new("target/ptx/assembled.ptx");
             self.sh.write_file(input, text)?;
             let usages = ptxas::assemble(self.sh, ptxas, input, gpu, &output)?;
-            problems.extend(usages.iter().filter_map(|usage| usage.problem(gpu)));
+            assembled.spills.extend(usages.iter().filter_map(|usage| usage.spill(gpu)));
             for entry in &self.modules[module] {
                 match usages.iter().find(|usage| usage.function == entry.name) {
                     Some(usage) => table.push(usage.row(arch, gpu)),
-                    None => problems.push(format!("{}: ptxas says nothing of it", entry.name)),
+                    None => {
+                        assembled.missing.push(format!("{}: ptxas says nothing of it", entry.name));
+                    }
                 }
             }
         }
-        Ok(problems)
+        Ok(assembled)
     }
 
     fn replace_committed(&self, arch: &str, modules: &BTreeMap<String, String>) -> Result<()> {
@@ -367,6 +372,29 @@ impl<'a> Task<'a> {
             name.is_some_and(|name| name.starts_with("sm_") && !ARCHS.contains(&name))
         });
         Ok(dirs)
+    }
+}
+
+/// What ptxas found in a module.
+#[derive(Default)]
+struct Assembled {
+    /// Entries that it says nothing of.
+    missing: Vec<String>,
+    /// Entries for which registers do not suffice.
+    spills: Vec<String>,
+}
+
+impl Assembled {
+    /// What is wrong. Spills are, if ptxas `is_asked` for. The one that happens to be in `PATH` may
+    /// be of any version, each of which has its own registers, so that its spills are only printed.
+    fn problems(self, is_asked: bool) -> Vec<String> {
+        let Assembled { mut missing, spills } = self;
+        if is_asked {
+            missing.extend(spills);
+        } else {
+            spills.iter().for_each(|spill| println!("note: {spill}"));
+        }
+        missing
     }
 }
 
@@ -442,5 +470,21 @@ fn report(table: &[[String; 9]], ptxas: bool) {
             }
         }
         println!("{}", line.trim_end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stranger's ptxas has other registers, and is no reason to refuse the PTX.
+    #[test]
+    fn spills_are_problems_if_ptxas_is_asked_for() {
+        let assembled = || Assembled {
+            missing: vec!["no entry".to_owned()],
+            spills: vec!["a spill".to_owned()],
+        };
+        assert_eq!(assembled().problems(true), ["no entry", "a spill"]);
+        assert_eq!(assembled().problems(false), ["no entry"]);
     }
 }

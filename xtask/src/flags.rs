@@ -13,7 +13,8 @@ xflags::xflags! {
         cmd build-ptx {
             /// The compiler: 1.96.0 or newer, with its own source of `core`. Searched for by default.
             optional --rustc path: PathBuf
-            /// The assembler that reports registers and spills. By default that of PATH, if there is one.
+            /// The assembler that reports registers and spills, and whose spills are to be known ones. By
+            /// default that of PATH, if there is one, whose spills are printed.
             optional --ptxas path: PathBuf
             /// Writes nothing; fails if host/ptx is not what the kernels compile to.
             optional --check

@@ -6,8 +6,7 @@ use crate::pairwise::{self, Kernels, Pairwise};
 use crate::reduction::{ElementwiseReduction, Mean, Sum, Unreduced};
 use crate::view::View;
 
-static KERNELS: Kernels =
-    Kernels { has_weights: true, ..pairwise::kernels!(bce, 256 threads, heavy: true) };
+static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
 
 /// Binary cross-entropy of logits x and targets y of one shape, with the sigmoid σ in the same
 /// pass: w (−p y log σ(x) − (1 − y) log(1 − σ(x))), reduced. As PyTorch's

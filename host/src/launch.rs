@@ -3,7 +3,7 @@
 use crate::driver::{LaunchAttribute, LaunchConfig, check};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::plan::Launch;
+use crate::plan::{Launch, packed};
 use crate::stream::Stream;
 use cust::sys::cuLaunchKernelEx;
 use kernels_gpu::abi::{CACHE_LINE, Dtype, Matrix};
@@ -112,6 +112,35 @@ pub(crate) fn alignment<'a>(
         bits | tensor.start | (tensor.row_stride * element_bytes as u64)
     });
     1 << bits.trailing_zeros()
+}
+
+/// How rows of `cols` elements lie in the tensors that are read, and in the gradients of each of
+/// them: as the plan of packed rows asks, for kernels that have several lanes per row alone.
+pub(crate) fn packed_rows(
+    cols: u64,
+    element_bytes: usize,
+    reads: [Matrix; 2],
+    writes: [Matrix; 2],
+) -> packed::Rows {
+    // A single row may have any stride.
+    let bytes = |of: Matrix| (of.row_stride as usize).wrapping_mul(element_bytes);
+    let strides = |of: Matrix| if of.start == 0 { 0 } else { bytes(of) };
+    let is_alike =
+        |(to, from): (&Matrix, &Matrix)| to.start == 0 || rows_are_alike(to, from, element_bytes);
+    packed::Rows {
+        cols: cols as usize,
+        element_bytes,
+        alignment: alignment(&reads, element_bytes),
+        store_alignment: alignment(&writes, element_bytes),
+        alike: writes.iter().zip(&reads).all(is_alike),
+        strides: reads.map(strides),
+        store_strides: writes.map(strides),
+        reads_gaps: true,
+        is_elementwise: false,
+        has_lane_rows: false,
+        has_wide_rows: false,
+        tiles: if reads[1].start == 0 { 1 } else { 2 },
+    }
 }
 
 /// Whether rows begin as far from a boundary of 16 bytes in both tensors.

@@ -13,8 +13,8 @@ xflags::xflags! {
         cmd build-ptx {
             /// The compiler: 1.96.0 or newer, with its own source of `core`. Searched for by default.
             optional --rustc path: PathBuf
-            /// The assembler that reports registers and spills, and whose spills are to be known ones. By
-            /// default that of PATH, if there is one, whose spills are printed.
+            /// The assembler that reports registers, and refuses spills that are not known. By
+            /// default that of PATH, if there is one, which only prints them.
             optional --ptxas path: PathBuf
             /// Writes nothing; fails if host/ptx is not what the kernels compile to.
             optional --check

@@ -4,7 +4,7 @@ use super::call::Arguments;
 use super::kernels::Kernels;
 use crate::element::Float;
 use crate::error::Result;
-use crate::launch::{Argument, alignment, check_memory, launch, rows_are_alike};
+use crate::launch::{Argument, check_memory, launch, packed_rows, rows_are_alike};
 use crate::plan::packed;
 use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
@@ -92,8 +92,14 @@ impl<'a> Launches<'a> {
         let has = |regime| {
             kernels.backward.of(regime).and_then(|family| family.entry(T::DTYPE)).is_some()
         };
-        let has_regimes = [Regime::LaneRows, Regime::WideRows].map(has);
-        let layout = packed_rows(args, element_bytes, has_regimes);
+        let [has_lane_rows, has_wide_rows] = [Regime::LaneRows, Regime::WideRows].map(has);
+        let layout = packed_rows(
+            args.cols.into(),
+            element_bytes,
+            [args.input, args.probabilities()],
+            [args.grad_input, args.grad_target],
+        );
+        let layout = packed::Rows { has_lane_rows, has_wide_rows, ..layout };
         Launches {
             kernels,
             dtype: T::DTYPE,
@@ -415,37 +421,6 @@ impl<'a> Launches<'a> {
             ) => gpu.dynamic_shared(entry).map(|_| ()),
             _ => Ok(()),
         }
-    }
-}
-
-/// How the rows of a call are laid out, as the plan of packed rows asks.
-fn packed_rows(
-    args: &CrossEntropyArgs,
-    element_bytes: usize,
-    [has_lane_rows, has_wide_rows]: [bool; 2],
-) -> packed::Rows {
-    let probabilities = args.probabilities();
-    let (reads, writes) = ([args.input, probabilities], [args.grad_input, args.grad_target]);
-    let strides = |tensors: [Matrix; 2]| {
-        tensors.map(|tensor| if tensor.start == 0 { 0 } else { tensor.row_stride as usize })
-    };
-    let bytes = |strides: [usize; 2]| strides.map(|stride| stride.wrapping_mul(element_bytes));
-    packed::Rows {
-        cols: args.cols as usize,
-        element_bytes,
-        alignment: alignment(&reads, element_bytes),
-        store_alignment: alignment(&writes, element_bytes),
-        // The target's gradient is laid out where its probabilities were.
-        alike: [(args.grad_input, args.input), (args.grad_target, probabilities)]
-            .iter()
-            .all(|(to, from)| to.start == 0 || rows_are_alike(to, from, element_bytes)),
-        strides: bytes(strides(reads)),
-        store_strides: bytes(strides(writes)),
-        reads_gaps: true,
-        is_elementwise: false,
-        has_lane_rows,
-        has_wide_rows,
-        tiles: if probabilities.start == 0 { 1 } else { 2 },
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::grads::Grads;
 use crate::launch::{Argument, alignment, rows_are_alike};
 use crate::memory::Memory;
-use crate::plan::{self, packed, tiled};
+use crate::plan::{self, tiled};
 use crate::reduction::Reduction;
 use crate::shape::{Shape, check_shape};
 use crate::stream::Workspace;
@@ -225,30 +225,6 @@ impl Arguments<'_> {
                 .tensors()
                 .all(|tensor| rows_are_alike(tensor, &self.args.input, element_bytes)),
         }
-    }
-}
-
-/// How the rows of a call lie, as the plan of packed rows asks.
-pub(super) fn packed_rows<T: Float>(args: &PairwiseArgs, reads_gaps: bool) -> packed::Rows {
-    let reads = [args.input, args.target];
-    let writes = [args.grad_input, args.grad_target];
-    let size = size_of::<T>();
-    let bytes = |of: Matrix| if of.start == 0 { 0 } else { of.row_stride as usize * size };
-    packed::Rows {
-        cols: args.cols as usize,
-        element_bytes: size,
-        alignment: alignment(&reads, size),
-        store_alignment: alignment(&writes, size),
-        alike: [(args.grad_input, args.input), (args.grad_target, args.target)]
-            .iter()
-            .all(|(to, from)| to.start == 0 || rows_are_alike(to, from, size)),
-        strides: reads.map(bytes),
-        store_strides: writes.map(bytes),
-        reads_gaps,
-        is_elementwise: true,
-        has_lane_rows: false,
-        has_wide_rows: false,
-        tiles: 2,
     }
 }
 

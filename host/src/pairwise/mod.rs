@@ -9,7 +9,7 @@ pub(crate) use methods::methods;
 use crate::element::Float;
 use crate::error::Result;
 use crate::grads::Grads;
-use crate::launch::{Argument, check_memory, launch};
+use crate::launch::{Argument, check_memory, launch, packed_rows};
 use crate::memory::Memory;
 use crate::plan::tiled::{self, Tiled};
 use crate::plan::{self, Dense, Launch, Pass, packed};
@@ -18,7 +18,7 @@ use crate::shape::{Shape, check_shape};
 use crate::stream::{Stream, Workspace};
 use crate::tensor::Loss;
 use crate::view::{View, ViewMut};
-use arguments::{Arguments, indexed_args, packed_rows};
+use arguments::{Arguments, indexed_args};
 use kernels_gpu::Family;
 use kernels_gpu::abi::{Dtype, Matrix, PairwiseArgs, TileArgs, UpstreamRows, reduction};
 
@@ -27,8 +27,6 @@ pub(crate) struct Kernels {
     pub(crate) dense: Dense,
     /// Whether the gradient of the input depends on the input.
     pub(crate) input_in_its_gradient: bool,
-    /// Whether elements may have weights of their own.
-    pub(crate) has_weights: bool,
     pub(crate) forward: Forms,
     /// Forward for all tensors, with a sum for each row.
     pub(crate) forward_rows: &'static Family<PairwiseArgs>,
@@ -61,7 +59,6 @@ macro_rules! kernels {
         $crate::pairwise::Kernels {
             dense: $crate::plan::Dense { threads: $threads, heavy: $heavy },
             input_in_its_gradient: true,
-            has_weights: false,
             forward: $crate::pairwise::Forms {
                 dense: &kernels_gpu::kernels::$loss::FORWARD,
                 indexed: &kernels_gpu::kernels::$loss::FORWARD_INDEXED,
@@ -152,8 +149,8 @@ impl<R: Reduction> Pairwise<'_, R> {
     }
 
     /// Checks all of a call and queues its launch: forward where a loss is to be written, backward
-    /// where gradients are. Where rows have a loss each and are not cut into tiles, gradients have
-    /// a launch of their own.
+    /// where gradients are. Where rows have a loss each and no kernel stages them, gradients have a
+    /// launch of their own.
     pub(crate) fn queue<T: Float>(
         &self,
         call: Call<'_, T, R::Value<T>>,
@@ -238,7 +235,8 @@ impl<R: Reduction> Pairwise<'_, R> {
         {
             return Ok(staged);
         }
-        let has_parts = self.kernels.has_weights;
+        // The kernels of losses without weights have no parts of rows.
+        let has_parts = self.weights.iter().any(Option::is_some);
         let rows = plan::rows(args.rows as usize, args.cols as usize, size_of::<T>(), has_parts);
         (args.group_threads, args.splits) = (rows.group_threads, rows.splits);
         Ok((self.kernels.forward_rows, rows.launch))
@@ -291,7 +289,10 @@ fn plan_packed<T: Float>(
 ) -> Result<Option<(Launch, TileArgs)>> {
     let Some(entry) = family.entry(T::DTYPE) else { return Ok(None) };
     let gpu = stream.gpu();
-    let (count, layout) = (args.rows as usize, packed_rows::<T>(args, rows.reads_gaps));
+    let (reads, writes) = ([args.input, args.target], [args.grad_input, args.grad_target]);
+    let layout = packed_rows(args.cols, size_of::<T>(), reads, writes);
+    let layout = packed::Rows { is_elementwise: true, reads_gaps: rows.reads_gaps, ..layout };
+    let count = args.rows as usize;
     let device = gpu.room_for(entry.resident);
     let rows_of_warp = packed::rows_of_warp(count, device.multiprocessors);
     if count == 0 || layout.cols == 0 || u32::try_from(count).is_err() {

@@ -57,8 +57,7 @@ impl Rows {
 
     /// The regime that takes rows which are short enough for a tile.
     pub(super) fn regime(&self, pass: Pass) -> Regime {
-        let is_narrow =
-            !self.is_elementwise && self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
+        let is_narrow = self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
         if self.has_lane_rows && is_narrow {
             Regime::LaneRows
         } else if self.tiles == 1

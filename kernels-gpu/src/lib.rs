@@ -75,7 +75,15 @@ table::losses! {
         wide rows [f32, f16, bf16] and [f32, f64, f16, bf16] with gradients,
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
         in warps [f32, f16, bf16]);
+    // With label smoothing.
     cross_entropy_smoothed: cross_entropy(SMOOTHED, 4 by 512, 4 resident,
+        streams [f32, f64, f16, bf16], longs [],
+        lane rows [f32, f64, f16, bf16],
+        wide rows [f32, f16, bf16] and [f32, f16, bf16] with gradients,
+        staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
+        in warps []);
+    // With label smoothing and class weights.
+    cross_entropy_weighted: cross_entropy(WEIGHTED, 4 by 512, 4 resident,
         streams [f32, f64, f16, bf16], longs [],
         lane rows [f32, f64, f16, bf16],
         wide rows [f32, f16, bf16] and [f32, f16, bf16] with gradients,

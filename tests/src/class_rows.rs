@@ -29,12 +29,27 @@ pub enum Options {
 }
 
 impl Options {
-    fn has_weights(self) -> bool {
+    /// Whether the call has class weights.
+    pub fn has_weights(self) -> bool {
         matches!(self, Options::Weights | Options::SmoothedWeights(_))
     }
 
     fn smoothing(self) -> f64 {
         if matches!(self, Options::Smoothing | Options::SmoothedWeights(_)) { 0.25 } else { 0.0 }
+    }
+
+    fn z_loss(self) -> f64 {
+        if self == Options::ZLoss { Z_LOSS } else { 0.0 }
+    }
+
+    /// The call with these options; `weights` are used if it has class weights.
+    pub fn on<'v, T, R>(
+        self,
+        call: CrossEntropy<'v, T, R>,
+        weights: impl Into<View<'v, T>>,
+    ) -> CrossEntropy<'v, T, R> {
+        let call = call.label_smoothing(self.smoothing()).z_loss(self.z_loss());
+        if self.has_weights() { call.weight(weights) } else { call }
     }
 }
 
@@ -97,7 +112,7 @@ where
             |class: usize| if options.has_weights() { self.weights[class].wide() } else { 1.0 };
         let (weight, share) =
             ((1.0 - options.smoothing()) * weight_of(class), options.smoothing() / *cols as f64);
-        let z_loss = if *options == Options::ZLoss { Z_LOSS } else { 0.0 };
+        let z_loss = options.z_loss();
         let minus_log_p = |class: usize| sum.ln() - (x[class] - max);
         let smoothed: f64 = (0..*cols).map(|class| weight_of(class) * minus_log_p(class)).sum();
         let all_weights: f64 = (0..*cols).map(weight_of).sum();
@@ -160,13 +175,7 @@ where
         let begin = weights.as_raw() + (off * size_of::<T>()) as u64;
         // SAFETY: within `weights`, which lives until the test has waited for all work.
         let weights_of_classes = unsafe { View::from_raw(gpu(), begin, [*cols]) }.unwrap();
-        let mut of_call = CrossEntropy::sum().label_smoothing(options.smoothing());
-        if options.has_weights() {
-            of_call = of_call.weight(weights_of_classes);
-        }
-        if *options == Options::ZLoss {
-            of_call = of_call.z_loss(Z_LOSS);
-        }
+        let of_call = options.on(CrossEntropy::sum(), weights_of_classes);
         let expected: Vec<_> = (0..*rows).map(|row| self.expected(row)).collect();
         let sum: f64 = expected.iter().map(|(loss, _)| loss).sum();
         let check_loss = |loss: Loss<T::Loss>| {

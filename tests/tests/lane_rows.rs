@@ -25,48 +25,57 @@ fn rows_of_each_number_of_columns_in_registers() {
             Case::<bf16>::new([ROWS, cols], DENSE, options).check();
             Case::<f64>::new([ROWS, cols], DENSE, options).check();
         }
-        Case::<f16>::new([ROWS, cols], DENSE, Options::None).check();
+        for options in [Options::None, Options::Weights, Options::SmoothedWeights(3)] {
+            Case::<f16>::new([ROWS, cols], DENSE, options).check();
+        }
     }
 }
 
-/// A mean is divided by the weights of the classes of the rows that count.
-fn check_weighted_mean<T: Number>(cols: usize)
+/// A mean is the sum divided by the weights of the classes of the rows that count; with z-loss, and
+/// without weights, by their number.
+fn check_mean<T: Number>(cols: usize, options: Options)
 where
     T::Loss: Number,
 {
-    let of_sum = Case::<T>::new([ROWS, cols], DENSE, Options::Weights);
+    let case = Case::<T>::new([ROWS, cols], DENSE, options);
     let stream = gpu().stream().unwrap();
-    let x: Vec<T> = of_sum.x.clone();
+    let x: Vec<T> = case.x.clone();
     let x = Tensor::from_slice(gpu(), [ROWS, cols], &x).unwrap();
-    let classes = Tensor::from_slice(gpu(), [ROWS], &of_sum.classes).unwrap();
-    let weights = Tensor::from_slice(gpu(), [cols], &of_sum.weights).unwrap();
-    let sum = CrossEntropy::sum().weight(&weights).forward(&x, &classes, &stream).unwrap();
-    let counted = of_sum.classes.iter().filter(|&&class| class >= 0);
-    let weight: f64 = counted.map(|&class| of_sum.weights[class as usize].wide()).sum();
-    let expected = sum.item().unwrap().wide() / weight;
-    let mean = CrossEntropy::mean().weight(&weights);
+    let classes = Tensor::from_slice(gpu(), [ROWS], &case.classes).unwrap();
+    let weights = Tensor::from_slice(gpu(), [cols], &case.weights).unwrap();
+    let sum = options.on(CrossEntropy::sum(), &weights);
+    let mean = options.on(CrossEntropy::mean(), &weights);
+    let of_sum = sum.forward(&x, &classes, &stream).unwrap();
+    let counted = case.classes.iter().filter(|&&class| class >= 0);
+    let weight_of = |&class: &i64| {
+        if options.has_weights() { case.weights[class as usize].wide() } else { 1.0 }
+    };
+    let weight: f64 = counted.map(weight_of).sum();
+    let expected = of_sum.item().unwrap().wide() / weight;
     let forward = mean.forward(&x, &classes, &stream).unwrap();
     let (both, gradient) = mean.forward_backward(&x, &classes, &stream).unwrap();
     for loss in [forward, both] {
         let off = (loss.item().unwrap().wide() - expected).abs();
-        assert!(off <= 1e-6 * expected, "{} {cols} columns: {off} off", T::NAME);
+        assert!(off <= 1e-6 * expected, "{} {cols} columns, {options:?}: {off} off", T::NAME);
     }
-    let (_, of_sum) =
-        CrossEntropy::sum().weight(&weights).forward_backward(&x, &classes, &stream).unwrap();
+    let (_, of_sum) = sum.forward_backward(&x, &classes, &stream).unwrap();
     for (got, of_sum) in gradient.to_vec().unwrap().iter().zip(of_sum.to_vec().unwrap()) {
         let expected = of_sum.wide() / weight;
         let allowed = 2.0 * T::allowed(expected, 1.0 / weight, 1.0);
-        assert!((got.wide() - expected).abs() <= allowed, "{} {cols} columns", T::NAME);
+        let off = (got.wide() - expected).abs();
+        assert!(off <= allowed, "{} {cols} columns, {options:?}", T::NAME);
     }
 }
 
 #[test]
-fn means_of_weighted_rows() {
-    for cols in [1, 2, 3, 8, 16, 20, 33] {
-        check_weighted_mean::<f32>(cols);
-        check_weighted_mean::<bf16>(cols);
+fn means_of_rows_with_options() {
+    for options in [Options::Weights, Options::ZLoss, Options::SmoothedWeights(0)] {
+        for cols in [1, 2, 3, 8, 16, 20, 33] {
+            check_mean::<f32>(cols, options);
+            check_mean::<bf16>(cols, options);
+        }
+        check_mean::<f64>(5, options);
     }
-    check_weighted_mean::<f64>(5);
 }
 
 /// A row is cut into vectors of 16 bytes and a rest, by accesses of 16, 8, 4 or 2 bytes. There are
@@ -218,8 +227,15 @@ fn weights_of_all_classes_of_longer_rows() {
 /// Of several targets in a lane's rows that are no class, the first is reported.
 #[test]
 fn the_first_of_several_targets_that_are_no_class() {
-    for cols in [3, 16, 24] {
-        let case = Case::<f32>::new([ROWS, cols], DENSE, Options::None);
+    let all = [
+        Options::None,
+        Options::Weights,
+        Options::ZLoss,
+        Options::Smoothing,
+        Options::SmoothedWeights(0),
+    ];
+    for (cols, options) in [3, 16, 24].into_iter().flat_map(|cols| all.map(|of| (cols, of))) {
+        let case = Case::<f32>::new([ROWS, cols], DENSE, options);
         let stream = gpu().stream().unwrap();
         let x = Tensor::from_slice(gpu(), [ROWS, cols], &case.x).unwrap();
         let mut classes = case.classes.clone();
@@ -227,9 +243,10 @@ fn the_first_of_several_targets_that_are_no_class() {
             classes[row] = -1;
         }
         let classes = Tensor::from_slice(gpu(), [ROWS], &classes).unwrap();
-        let (loss, gradient) =
-            CrossEntropy::mean().forward_backward(&x, &classes, &stream).unwrap();
-        let forward = CrossEntropy::mean().forward(&x, &classes, &stream).unwrap();
+        let weights = Tensor::from_slice(gpu(), [cols], &case.weights).unwrap();
+        let mean = options.on(CrossEntropy::mean(), &weights);
+        let (loss, gradient) = mean.forward_backward(&x, &classes, &stream).unwrap();
+        let forward = mean.forward(&x, &classes, &stream).unwrap();
         for loss in [loss, forward] {
             match loss.item() {
                 Err(Error::TargetOutOfRange { row, target, classes }) => {
@@ -242,7 +259,7 @@ fn the_first_of_several_targets_that_are_no_class() {
         for row in 0..ROWS {
             let is_faulty = [6, 38, 70].contains(&row);
             let row = &gradient[row * cols..(row + 1) * cols];
-            assert!(row.iter().all(|of| of.is_nan() == is_faulty));
+            assert!(row.iter().all(|of| of.is_nan() == is_faulty), "{options:?}: {row:?}");
         }
     }
 }

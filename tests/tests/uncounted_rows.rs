@@ -14,6 +14,7 @@ use tests::small_gpu;
 /// What is ignored unless a call says otherwise.
 const IGNORED: i64 = -100;
 const SMOOTHING: f64 = 0.25;
+const Z_LOSS: f64 = 0.01;
 
 /// What a row has as its target.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +34,7 @@ struct Rows<T> {
     rows: usize,
     cols: usize,
     smoothing: f64,
+    z_loss: f64,
     /// The target of rows that are ignored: none of the others have it, though it may be a class.
     ignored: i64,
     x: Vec<T>,
@@ -45,10 +47,10 @@ where
     T::Loss: Number,
 {
     fn new(cols: usize, smoothing: f64) -> Self {
-        Self::ignoring(cols, smoothing, IGNORED)
+        Self::ignoring(cols, [smoothing, 0.0], IGNORED)
     }
 
-    fn ignoring(cols: usize, smoothing: f64, ignored: i64) -> Self {
+    fn ignoring(cols: usize, [smoothing, z_loss]: [f64; 2], ignored: i64) -> Self {
         let rows = many_rows();
         let logit = |x: &f32| T::round(4.0 * f64::from(*x));
         let x: Vec<T> = uniforms(31 + cols as u64, rows * cols).iter().map(logit).collect();
@@ -60,13 +62,15 @@ where
             let share = smoothing / cols as f64;
             let class = class_of(row, cols, ignored);
             let all: f64 = if share > 0.0 { (0..cols).map(minus_log_p).sum() } else { 0.0 };
-            losses.push((1.0 - smoothing) * minus_log_p(class) + share * all);
+            let log_sum_exp = sum.ln();
+            let of_z_loss = z_loss * log_sum_exp * log_sum_exp;
+            losses.push((1.0 - smoothing) * minus_log_p(class) + share * all + of_z_loss);
             gradients.extend(exps.iter().enumerate().map(|(column, exp)| {
                 let of_class = if column == class { 1.0 - smoothing } else { 0.0 };
-                exp / sum - of_class - share
+                (1.0 + 2.0 * z_loss * log_sum_exp) * exp / sum - of_class - share
             }));
         }
-        Rows { rows, cols, smoothing, ignored, x, losses, gradients }
+        Rows { rows, cols, smoothing, z_loss, ignored, x, losses, gradients }
     }
 
     fn classes(&self, target: impl Fn(usize) -> Target) -> Vec<i64> {
@@ -135,7 +139,10 @@ where
         let x = Tensor::from_slice(small_gpu(), shape, &self.x).unwrap();
         let mut gradient = Tensor::zeros(small_gpu(), shape).unwrap();
         let mut loss = Loss::zeros(small_gpu(), []).unwrap();
-        let mean = CrossEntropy::mean().label_smoothing(self.smoothing).ignore_index(self.ignored);
+        let mean = CrossEntropy::mean()
+            .label_smoothing(self.smoothing)
+            .z_loss(self.z_loss)
+            .ignore_index(self.ignored);
         // One that is ignored, or none: the others take long where a tool watches.
         for target in &targets[..usually(targets.len(), 2)] {
             let target = |row| target(row, last);
@@ -185,9 +192,18 @@ fn rows_of_several_lanes() {
 /// A class that is ignored is in range, and its rows do not count all the same.
 #[test]
 fn rows_of_a_class_that_is_ignored() {
-    Rows::<f32>::ignoring(3, 0.0, 1).check_calls();
-    Rows::<bf16>::ignoring(18, 0.0, 17).check_calls();
-    Rows::<f32>::ignoring(5, SMOOTHING, 0).check_calls();
+    Rows::<f32>::ignoring(3, [0.0; 2], 1).check_calls();
+    Rows::<bf16>::ignoring(18, [0.0; 2], 17).check_calls();
+    Rows::<f32>::ignoring(5, [SMOOTHING, 0.0], 0).check_calls();
+    Rows::<f32>::ignoring(5, [SMOOTHING, Z_LOSS], 0).check_calls();
+}
+
+/// A lane computes rows without options, with one, and with others in different loops.
+#[test]
+fn rows_with_options() {
+    Rows::<f32>::ignoring(3, [0.0, Z_LOSS], IGNORED).check_calls();
+    Rows::<bf16>::ignoring(18, [0.0, Z_LOSS], IGNORED).check_calls();
+    Rows::<bf16>::ignoring(4, [SMOOTHING, Z_LOSS], IGNORED).check_calls();
 }
 
 /// Gradients that overwrite the logits cannot be computed twice.

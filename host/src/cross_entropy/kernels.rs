@@ -129,6 +129,7 @@ macro_rules! kernels {
 
 static CLASSES: Kernels = kernels!(cross_entropy);
 static SMOOTHED: Kernels = kernels!(cross_entropy_smoothed);
+static WEIGHTED: Kernels = kernels!(cross_entropy_weighted);
 static PROBABILITIES: Kernels = kernels!(cross_entropy_prob);
 static LOG_PROB: Kernels = {
     use kernels_gpu::kernels::log_prob::*;
@@ -163,6 +164,8 @@ impl Kernels {
             &LOG_PROB
         } else if args.class_bytes == 0 {
             &PROBABILITIES
+        } else if args.share != 0.0 && args.weight != 0 {
+            &WEIGHTED
         } else if args.share != 0.0 {
             &SMOOTHED
         } else {

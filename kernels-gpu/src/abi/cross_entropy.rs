@@ -318,8 +318,14 @@ impl CrossEntropyArgs {
     /// [`is_plain`](Self::is_plain), with or without class weights.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_plain_but_for_weights(&self) -> bool {
-        let others = self.saved | self.totals;
-        others == 0 && self.reduction == reduction::SCALAR && self.z_loss == 0.0
+        self.is_scalar() && self.z_loss == 0.0
+    }
+
+    /// Whether the call wants only the sum or the mean of the losses: nothing is saved for a
+    /// backward pass.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn is_scalar(&self) -> bool {
+        self.saved | self.totals == 0 && self.reduction == reduction::SCALAR
     }
 
     /// The target probabilities; null if targets are classes.

@@ -54,19 +54,26 @@ pub(crate) use split::forward_backward_split;
 pub(crate) use staged_row::forward_backward_staged;
 pub(crate) use stream::forward_stream;
 
-/// Kinds of targets: one class per row, one class per row with label smoothing, or probabilities of
-/// all classes. [`LOG_PROB`](mode::LOG_PROB) has one class per row, and computes its
-/// log-probability and the row's entropy instead of a loss ([`log_prob`]). Each kind has its own
-/// kernels, because what one kind computes would cost the others registers.
+/// Kinds of targets: one class per row, one class per row with label smoothing, without class
+/// weights or with, or probabilities of all classes. [`LOG_PROB`](mode::LOG_PROB) has one class per
+/// row, and computes its log-probability and the row's entropy instead of a loss ([`log_prob`]).
+/// Each kind has its own kernels, because what one kind computes would cost the others registers
+/// and instructions.
 pub(crate) mod mode {
     pub(crate) const CLASS: u32 = 0;
     pub(crate) const SMOOTHED: u32 = 1;
     pub(crate) const PROBABILITIES: u32 = 2;
     pub(crate) const LOG_PROB: u32 = 3;
+    pub(crate) const WEIGHTED: u32 = 4;
+
+    /// Whether there is label smoothing.
+    pub(crate) const fn is_smoothed(mode: u32) -> bool {
+        mode == SMOOTHED || mode == WEIGHTED
+    }
 
     /// Whether the target has a share for every class.
     pub(crate) const fn is_dense(mode: u32) -> bool {
-        mode == SMOOTHED || mode == PROBABILITIES
+        is_smoothed(mode) || mode == PROBABILITIES
     }
 
     /// Whether kernels that compute loss and gradients have code for an
@@ -287,9 +294,10 @@ pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> 
             _ => 3,
         };
     }
-    if mode == mode::SMOOTHED && computes != computes::GRADIENTS {
-        // Beside its numbers, a lane has the share of each class: of 16 columns, six blocks spill
-        // 24 to 64 bytes with gradients.
+    if mode::is_smoothed(mode) && computes != computes::GRADIENTS {
+        // Beside its numbers, a lane has the share of each class: with class weights and gradients,
+        // six blocks spill up to 544 bytes. Five spill less, but are slower: H200, 2026-11-29, f16,
+        // ceiling ÷ ours with six and with five, 8 columns 0.51 and 0.49, 16 columns 0.68 and 0.65.
         return match (computes, size_of::<E>()) {
             (computes::LOSS, 8) => 5,
             (_, 8) => 4,
@@ -342,7 +350,7 @@ pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u
 pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
     match mode {
         mode::CLASS => 4,
-        mode::SMOOTHED if size_of::<E>() == 8 => 4,
+        mode::SMOOTHED | mode::WEIGHTED if size_of::<E>() == 8 => 4,
         _ => 2,
     }
 }
@@ -352,7 +360,7 @@ pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
 pub(crate) const fn split_block<E: Element>(mode: u32) -> u32 {
     match mode {
         mode::PROBABILITIES => 256,
-        mode::SMOOTHED if size_of::<E>() == 8 => 256,
+        mode::SMOOTHED | mode::WEIGHTED if size_of::<E>() == 8 => 256,
         _ => 320,
     }
 }

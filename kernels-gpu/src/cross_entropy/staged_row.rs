@@ -177,7 +177,7 @@ impl<'a, E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'a, E, MODE
     /// Whether the target's probabilities are staged beside the logits.
     const HAS_PROBABILITIES: bool = MODE == mode::PROBABILITIES;
     /// Whether class weights may be, in the same place. In f64 that is slower.
-    const STAGES_WEIGHTS: bool = MODE == mode::SMOOTHED && size_of::<E>() < 8;
+    const STAGES_WEIGHTS: bool = MODE == mode::WEIGHTED && size_of::<E>() < 8;
     /// Whether gradients subtract the shares of a vector at a time. In f64 that spills.
     const HAS_SHARE_VECTORS: bool = size_of::<E>() < 8;
     /// Whether exponentials replace their logits until the gradients are computed.

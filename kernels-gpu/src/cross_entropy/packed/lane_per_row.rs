@@ -1,23 +1,23 @@
 //! Short rows, one lane per row: in the lane's registers ([`RegisterRow`]), or read from shared
 //! memory for each step where they have more columns ([`WideRow`]).
 //!
-//! A short row costs more than its elements do. There are therefore two loops for each number of
-//! columns, or each width of an access: for calls with class targets and no option
-//! ([`Rows::plain`]), and for all others ([`Rows::any`]), which decides on options row by row. A
-//! loop for all numbers of columns would branch on them in each row, before and behind its sum:
-//! H200, 2026-11-28, 200 MiB with z-loss, loss and gradients, ceiling ÷ ours in one loop and in one
-//! for each number: f32, 3 columns 0.53 and 0.71, 8 columns 0.74 and 0.86; bf16, 7 columns 0.51 and
-//! 0.66.
+//! A short row costs more than its elements do. There are therefore several loops for each number
+//! of columns, or each width of an access. Where the targets are classes and the loss is a scalar,
+//! [`Rows::scalar`] is one for calls without options, with label smoothing or with both that and
+//! class weights, and another for class weights or z-loss alone. [`Rows::any`] is for all other
+//! calls, and decides on options row by row. A loop for all numbers of columns would branch on them
+//! in each row, before and behind its sum: H200, 2026-11-28, 200 MiB with z-loss, loss and
+//! gradients, ceiling ÷ ours in one loop and in one for each number: f32, 3 columns 0.53 and 0.71,
+//! 8 columns 0.74 and 0.86; bf16, 7 columns 0.51 and 0.66.
 
 use super::lane_row::{Access, LaneRow, SharedRow, with_row};
 use super::register_row::{RegisterRow, most_cols, with_columns};
 use super::stage::{Common, Compute, Stage, for_each_stage};
 use super::wide_row::WideRow;
-use super::{Share, computes, factors_of_row, has_attempts, row_lanes};
-use crate::abi::{Matrix, TileArgs, attempt};
-use crate::cross_entropy::label::counts_in_mean;
+use super::{Share, computes, has_attempts, row_lanes};
+use crate::abi::{TileArgs, attempt};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Factors, Pass, TERMS, writes};
+use crate::cross_entropy::pass::{Factors, Pass, TERMS};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, Real};
 use crate::math::exp_m1_below;
@@ -25,6 +25,8 @@ use crate::reduce::Workspace;
 use crate::tile::Tile;
 use cuda_std::hint::opaque;
 use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
+
+mod any;
 
 /// The index of no row.
 const NONE: u32 = u32::MAX;
@@ -85,17 +87,27 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
         // SAFETY: the caller's conditions.
         unsafe {
             let access = rows.access::<COMPUTES>();
-            if MODE == mode::CLASS && rows.are_plain::<COMPUTES>() {
-                let faulty = with_row!(Row of args.cols, access, E, WIDE, NONE; {
-                    rows.plain::<COMPUTES, Row<E>>(terms)
-                });
+            // Beside class weights, there are no registers for both loops of wide rows.
+            let has_scalar =
+                matches!(MODE, mode::CLASS | mode::SMOOTHED) || MODE == mode::WEIGHTED && !WIDE;
+            let report = |faulty| {
                 if faulty != NONE && opaque(args.fault) != 0 {
                     workspace.report_row(stage.first() + u64::from(faulty));
                 }
-            } else {
+            };
+            let has_no_option = has_scalar && rows.have_no_option::<COMPUTES>();
+            if !has_no_option && MODE == mode::CLASS && rows.have_one_option::<COMPUTES>() {
+                report(with_row!(Row of args.cols, access, E, WIDE, NONE; {
+                    rows.scalar::<COMPUTES, true, Row<E>>(terms)
+                }));
+            } else if !has_no_option {
                 with_row!(Row of args.cols, access, E, WIDE, (); {
                     rows.any::<COMPUTES, Row<E>>(terms);
                 });
+            } else {
+                report(with_row!(Row of args.cols, access, E, WIDE, NONE; {
+                    rows.scalar::<COMPUTES, false, Row<E>>(terms)
+                }));
             }
             if COMPUTES != computes::LOSS {
                 sync_warp();
@@ -136,17 +148,41 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
         if COMPUTES == computes::LOSS { access } else { access.min(store_access) }
     }
 
-    /// Whether [`plain`](Self::plain) computes these rows.
+    /// Whether [`scalar`](Self::scalar) computes these rows without options: there is neither
+    /// z-loss nor, unless there is label smoothing too, a class weight.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn are_plain<const COMPUTES: u32>(&self) -> bool {
+    fn have_no_option<const COMPUTES: u32>(&self) -> bool {
         let args = self.stage.args;
         let has_options = if COMPUTES == computes::GRADIENTS {
-            args.z_loss.to_bits() << 1 != 0 || args.weight != 0
+            let has_weights = MODE != mode::WEIGHTED && self.pass.weights() != 0;
+            self.has_z_loss() || has_weights
+        } else if MODE == mode::WEIGHTED {
+            !args.is_plain_but_for_weights()
         } else {
             !self.pass.is_plain()
         };
-        let shares_scale = COMPUTES == computes::LOSS || args.upstream_stride == 0;
-        !has_options && shares_scale
+        !has_options && self.share_scale::<COMPUTES>()
+    }
+
+    /// Whether [`scalar`](Self::scalar) computes these rows with options: there are class weights
+    /// or a z-loss, but not both.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn have_one_option<const COMPUTES: u32>(&self) -> bool {
+        let args = self.stage.args;
+        let has_one = !(self.has_z_loss() && self.pass.weights() != 0);
+        let is_scalar = COMPUTES == computes::GRADIENTS || args.is_scalar();
+        has_one && is_scalar && self.share_scale::<COMPUTES>()
+    }
+
+    /// Whether the gradients of all rows have the same scale, if any are computed.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn share_scale<const COMPUTES: u32>(&self) -> bool {
+        COMPUTES == computes::LOSS || self.stage.args.upstream_stride == 0
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn has_z_loss(&self) -> bool {
+        self.stage.args.z_loss.to_bits() << 1 != 0
     }
 
     const fn has_attempts<const COMPUTES: u32>() -> bool {
@@ -170,16 +206,24 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
         SharedRow { shared: self.stage.shared, at: tile.row(index), order }
     }
 
-    /// Computes the rows of a call without options, whose loss is a scalar, and returns the first
-    /// of this lane's whose target is no class, or [`NONE`].
+    /// Computes the rows of a call with class targets whose loss is a scalar, and returns the first
+    /// of this lane's whose target is no class, or [`NONE`]. With `OPTION`, the call may have class
+    /// weights or a z-loss, otherwise class weights beside label smoothing.
     ///
     /// # Safety
     /// As [`rows`]; the copies of the stage are complete.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn plain<const COMPUTES: u32, R: LaneRow<E>>(&self, terms: &mut [f64; TERMS]) -> u32 {
+    unsafe fn scalar<const COMPUTES: u32, const OPTION: bool, R: LaneRow<E>>(
+        &self,
+        terms: &mut [f64; TERMS],
+    ) -> u32 {
         let Rows { pass, stage, scale, .. } = *self;
         let (args, size) = (stage.args, size_of::<E>() as u32);
         let classes = stage.staged_classes();
+        let (is_smoothed, has_weights) =
+            (mode::is_smoothed(MODE), OPTION || MODE == mode::WEIGHTED);
+        let has_z_loss = OPTION && self.has_z_loss();
+        let twice_z_loss = if has_z_loss { pass.twice_z_loss() } else { E::Real::ZERO };
         let access = Access::of::<E>(self.access::<COMPUTES>(), args.cols);
         let (mut count, mut faulty, mut all_count) = (0_u32, NONE, true);
         let mut index = lane_id();
@@ -191,16 +235,20 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                 let counts = class != args.ignore_index;
                 // A negative class is out of range, too, as an unsigned number.
                 let is_class = class.cast_unsigned() < args.cols.into();
-                let mut logit = E::Real::ZERO;
+                let (mut logit, mut weight) = (E::Real::ZERO, E::Real::ONE);
                 if is_class {
                     logit = stage.shared.element::<E>(source.at + class as u32 * size).widen();
+                    if has_weights {
+                        weight = pass.weight_of(class as u32);
+                    }
                 }
                 let mut numbers = R::new(source, args.cols, access);
-                let (stats, inverse, others);
+                let (stats, inverse, others, log_sum_exp);
                 if COMPUTES == computes::GRADIENTS {
                     let saved = stage.saved::<E::Real>(index);
-                    stats = Stats { max: saved.max, ..Stats::NONE };
+                    stats = Stats { max: saved.max, weight: saved.weight, ..Stats::NONE };
                     numbers.make_exps_from(saved.max);
+                    log_sum_exp = saved.max + saved.log_sum;
                     inverse = (-saved.log_sum).exp_below();
                     others = -exp_m1_below(-saved.log_sum);
                 } else {
@@ -212,7 +260,15 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     };
                     inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
                     others = stats.others() * inverse;
-                    let mut loss = stats.log_sum() - (logit - stats.max);
+                    let log_sum = stats.log_sum();
+                    log_sum_exp = stats.max + log_sum;
+                    let mut loss = log_sum - (logit - stats.max);
+                    if has_weights {
+                        loss = weight * loss;
+                    }
+                    if is_smoothed {
+                        loss = pass.smoothed(loss, &stats, log_sum);
+                    }
                     if !is_class {
                         loss = E::Real::NAN;
                         if counts && faulty == NONE {
@@ -222,14 +278,30 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     if counts {
                         terms[0] += loss.to_f64();
                         count += 1;
+                        if has_weights && COMPUTES == computes::LOSS {
+                            terms[1] += weight.to_f64();
+                        }
+                        if has_z_loss {
+                            terms[2] += (log_sum_exp * log_sum_exp).to_f64();
+                        }
                     }
                 }
                 if COMPUTES != computes::LOSS {
                     let scale = if is_class { scale } else { E::Real::NAN };
                     let target = self.row_of(self.gradients, index);
                     // The gradient of a row that is ignored is 0, whatever its logits.
+                    let mut factors = Factors { factor: scale * inverse, ..Factors::NONE };
+                    if is_smoothed {
+                        factors = pass.smoothed_factors(&stats, weight, inverse, scale);
+                    } else if OPTION {
+                        factors = pass.factors_of_option(
+                            &stats,
+                            (weight, twice_z_loss * log_sum_exp),
+                            inverse,
+                            scale,
+                        );
+                    }
                     if counts {
-                        let factors = Factors { factor: scale * inverse, ..Factors::NONE };
                         numbers.store_gradients(pass, &factors, target, access);
                     } else {
                         numbers.store_zeros(target, access);
@@ -241,8 +313,16 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                         // p − 1 of the likeliest class: see `Pass::at_class_of`.
                         let is_likeliest = apart == E::Real::ZERO;
                         let less_one = if is_likeliest { -others } else { p - E::Real::ONE };
+                        let mut gradient = scale * less_one;
+                        if is_smoothed {
+                            let of_class = weight * pass.unit();
+                            let share = factors.by_share * (p * factors.weight - of_class);
+                            gradient = factors.by_class.fma(less_one, share);
+                        } else if OPTION {
+                            gradient = factors.by_class.fma(less_one, factors.by_z * p);
+                        }
                         let at = target.at + class as u32 * size;
-                        stage.shared.set_element(at, E::narrow(scale * less_one));
+                        stage.shared.set_element(at, E::narrow(gradient));
                     }
                 }
             }
@@ -251,112 +331,12 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
         if Self::has_attempts::<COMPUTES>() && any(!all_count) && lane_id() == 0 {
             self.note_uncounted();
         }
-        if COMPUTES == computes::LOSS {
+        if COMPUTES == computes::LOSS && !has_weights {
             terms[1] += f64::from(count);
         }
+        if COMPUTES == computes::LOSS && has_z_loss {
+            terms[3] += f64::from(count);
+        }
         faulty
-    }
-
-    /// Computes the rows of any call.
-    ///
-    /// # Safety
-    /// As [`plain`](Self::plain).
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn any<const COMPUTES: u32, R: LaneRow<E>>(&self, terms: &mut [f64; TERMS]) {
-        let mut index = lane_id();
-        while index < self.stage.rows {
-            // SAFETY: the caller's conditions; no other lane accesses the row.
-            unsafe { self.one::<COMPUTES, R>(index, terms) };
-            index += WARP_SIZE;
-        }
-    }
-
-    /// Computes row `index` of any call, and adds its terms to `terms`.
-    ///
-    /// # Safety
-    /// As [`plain`](Self::plain); no other lane accesses the row.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn one<const COMPUTES: u32, R: LaneRow<E>>(&self, index: u32, terms: &mut [f64; TERMS]) {
-        let Rows { pass, stage, logits, probabilities, gradients, scale, workspace, .. } = *self;
-        let args = stage.args;
-        let (cols, size) = (args.cols, size_of::<E>() as u32);
-        let row = stage.first() + u64::from(index);
-        let source = self.row_of(logits, index);
-        let access = Access::of::<E>(self.access::<COMPUTES>(), cols);
-        // SAFETY: the caller's conditions.
-        unsafe {
-            let mut class = args.ignore_index;
-            if MODE != mode::PROBABILITIES {
-                class = stage.class(index);
-            }
-            let t = (self.row_of(probabilities, index), access);
-            let mut logit = E::Real::ZERO;
-            if MODE != mode::PROBABILITIES && class.cast_unsigned() < cols.into() {
-                logit = stage.shared.element::<E>(source.at + class as u32 * size).widen();
-            }
-            let mut numbers = R::new(source, cols, access);
-            let mut stats = Stats::NONE;
-            if COMPUTES != computes::GRADIENTS {
-                stats = if COMPUTES == computes::LOSS {
-                    numbers.statistics(pass, t)
-                } else {
-                    numbers.make_exps(pass, t)
-                };
-                if Self::has_attempts::<COMPUTES>() && !counts_in_mean(args, class) {
-                    self.note_uncounted();
-                }
-            }
-            let label = pass.label(class);
-            if COMPUTES == computes::BOTH {
-                let of_row =
-                    pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
-                // The normaliser was summed before, so the weights are not summed again.
-                terms[0] += of_row[0];
-                if !pass.has_two_sums() {
-                    terms[2] += of_row[2];
-                }
-            } else if COMPUTES == computes::LOSS {
-                let of_row =
-                    pass.finish_row::<{ writes::ALL }>(row, &label, stats, logit, workspace);
-                terms[0] += of_row[0];
-                terms[1] += of_row[1];
-                if !pass.has_two_sums() {
-                    terms[2] += of_row[2];
-                    terms[3] += of_row[3];
-                }
-                return;
-            }
-            let factors = factors_of_row::<E, MODE, COMPUTES, true>(
-                pass,
-                &label,
-                stats,
-                (&stage, index),
-                scale,
-            );
-            let target = self.row_of(gradients, index);
-            if MODE == mode::PROBABILITIES {
-                let to = |of: Matrix, row| (of.start != 0).then_some(row);
-                let of_probabilities = self.row_of(self.of_probabilities, index);
-                let to = [to(args.grad_input, target), to(args.grad_target, of_probabilities)];
-                let mut numbers = R::new(source.rematerialize(), cols, access);
-                numbers.store_gradients_of_both(pass, &factors, t, to, access);
-                return;
-            }
-            // The gradient of a row that is ignored is 0, whatever its logits.
-            if label.counts {
-                if COMPUTES == computes::GRADIENTS || Pass::<E, MODE>::DENSE {
-                    // Beside shares of all classes, there are no registers for the exponentials.
-                    numbers = R::new(source.rematerialize(), cols, access);
-                    numbers.make_exps_from(factors.center);
-                }
-                numbers.store_gradients(pass, &factors, target, access);
-            } else {
-                numbers.store_zeros(target, access);
-            }
-            if label.has_class(cols) {
-                let at_class = E::narrow(pass.at_class(&label, &factors, logit));
-                stage.shared.set_element(target.at + label.class * size, at_class);
-            }
-        }
     }
 }

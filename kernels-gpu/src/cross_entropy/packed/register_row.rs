@@ -5,13 +5,13 @@
 //! the count, would cost more than the arithmetic inside it.
 
 use super::lane_row::{Access, LaneRow, SharedRow, is_ordered};
-use crate::abi::lane_row_cols;
+use crate::abi::{VECTOR_BYTES, lane_row_cols};
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use cuda_std::hint::opaque;
-use cuda_std::memory::Vec16;
+use cuda_std::memory::{Vec16, load};
 
 /// The most columns of a row that a lane has registers for.
 pub(super) const fn most_cols<E: Element>() -> usize {
@@ -130,6 +130,24 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn class_of(&self, column: usize) -> u32 {
         if Self::IS_ORDERED { column as u32 ^ (self.order * E::LANES) } else { column as u32 }
+    }
+
+    /// The weight of the class of the number of `column`, of class weights at `weights`. Only the
+    /// address of the first class of each vector has to be computed.
+    ///
+    /// # Safety
+    /// `weights` is the address of the class weights, or null.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn weight_of<const MODE: u32>(&self, weights: u64, column: usize) -> E::Real {
+        if MODE != mode::WEIGHTED && weights == 0 {
+            return E::Real::ONE;
+        }
+        let lanes = E::LANES as usize;
+        let (vector, within) = (column / lanes, column % lanes);
+        let vector = if Self::IS_ORDERED { vector as u32 ^ self.order } else { vector as u32 };
+        let at = (weights + u64::from(vector * VECTOR_BYTES)) as *const E;
+        // SAFETY: the caller's condition.
+        unsafe { load(at.wrapping_add(within)) }.widen()
     }
 
     /// 0, the first class, where each class has a share of the target. Opaque: LLVM would keep the
@@ -283,10 +301,13 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         let mut shares = [E::Real::ZERO; 2];
         for_each_column!(column in COLS; {
             let x = self.numbers[column];
-            if Pass::<E, MODE>::DENSE {
-                let class = self.class_of(column);
+            if MODE == mode::SMOOTHED {
+                shares[0] = pass.unit().fma(x - max, shares[0]);
+            } else if Pass::<E, MODE>::DENSE {
                 // SAFETY: the caller's conditions.
-                unsafe { pass.add_share(&mut shares, max, (x, probabilities[column]), class) };
+                let weight = unsafe { self.weight_of::<MODE>(pass.weights(), column) };
+                let share = pass.share_by_weight(weight, probabilities[column]);
+                shares = [share.fma(x - max, shares[0]), shares[1] + share];
             }
             let exp = (x - max).exp_below();
             self.numbers[column] = exp;
@@ -301,7 +322,10 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
             }
         });
         let rest = rests[0] + rests[1];
-        let [dot, weight] = shares;
+        let [dot, mut weight] = shares;
+        if MODE == mode::SMOOTHED {
+            weight = pass.sum_of_units();
+        }
         Stats { max, ties: E::Real::ONE, rest, dot, weight }
     }
 
@@ -346,14 +370,17 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         to: SharedRow,
         access: Access,
     ) {
-        let first = Self::first_class::<MODE>();
+        let weights = opaque(pass.weights());
         for_each_column!(column in COLS; {
             let mut gradient = self.numbers[column] * factors.factor;
-            if Pass::<E, MODE>::DENSE {
-                let class = first + self.class_of(column);
+            if MODE == mode::SMOOTHED {
+                let share = -(factors.by_share * pass.unit());
+                gradient = self.numbers[column].fma(factors.factor, share);
+            } else if Pass::<E, MODE>::DENSE {
                 // SAFETY: the caller's conditions.
-                let share = unsafe { pass.gradient_of_share(factors, class, E::Real::ZERO) };
-                gradient = gradient - share;
+                let weight = unsafe { self.weight_of::<MODE>(weights, column) };
+                let by_weight = -(factors.by_share * pass.unit());
+                gradient = by_weight.fma(weight, gradient);
             }
             self.numbers[column] = gradient;
         });

@@ -156,9 +156,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let args = self.args;
         let confidence = self.confidence();
         if args.z_loss != 0.0 {
-            let twice = E::Real::from_f64(self.z_loss() + self.z_loss());
             let log_sum_exp = factors.center + factors.log_sum;
-            factors.by_z = twice * log_sum_exp * z_scale();
+            factors.by_z = self.twice_z_loss() * log_sum_exp * z_scale();
         }
         if MODE != mode::PROBABILITIES {
             factors.by_class = confidence * label.weight * scale;
@@ -171,6 +170,39 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         let all = factors.by_class + factors.by_share * factors.weight + factors.by_z;
         factors.factor = all * factors.inverse;
+    }
+
+    /// The factors of a row of a call with label smoothing and without z-loss, whose class has
+    /// this weight.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn smoothed_factors(
+        &self,
+        stats: &Stats<E::Real>,
+        weight_of_class: E::Real,
+        inverse: E::Real,
+        scale: E::Real,
+    ) -> Factors<E::Real> {
+        let weight = if MODE == mode::SMOOTHED { self.sum_of_units() } else { stats.weight };
+        let by_class = self.confidence() * weight_of_class * scale;
+        let by_share = self.smoothing_per_unit() * scale;
+        let factor = by_share.fma(weight, by_class) * inverse;
+        let (counts, center) = (true, stats.max);
+        Factors { counts, center, factor, by_share, weight, by_class, ..Factors::NONE }
+    }
+
+    /// The factors of a row of a call with class weights or z-loss, whose class has this weight,
+    /// and whose z-loss has this derivative by the log-sum-exp.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn factors_of_option(
+        &self,
+        stats: &Stats<E::Real>,
+        (weight_of_class, of_z_loss): (E::Real, E::Real),
+        inverse: E::Real,
+        scale: E::Real,
+    ) -> Factors<E::Real> {
+        let (by_class, by_z) = (weight_of_class * scale, of_z_loss * scale);
+        let factor = (by_class + by_z) * inverse;
+        Factors { counts: true, center: stats.max, factor, by_class, by_z, ..Factors::NONE }
     }
 
     /// The gradient of the class's logit.

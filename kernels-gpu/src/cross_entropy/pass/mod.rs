@@ -10,6 +10,7 @@ use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
+use cuda_std::memory::load;
 
 mod end;
 mod gradient;
@@ -129,6 +130,18 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         f64::from_bits(opaque(self.args.z_loss.to_bits()))
     }
 
+    /// 2λ.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn twice_z_loss(&self) -> E::Real {
+        E::Real::from_f64(self.z_loss() + self.z_loss())
+    }
+
+    /// The address of the class weights; null if there are none.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn weights(&self) -> u64 {
+        if MODE == mode::SMOOTHED { 0 } else { self.args.weight }
+    }
+
     /// 1 − ε, the share of the target that label smoothing leaves. Class targets without smoothing
     /// have the constant 1.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -148,8 +161,24 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn share_of(&self, class: u32, t: E::Real) -> E::Real {
         // SAFETY: the caller's condition.
-        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        let weight = unsafe { self.weight_of(class) };
         self.share_by_weight(weight, t)
+    }
+
+    /// The weight of a class.
+    ///
+    /// # Safety
+    /// The kernels' condition 1; `class` is below `cols`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) unsafe fn weight_of(&self, class: u32) -> E::Real {
+        // SAFETY: the caller's condition.
+        unsafe {
+            if MODE == mode::WEIGHTED {
+                load((self.args.weight as *const E).wrapping_add(class as usize)).widen()
+            } else {
+                class_weight::<E>(self.weights(), class)
+            }
+        }
     }
 
     /// [`share_of`](Self::share_of) a class with this weight.
@@ -171,6 +200,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let bits =
             if size_of::<E::Real>() == 4 { (127 - power) << 23 } else { (1023 - power) << 52 };
         E::Real::from_bits64(bits)
+    }
+
+    /// The sum of all classes' shares where each has the same, the [`unit`](Self::unit).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn sum_of_units(&self) -> E::Real {
+        E::Real::from_i32(self.args.cols as i32) * self.unit()
     }
 
     /// ε/C divided by the [`unit`](Self::unit): what turns a sum of shares into its part of the
@@ -212,7 +247,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn label(&self, class: i64) -> Label<E::Real> {
         // SAFETY: the caller's condition.
-        unsafe { self.label_with(self.args.weight, class) }
+        unsafe { self.label_with(self.weights(), class) }
     }
 
     /// [`label`](Self::label) in a call that [is plain](Self::is_plain), and so has no class

@@ -21,6 +21,23 @@ pub(crate) mod writes {
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
+    /// The part of a row's loss that the shares of all classes have.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn loss_of_shares(&self, stats: &Stats<E::Real>, log_sum: E::Real) -> E::Real {
+        self.smoothing_per_unit() * (stats.weight * log_sum - stats.dot)
+    }
+
+    /// The loss with label smoothing of a row whose loss without is `loss`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn smoothed(
+        &self,
+        loss: E::Real,
+        stats: &Stats<E::Real>,
+        log_sum: E::Real,
+    ) -> E::Real {
+        self.confidence().fma(loss, self.loss_of_shares(stats, log_sum))
+    }
+
     /// The logit of the row's class; 0 if the class is out of range or targets are probabilities.
     ///
     /// # Safety
@@ -101,7 +118,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
                 term = self.confidence() * label.weight * (log_sum - (logit - stats.max));
             }
             if Self::DENSE {
-                term = term + self.smoothing_per_unit() * (stats.weight * log_sum - stats.dot);
+                term = term + self.loss_of_shares(&stats, log_sum);
             }
             if label.fault {
                 term = E::Real::NAN;

@@ -2,11 +2,10 @@
 //! their sums in the statistics of a row, and what they take from its gradients.
 
 use super::{Factors, Pass};
-use crate::cross_entropy::label::class_weight;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
-use cuda_std::memory::{Vec16, load_vector};
+use cuda_std::memory::{Vec16, load, load_vector};
 
 /// Where the sums of shares are: Σ q (x − center) and Σ q.
 pub(in crate::cross_entropy) type ShareSums<R> = [R; 2];
@@ -43,7 +42,7 @@ pub(in crate::cross_entropy) mod weights {
 /// of the one before, and LLVM keeps a vector that is written in branches in local memory.
 macro_rules! with_weights {
     ($pass:expr, $classes:expr, $count:expr, $staged:expr, $weight_of:ident; $body:block) => {
-        if WEIGHTS == weights::NONE || $pass.args.weight == 0 {
+        if WEIGHTS == weights::NONE || MODE != mode::WEIGHTED && $pass.weights() == 0 {
             let $weight_of = |_, _| E::Real::ONE;
             $body
         } else if WEIGHTS == weights::STAGED && $pass.args.staged_vectors != 0 {
@@ -62,9 +61,9 @@ macro_rules! with_weights {
             // A 16-bit element that is loaded alone is widened in fewer instructions than one of a
             // vector that is shifted into place.
             let $weight_of = |k: usize, lane: usize| {
-                let Classes { first, step } = $classes[k];
+                let first = $pass.weight_at($classes[k]) as *const E;
                 // SAFETY: as above.
-                unsafe { class_weight::<E>($pass.args.weight, first + lane as u32 * step) }
+                unsafe { load(first.wrapping_add(lane * $classes[k].step as usize)) }.widen()
             };
             $body
         }
@@ -73,10 +72,7 @@ macro_rules! with_weights {
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether all classes have the same share: label smoothing without class weights.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn has_equal_shares(&self) -> bool {
-        MODE == mode::SMOOTHED && self.args.weight == 0
-    }
+    const HAS_EQUAL_SHARES: bool = MODE == mode::SMOOTHED;
 
     /// Where the weight of the first of these classes is.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -113,7 +109,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // has two elements, so there is nothing to halve.
         let accumulators = if size_of::<E::Real>() == 8 { 1 } else { 2 };
         let (mut dots, mut sum) = ([sums[0], E::Real::ZERO], [sums[1], E::Real::ZERO]);
-        if self.has_equal_shares() {
+        if Self::HAS_EQUAL_SHARES {
             // Each difference is multiplied by the share, and not their sum, which may be beyond
             // the range.
             unrolled!(for k in 0..N; {
@@ -306,7 +302,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         x: E::Real,
     ) -> E::Real {
         // SAFETY: the caller's conditions.
-        let weight = unsafe { class_weight::<E>(self.args.weight, class) };
+        let weight = unsafe { self.weight_of(class) };
         by_target(factors, weight, x)
     }
 }

@@ -23,6 +23,10 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x};
 use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp, warp_id};
 use part::{Part, Rows};
 
+/// Accesses of a row that a lane has in flight in the forward pass, where each is less than a
+/// vector.
+const FLIGHT: u32 = 2;
+
 /// What a lane has added up of a row: its terms, and the greatest ranks of its pairs.
 struct Terms<R> {
     sums: Sums<R>,
@@ -206,9 +210,9 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
             if index < rows.count {
                 // SAFETY: the caller's conditions; the part is the lane's.
                 unsafe {
-                    self.add_terms::<BYTES>(part, &mut terms);
+                    self.add_terms::<BYTES, GRADS>(part, &mut terms);
                     if let Some(edges) = edges {
-                        self.add_terms::<2>(edges, &mut terms);
+                        self.add_terms::<2, true>(edges, &mut terms);
                     }
                 }
             }
@@ -275,28 +279,59 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         }
     }
 
-    /// Adds the terms of a part, as if all pairs were plain.
+    /// Adds the terms of a part, as if all pairs were plain; one access at a time with `ONE`.
     ///
     /// # Safety
     /// As [`compute`](Self::compute).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn add_terms<const BYTES: usize>(&self, part: Part, terms: &mut Terms<E::Real>) {
+    unsafe fn add_terms<const BYTES: usize, const ONE: bool>(
+        &self,
+        part: Part,
+        terms: &mut Terms<E::Real>,
+    ) {
         let mut at = part.first;
-        while at < part.end {
-            // SAFETY: the caller's conditions; the part has the access.
-            let [x, t] = unsafe { part.load::<BYTES>(at) };
+        // SAFETY: the caller's conditions.
+        unsafe {
+            while !ONE && BYTES < 16 && at + (FLIGHT - 1) * part.step < part.end {
+                self.add::<BYTES, { FLIGHT as usize }>(part, at, terms);
+                at = opaque(u64::from(at + FLIGHT * part.step)) as u32;
+            }
+            while at < part.end {
+                self.add::<BYTES, 1>(part, at, terms);
+                at = opaque(u64::from(at + part.step)) as u32;
+            }
+        }
+    }
+
+    /// Adds the terms of access `first` of a part, and of `N` - 1 more, as if all pairs were plain.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute); the part has the accesses.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add<const BYTES: usize, const N: usize>(
+        &self,
+        part: Part,
+        first: u32,
+        Terms { sums, ranks }: &mut Terms<E::Real>,
+    ) {
+        let mut pairs = [[Vec16::default(); 2]; MAX_LANES];
+        unrolled!(for k in 0..N; {
+            // SAFETY: the caller's conditions.
+            pairs[k] = unsafe { part.load::<BYTES>(first + k as u32 * part.step) };
+        });
+        unrolled!(for k in 0..N; {
+            let [x, t] = pairs[k];
             unrolled!(for lane in 0..MAX_LANES; {
                 if lane < BYTES / size_of::<E>() {
                     let (x, t) = (of_lane::<E>(x, lane), of_lane::<E>(t, lane));
                     let [of_x, of_t] = self.loss.ranks(x, t);
-                    terms.ranks = [terms.ranks[0].max(of_x), terms.ranks[1].max(of_t)];
+                    *ranks = [ranks[0].max(of_x), ranks[1].max(of_t)];
                     let [a, b] = self.loss.term::<true>(x, t);
-                    let sum = &mut terms.sums.plain[lane % SUMS];
-                    *sum = a.fma(b, *sum);
+                    let sum = (k + lane) % SUMS;
+                    sums.plain[sum] = a.fma(b, sums.plain[sum]);
                 }
             });
-            at = opaque(u64::from(at + part.step)) as u32;
-        }
+        });
     }
 
     /// Writes the gradients of a part, whose pairs are plain, to the tiles of gradients.

@@ -176,8 +176,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "z_gradient_scale",
         what: "the gradient of the squared log-sum-exp lacks its 2",
-        file: "cross_entropy/pass/gradient.rs",
-        lines: "let twice = E::Real::from_f64(self.z_loss() + self.z_loss());",
+        file: "cross_entropy/pass/mod.rs",
+        lines: "E::Real::from_f64(self.z_loss() + self.z_loss())",
         from: "self.z_loss() + self.z_loss()",
         to: "self.z_loss()",
         test: "golden::cross_entropy",

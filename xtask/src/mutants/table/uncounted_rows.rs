@@ -35,8 +35,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "ignored_not_noted",
-        what: "smoothed rows are not noted where their class is in range and ignored",
-        file: "cross_entropy/packed/lane_per_row.rs",
+        what: "smoothed rows with z-loss are not noted where their class is in range and ignored",
+        file: "cross_entropy/packed/lane_per_row/any.rs",
         lines: "if Self::has_attempts::<COMPUTES>() && !counts_in_mean(args, class) {",
         from: "!counts_in_mean(args, class)",
         to: "class.cast_unsigned() >= args.cols.into()",
@@ -45,8 +45,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "no_class_not_noted",
-        what: "smoothed rows are not noted where they have no class",
-        file: "cross_entropy/packed/lane_per_row.rs",
+        what: "smoothed rows with z-loss are not noted where they have no class",
+        file: "cross_entropy/packed/lane_per_row/any.rs",
         lines: "if Self::has_attempts::<COMPUTES>() && !counts_in_mean(args, class) {",
         from: "!counts_in_mean(args, class)",
         to: "class == args.ignore_index",

@@ -134,12 +134,12 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
 
     /// Whether the weights of a chunk's classes are loaded as a vector. With probabilities, the
     /// code would be too large for LLVM to inline it where chunks are whole and where they are not.
-    const WEIGHTED_VECTORS: bool = MODE == mode::SMOOTHED;
+    const WEIGHTED_VECTORS: bool = MODE == mode::WEIGHTED;
 
     /// The classes of a chunk whose shares are computed as those of a vector: one that is whole.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn classes_of_vector(pass: &Pass<'_, E, MODE>, chunk: Chunk) -> Option<Classes> {
-        let is_vector = !chunk.is_rest && (Self::WEIGHTED_VECTORS || pass.args.weight == 0);
+        let is_vector = !chunk.is_rest && (Self::WEIGHTED_VECTORS || pass.weights() == 0);
         is_vector.then(|| chunk.columns::<E>())
     }
 

@@ -17,7 +17,7 @@ fn main() {
         };
         for file in sorted(&arch) {
             let name = file.file_name().unwrap().to_str().unwrap();
-            if let Some(module) = name.strip_suffix(".ptx.gz") {
+            if let Some(module) = name.strip_suffix(".ptx.zst") {
                 if module.starts_with("ceiling") && env::var_os("CARGO_FEATURE_BENCH").is_none() {
                     continue;
                 }

@@ -25,7 +25,7 @@ pub(crate) struct Manifest {
     pub(crate) rustc: String,
     /// What the kernels were compiled with, by architecture, e.g. `sm_80`.
     pub(crate) flags: BTreeMap<String, String>,
-    /// SHA-256 of each text, by the path of its file without `.gz`, e.g. `sm_80/mse_f32.ptx`.
+    /// SHA-256 of each text, by the path of its file without `.zst`, e.g. `sm_80/mse_f32.ptx`.
     pub(crate) files: BTreeMap<String, String>,
 }
 

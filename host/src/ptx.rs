@@ -16,7 +16,7 @@ pub(crate) struct Ptx {
     /// The module's text as a zstd file, a seventh of its size.
     compressed: &'static [u8],
     /// The text, kept from the first use of one of its kernels: to decompress it again for each
-    /// would take 9 ms for the largest module, and 49 ms where this is not optimised.
+    /// would take 12 ms for the largest module, and 60 ms where this is not optimised.
     text: OnceLock<Box<str>>,
 }
 

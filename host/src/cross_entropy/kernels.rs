@@ -157,6 +157,12 @@ static LOG_PROB: Kernels = {
     }
 };
 
+/// Whether each class has a share of the target that depends on its weight: label smoothing with
+/// class weights.
+pub(super) fn has_weighted_shares(args: &CrossEntropyArgs) -> bool {
+    args.class_bytes != 0 && args.share != 0.0 && args.weight != 0
+}
+
 impl Kernels {
     /// The kernels that compute what `args` asks for.
     pub(super) fn of(args: &CrossEntropyArgs) -> &'static Kernels {
@@ -164,7 +170,7 @@ impl Kernels {
             &LOG_PROB
         } else if args.class_bytes == 0 {
             &PROBABILITIES
-        } else if args.share != 0.0 && args.weight != 0 {
+        } else if has_weighted_shares(args) {
             &WEIGHTED
         } else if args.share != 0.0 {
             &SMOOTHED

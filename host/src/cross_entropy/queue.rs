@@ -1,7 +1,7 @@
 //! Plans the launches of a call that is checked, and queues them.
 
 use super::call::Arguments;
-use super::kernels::Kernels;
+use super::kernels::{Kernels, has_weighted_shares};
 use crate::element::Float;
 use crate::error::Result;
 use crate::launch::{Argument, check_memory, launch, packed_rows, rows_are_alike};
@@ -211,8 +211,8 @@ impl<'a> Launches<'a> {
             return (is_of_logits && is_alike(args.probabilities())).then_some(2);
         }
         let weights = Matrix { start: args.weight, row_stride: 0 };
-        let has_weights = args.share != 0.0 && args.weight != 0;
-        let stages_weights = has_weights && self.element_bytes < 8 && is_alike(weights);
+        let stages_weights =
+            has_weighted_shares(args) && self.element_bytes < 8 && is_alike(weights);
         Some(if stages_weights { 2 } else { 1 })
     }
 

@@ -139,8 +139,8 @@ macro_rules! methods {
             }
 
             /// The loss, and the gradient of `input` for an upstream gradient of ones, in one pass
-            /// over memory. Where each row has a loss, rows whose elements have weights of their own
-            /// take two passes, and so do long rows whose gradients are aligned differently.
+            /// over memory. Where each row has a loss, rows whose elements have weights of their
+            /// own take two passes, and so do long rows whose gradients are aligned differently.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; ")]

@@ -5,6 +5,7 @@
 use emulator::Faults;
 use fused_loss::{CrossEntropy, Error, Loss, Tensor, Workspace};
 use half::bf16;
+use rayon::prelude::*;
 use tests::brief::usually;
 use tests::graph::Capture;
 use tests::number::Number;
@@ -54,8 +55,9 @@ where
         let rows = many_rows();
         let logit = |x: &f32| T::round(4.0 * f64::from(*x));
         let x: Vec<T> = uniforms(31 + cols as u64, rows * cols).iter().map(logit).collect();
-        let (mut losses, mut gradients) = (Vec::new(), Vec::new());
-        for (row, x) in x.chunks(cols).enumerate() {
+        let (mut losses, mut gradients) = (vec![0.0; rows], vec![0.0; rows * cols]);
+        let results = losses.par_iter_mut().zip(gradients.par_chunks_mut(cols));
+        x.par_chunks(cols).zip(results).enumerate().for_each(|(row, (x, (loss, gradient)))| {
             let exps: Vec<f64> = x.iter().map(|x| x.wide().exp()).collect();
             let sum: f64 = exps.iter().sum();
             let minus_log_p = |column: usize| sum.ln() - x[column].wide();
@@ -64,12 +66,12 @@ where
             let all: f64 = if share > 0.0 { (0..cols).map(minus_log_p).sum() } else { 0.0 };
             let log_sum_exp = sum.ln();
             let of_z_loss = z_loss * log_sum_exp * log_sum_exp;
-            losses.push((1.0 - smoothing) * minus_log_p(class) + share * all + of_z_loss);
-            gradients.extend(exps.iter().enumerate().map(|(column, exp)| {
+            *loss = (1.0 - smoothing) * minus_log_p(class) + share * all + of_z_loss;
+            for (column, (exp, gradient)) in exps.iter().zip(gradient).enumerate() {
                 let of_class = if column == class { 1.0 - smoothing } else { 0.0 };
-                (1.0 + 2.0 * z_loss * log_sum_exp) * exp / sum - of_class - share
-            }));
-        }
+                *gradient = (1.0 + 2.0 * z_loss * log_sum_exp) * exp / sum - of_class - share;
+            }
+        });
         Rows { rows, cols, smoothing, z_loss, ignored, x, losses, gradients }
     }
 
@@ -83,7 +85,12 @@ where
     }
 
     /// Holds a loss and its gradients against float64. Rows count that have a class.
-    fn check(&self, target: impl Fn(usize) -> Target, loss: &Loss<T::Loss>, gradient: &Tensor<T>) {
+    fn check(
+        &self,
+        target: impl Fn(usize) -> Target + Sync,
+        loss: &Loss<T::Loss>,
+        gradient: &Tensor<T>,
+    ) {
         let of = |which: Target| (0..self.rows).filter(|&row| target(row) == which).count();
         let (count, all) = (of(Target::Class) as f64, of(Target::NoClass) == 0);
         match loss.item() {
@@ -101,7 +108,7 @@ where
             other => panic!("{other:?}"),
         }
         let gradient = gradient.to_vec().unwrap();
-        for (row, got) in gradient.chunks(self.cols).enumerate() {
+        gradient.par_chunks(self.cols).enumerate().for_each(|(row, got)| {
             let expected = &self.gradients[row * self.cols..][..self.cols];
             let is_near = |(got, expected): (&T, &f64)| match target(row) {
                 Target::Ignored => got.wide() == 0.0,
@@ -114,7 +121,7 @@ where
             };
             let all_near = got.iter().zip(expected).all(is_near);
             assert!(all_near, "row {row}, {:?}: {got:?}, {expected:?} ÷ {count}", target(row));
-        }
+        });
     }
 
     /// Two calls on the same rows and the same workspace with each of these targets: a new

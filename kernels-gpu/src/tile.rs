@@ -395,32 +395,45 @@ impl<E: Element> Tile<E> {
 
     /// Stores the first `rows` rows of the tile to address `start`, `stride` bytes apart, unit by
     /// unit: so lanes beside each other store what is beside each other, across rows that are too
-    /// short for all of them.
+    /// short for all of them. Memory takes a sector that is stored at once faster than one that is
+    /// stored in parts.
     ///
     /// # Safety
     /// As [`store`](Self::store); rows begin and end at multiples of a unit's bytes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_units<T: Word>(&self, args: &TileArgs, rows: u32, start: u64, stride: u64) {
-        let count = rows * args.store_units;
+        let (units, size) = (args.store_units, size_of::<T>() as u32);
+        // Opaque: LLVM would compute all that depends on them before the loop over tiles, and keep
+        // it in registers.
+        let per = opaque(args.per_store_unit.into());
+        let lane = opaque(lane_id().into()) as u32;
+        let rows_of = |units: u32| match per {
+            0 => units,
+            per => ((u64::from(units) * per) >> 32) as u32,
+        };
         // What a row's address and its place in shared memory have more than its units before it.
-        let gap = stride - u64::from(self.row_bytes);
-        let shared_gap = self.step - self.row_bytes;
-        let mut unit = lane_id();
+        let gaps = (self.step - self.row_bytes, stride - u64::from(self.row_bytes));
+        let place = |unit: u32, row: u32| {
+            let bytes = unit * size;
+            (bytes + row * gaps.0, u64::from(bytes) + u64::from(row) * gaps.1)
+        };
+        // From one unit of a lane to its next, 32 units on: rows, and units beyond them.
+        let turn_rows = rows_of(WARP_SIZE);
+        let turn_units = WARP_SIZE - turn_rows * units;
+        let turn = place(WARP_SIZE, turn_rows);
+        let place_of_lane = place(lane, rows_of(lane));
+        let (mut from, mut to) = (self.at + place_of_lane.0, start + place_of_lane.1);
+        let mut within = lane - rows_of(lane) * units;
+        let (mut unit, count) = (lane, rows * units);
         while unit < count {
             unrolled!(for k in 0..FLIGHT; {
-                let unit = unit + k as u32 * WARP_SIZE;
-                if unit < count {
-                    let row = match args.per_store_unit {
-                        0 => unit,
-                        per => ((u64::from(unit) * u64::from(per)) >> 32) as u32,
-                    };
-                    let bytes = unit * size_of::<T>() as u32;
-                    let to = start + u64::from(bytes) + u64::from(row) * gap;
+                if unit + (k as u32 * WARP_SIZE) < count {
                     // SAFETY: the caller's conditions.
-                    unsafe {
-                        let value = self.shared.word::<T>(self.at + bytes + row * shared_gap, 0);
-                        store(to as *mut T, value);
-                    }
+                    unsafe { store(to as *mut T, self.shared.word::<T>(from, 0)) };
+                }
+                (from, to, within) = (from + turn.0, to + turn.1, within + turn_units);
+                if within >= units {
+                    (from, to, within) = (from + gaps.0, to + gaps.1, within - units);
                 }
             });
             // Opaque, so that the compiler does not unroll this loop, too.

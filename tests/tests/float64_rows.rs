@@ -115,6 +115,34 @@ fn rows_that_are_nearly_certain() {
     }
 }
 
+/// The gradient of a class that is nearly certain is the sum of all other probabilities, which are
+/// lost beside 1.
+#[test]
+fn gradients_of_a_nearly_certain_class() {
+    let (rows, apart) = (70, 50.0_f64);
+    let stream = gpu().stream().unwrap();
+    for cols in [3, 12, 40, 41, 700] {
+        let class = |row: usize| row % cols;
+        let x = (0..rows * cols).map(|at| if at % cols == class(at / cols) { apart } else { 0.0 });
+        let x = Tensor::from_slice(gpu(), [rows, cols], &x.collect::<Vec<_>>()).unwrap();
+        let classes: Vec<_> = (0..rows as i64).map(|row| row % cols as i64).collect();
+        let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
+        let others = (cols - 1) as f64 * (-apart).exp();
+        let (loss, gradient) =
+            CrossEntropy::mean().forward_backward(&x, &classes, &stream).unwrap();
+        let (loss, gradient) = (loss.item().unwrap(), gradient.to_vec().unwrap());
+        assert!(is_near(loss, others, 1e-13 * others), "{cols} columns: {others:e}, not {loss:e}");
+        let expected = -others / rows as f64;
+        for (row, gradient) in gradient.chunks(cols).enumerate() {
+            let got = gradient[class(row)];
+            assert!(
+                is_near(got, expected, -1e-13 * expected),
+                "row {row} of {cols} columns: expected {expected:e}, got {got:e}"
+            );
+        }
+    }
+}
+
 #[test]
 fn logits_that_are_not_finite() {
     const NUMBERS: [f64; 4] = [f64::NEG_INFINITY, f64::INFINITY, f64::NAN, -f64::NAN];

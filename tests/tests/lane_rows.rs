@@ -4,10 +4,11 @@
 
 use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, Workspace};
 use half::{bf16, f16};
+use tests::brief::usually;
 use tests::class_rows::{Case, DENSE, Options, Place};
 use tests::number::Number;
 use tests::random::uniforms;
-use tests::{Placed, gpu};
+use tests::{Placed, gpu, small_gpu};
 
 const ROWS: usize = 71;
 
@@ -222,6 +223,34 @@ fn weights_of_all_classes_of_longer_rows() {
         Case::<f32>::new([ROWS, cols], DENSE, Options::Smoothing).check();
         Case::<f64>::new([ROWS, cols], DENSE, Options::SmoothedWeights(1)).check();
     }
+}
+
+/// The losses of a lane's rows have the logarithm of the product of their sums, and the product of
+/// all of them is more than an f32 can hold.
+#[test]
+fn a_mean_of_many_rows_of_one_lane() {
+    // A tool that watches would take minutes for so many.
+    let many = usually(40_000_000, 1_000_000);
+    let (rows, cols) = (if small_gpu().is_emulated() { 600_000 } else { many }, 16);
+    let stream = small_gpu().stream().unwrap();
+    let x = Tensor::<f32>::zeros(small_gpu(), [rows, cols]).unwrap();
+    let classes = Tensor::<u8>::zeros(small_gpu(), [rows]).unwrap();
+    let loss = CrossEntropy::mean().forward(&x, &classes, &stream).unwrap().item().unwrap();
+    let expected = (cols as f32).ln();
+    assert!((loss - expected).abs() <= 1e-6, "expected {expected}, got {loss}");
+}
+
+/// A nearly certain row has a sum near 1, whose logarithm is in digits that 1 does not have.
+#[test]
+fn a_mean_of_certain_rows() {
+    let (rows, cols, apart) = (ROWS, 3, 30.0_f64);
+    let stream = small_gpu().stream().unwrap();
+    let x: Vec<f64> = (0..rows * cols).map(|at| if at % cols == 1 { apart } else { 0.0 }).collect();
+    let x = Tensor::from_slice(small_gpu(), [rows, cols], &x).unwrap();
+    let classes = Tensor::from_slice(small_gpu(), [rows], &vec![1_i64; rows]).unwrap();
+    let loss = CrossEntropy::mean().forward(&x, &classes, &stream).unwrap().item().unwrap();
+    let expected = (2.0 * (-apart).exp()).ln_1p();
+    assert!((loss - expected).abs() <= 1e-14 * expected, "expected {expected:e}, got {loss:e}");
 }
 
 /// Of several targets in a lane's rows that are no class, the first is reported.

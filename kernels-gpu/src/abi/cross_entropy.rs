@@ -95,8 +95,7 @@ pub struct TileArgs {
     /// 4 bytes or, where rows do not begin and end at multiples of 4, an element; in f64 an
     /// element. 0 if not.
     pub store_units: u32,
-    /// 2³² ÷ `store_units`, rounded up; 0 where that is 1. It divides the number of a unit in a
-    /// tile, which is below 2¹⁶.
+    /// 2³² ÷ `store_units`, rounded up; 0 where that is 1. It divides numbers up to 32.
     pub per_store_unit: u32,
     /// Swizzle against bank conflicts: lanes of different rows access the vectors of their rows in
     /// different orders. In row `r`, a lane takes vector `v` in place of

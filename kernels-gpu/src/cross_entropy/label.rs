@@ -3,6 +3,7 @@
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real, unrolled};
 use crate::reduce::{Normaliser, Workspace};
+use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
@@ -69,7 +70,9 @@ pub(crate) unsafe fn load_classes<const N: usize, const BOUNDED: bool>(
     row: u64,
     step: u64,
 ) -> [i64; N] {
-    let at = |k: usize| args.target + (row + k as u64 * step) * u64::from(args.class_bytes);
+    let bytes = u64::from(args.class_bytes);
+    let (first, step_bytes) = (args.target + row * bytes, step * bytes);
+    let at = |k: usize| first + k as u64 * step_bytes;
     let has = |k: usize| !BOUNDED || row + (k as u64 * step) < args.rows;
     let mut classes = [args.ignore_index; N];
     if args.class_bytes == 8 {
@@ -212,7 +215,8 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
             }
             count += u32::from(counts);
         });
-        row += u64::from(blocks) * threads * FLIGHT as u64;
+        // Opaque: LLVM would turn each address into an induction variable.
+        row = opaque(row + u64::from(blocks) * threads * FLIGHT as u64);
     }
     // SAFETY: condition 2; `normaliser_blocks` is at most `abi::MAX_NORMALISER_BLOCKS`, and the
     // blocks look at each row once.

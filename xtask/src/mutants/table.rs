@@ -2,6 +2,7 @@
 
 mod cross_entropy;
 mod float64;
+mod packed;
 mod pairwise;
 mod shares;
 mod split;
@@ -21,6 +22,7 @@ pub(super) fn all() -> Vec<&'static Mutant> {
         pairwise::MUTANTS,
         cross_entropy::MUTANTS,
         float64::MUTANTS,
+        packed::MUTANTS,
         shares::MUTANTS,
         uncounted_rows::MUTANTS,
         warp_rows::MUTANTS,

@@ -76,28 +76,32 @@ impl Rows {
     /// 16-bit elements that are read one by one take more instructions, and the forward pass, which
     /// has fewer bytes to hide them behind, gains less. H200, 2026-11-26, ceiling ÷ ours with
     /// several lanes and with one: bf16 forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and
-    /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 127 columns 0.70
-    /// and 0.68, 180 columns 0.58 and 0.75; f32 forward, 90 columns 0.86 and 0.88, with gradients
-    /// 0.69 and 0.89. Rows that [collide](Self::would_collide) gain most (H200, 2026-11-27: bf16,
-    /// 128 columns, one element off, forward 0.11 and 0.38, forward-backward 0.19 and 0.41,
-    /// backward 0.38 and 0.58).
+    /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 180 columns 0.58
+    /// and 0.75; f32 forward, 90 columns 0.86 and 0.88. With gradients, 2026-11-29: bf16
+    /// forward-backward, 31 columns 0.60 and 0.72, 35 columns 0.63 and 0.60, 63 columns 0.83 and
+    /// 0.74; backward, 33 columns 0.90 and 0.92, 51 columns 0.95 and 0.94; f32 forward-backward, 49
+    /// columns 0.86 and 0.92, 63 columns 0.87 and 0.85, 77 columns 0.86 and 0.82. Rows that
+    /// [collide](Self::would_collide) gain most (H200, 2026-11-27: bf16, 128 columns, one element
+    /// off, forward 0.11 and 0.38, forward-backward 0.19 and 0.41, backward 0.38 and 0.58).
     ///
     /// In f64, whose exponentials take longest, several lanes have more of them under way. H200,
     /// 2026-11-28, with several lanes and with one: forward, 13 columns 0.57 and 0.51, 24 columns
-    /// 0.82 and 0.66; forward-backward, 9 columns 0.36 and 0.47, 12 columns 0.59 and 0.64, 20
-    /// columns 0.78 and 0.68; backward, 9 columns 0.70 and 0.92, 24 columns 0.78 and 0.89, 32
-    /// columns 0.89 and 0.91, 37 columns 0.87 and 0.81.
+    /// 0.82 and 0.66; backward, 9 columns 0.70 and 0.92, 24 columns 0.78 and 0.89, 32 columns 0.89
+    /// and 0.91, 37 columns 0.87 and 0.81; forward-backward (2026-11-29), 20 columns 0.77 and 0.81,
+    /// 24 columns 0.86 and 0.85, 32 columns 0.89 and 0.85.
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.is_by_element();
         match (pass, self.element_bytes) {
             (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
             (Pass::Forward, 2) if is_by_element => 96,
-            (_, 2) if is_by_element => 176,
+            (Pass::ForwardBackward, 2) if is_by_element => 64,
+            (_, 2) if is_by_element => 96,
             (Pass::Forward, 8) => 0,
-            (Pass::ForwardBackward, 8) => 128,
+            (Pass::ForwardBackward, 8) => 176,
             // A warp has a third tile, of gradients that are not written in place.
             _ if !self.alike => 176,
             (Pass::Forward, 2) | (Pass::Backward, 8) => 256,
+            (Pass::ForwardBackward, 4) => 240,
             _ => 320,
         }
     }

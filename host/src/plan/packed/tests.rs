@@ -512,12 +512,30 @@ fn lanes_have_each_word_once_and_few_bank_conflicts() {
 fn rows_of_f64_that_a_lane_computes() {
     let regime = |pass, cols| packed(pass, dense(cols, 8)).expect("a short row").regime;
     assert_eq!([8, 9].map(|cols| regime(Pass::Forward, cols)), [Regime::LaneRows, Regime::Packed]);
-    for (pass, most) in [(Pass::ForwardBackward, 16), (Pass::Backward, 32)] {
+    for (pass, most) in [(Pass::ForwardBackward, 22), (Pass::Backward, 32)] {
         assert_eq!(
             [8, 9, most, most + 1].map(|cols| regime(pass, cols)),
             [Regime::LaneRows, Regime::WideRows, Regime::WideRows, Regime::Packed,]
         );
     }
+}
+
+/// A warp has one stage where f64 is computed with gradients, and in forward passes of f64 where it
+/// has many tiles and two stages would halve the rows of each.
+#[test]
+fn stages_of_f64() {
+    let stages = |pass, cols, rows_of_warp| {
+        let packed = super::packed(pass, dense(cols, 8), rows_of_warp).expect("a short row");
+        let TileArgs { rows, stage_bytes, .. } = packed.args;
+        (rows, if stage_bytes == 0 { 1 } else { 2 })
+    };
+    for cols in [3, 16, 33, 200] {
+        assert_eq!(stages(Pass::ForwardBackward, cols, usize::MAX).1, 1, "{cols} columns");
+        assert_eq!(stages(Pass::Backward, cols, usize::MAX).1, 2, "{cols} columns");
+    }
+    assert_eq!([511, 512].map(|rows| stages(Pass::Forward, 53, rows)), [(16, 2), (32, 1)]);
+    // 32 rows fit into each of two stages.
+    assert_eq!(stages(Pass::Forward, 17, usize::MAX), (32, 2));
 }
 
 /// Rows that begin in one bank are read a lane per row, up to 320 bytes, or copied each by itself,

@@ -20,7 +20,7 @@ use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass, TERMS};
 use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, Real};
-use crate::math::exp_m1_below;
+use crate::math::{exp_m1_below, ln_1p};
 use crate::reduce::Workspace;
 use crate::tile::Tile;
 use cuda_std::hint::opaque;
@@ -43,7 +43,8 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, cons
 ) -> [f64; TERMS] {
     // SAFETY: the caller's conditions.
     unsafe {
-        let compute = LanePerRow::<'_, E, MODE, COMPUTES, WIDE> { pass, workspace };
+        let product = E::Real::ZERO;
+        let compute = LanePerRow::<'_, E, MODE, COMPUTES, WIDE> { pass, workspace, product };
         for_each_stage::<E, MODE, COMPUTES, _>(pass, share, workspace, compute)
     }
 }
@@ -51,23 +52,46 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, cons
 struct LanePerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> {
     pass: &'a Pass<'a, E, MODE>,
     workspace: Workspace,
+    /// Π s − 1, for the sums of exponentials s of the lane's rows whose log s is not in the loss
+    /// yet: see [`Rows::scalar`].
+    product: E::Real,
+}
+
+impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool>
+    LanePerRow<'_, E, MODE, COMPUTES, WIDE>
+{
+    const HAS_PRODUCT: bool = Rows::<E, MODE>::has_product::<COMPUTES>(false);
+
+    /// Adds the logarithm of the product to the loss, and begins another product, if this is the
+    /// warp's last stage or the rows of one more might make the product overflow. A lane has at
+    /// most eight rows of a stage, and the sum of a row is at most its number of columns, so that
+    /// the product of eight is below 10²⁰.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn add_log_of_product(&mut self, is_last: bool, terms: &mut [f64; TERMS]) {
+        let most = if size_of::<E::Real>() == 4 { 1e15 } else { 1e280 };
+        if Self::HAS_PRODUCT && (is_last || self.product > E::Real::from_f64(most)) {
+            terms[0] += ln_1p(self.product).to_f64();
+            self.product = E::Real::ZERO;
+        }
+    }
 }
 
 impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, MODE>
     for LanePerRow<'_, E, MODE, COMPUTES, WIDE>
 {
-    const HAS_TWO_STAGES: bool = true;
+    const STAGES: Option<u32> =
+        Some(if size_of::<E>() == 8 && COMPUTES == computes::BOTH { 1 } else { 2 });
     const HAS_ATTEMPTS: bool = has_attempts::<E, MODE, COMPUTES>(row_lanes::ONE);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(
         &mut self,
         stage: Stage<'_, MODE>,
-        _is_last: bool,
+        is_last: bool,
         common: Common<E::Real>,
         terms: &mut [f64; TERMS],
     ) {
-        let &mut LanePerRow { pass, workspace } = self;
+        let &mut LanePerRow { pass, workspace, .. } = self;
         let Common { scale, uncounted } = common;
         let args = stage.args;
         let (logits, probabilities) = (stage.logits::<E>(), stage.probabilities::<E>());
@@ -98,7 +122,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
             let has_no_option = has_scalar && rows.have_no_option::<COMPUTES>();
             if !has_no_option && MODE == mode::CLASS && rows.have_one_option::<COMPUTES>() {
                 report(with_row!(Row of args.cols, access, E, WIDE, NONE; {
-                    rows.scalar::<COMPUTES, true, Row<E>>(terms)
+                    rows.scalar::<COMPUTES, true, Row<E>>(terms, &mut self.product)
                 }));
             } else if !has_no_option {
                 with_row!(Row of args.cols, access, E, WIDE, (); {
@@ -106,9 +130,10 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
                 });
             } else {
                 report(with_row!(Row of args.cols, access, E, WIDE, NONE; {
-                    rows.scalar::<COMPUTES, false, Row<E>>(terms)
+                    rows.scalar::<COMPUTES, false, Row<E>>(terms, &mut self.product)
                 }));
             }
+            self.add_log_of_product(is_last, terms);
             if COMPUTES != computes::LOSS {
                 sync_warp();
                 if MODE != mode::PROBABILITIES || args.grad_input.start != 0 {
@@ -189,6 +214,11 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
         has_attempts::<E, MODE, COMPUTES>(row_lanes::ONE)
     }
 
+    /// Whether [`scalar`](Self::scalar) reads the probability of a row's class, times the scale,
+    /// from the gradients that it has just stored: in f64, where nothing is rounded to be stored,
+    /// an exponential takes longer.
+    const HAS_P_IN_GRADIENTS: bool = size_of::<E>() == 8;
+
     /// Notes that a row does not count in the mean, if this launch assumes that all do.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn note_uncounted(&self) {
@@ -206,9 +236,19 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
         SharedRow { shared: self.stage.shared, at: tile.row(index), order }
     }
 
+    /// Whether [`scalar`](Self::scalar) multiplies the sums of its rows: without options, the loss
+    /// has the logarithm of their product.
+    const fn has_product<const COMPUTES: u32>(option: bool) -> bool {
+        MODE == mode::CLASS && COMPUTES != computes::GRADIENTS && !option
+    }
+
     /// Computes the rows of a call with class targets whose loss is a scalar, and returns the first
     /// of this lane's whose target is no class, or [`NONE`]. With `OPTION`, the call may have class
     /// weights or a z-loss, otherwise class weights beside label smoothing.
+    ///
+    /// Without options, it adds all of a row's loss but log s to `terms`, where s is the sum of the
+    /// row's exponentials, and multiplies `product` + 1 by s: one logarithm of a product takes the
+    /// place of many. The product less 1 is what is kept, since a sum near 1 has its digits there.
     ///
     /// # Safety
     /// As [`rows`]; the copies of the stage are complete.
@@ -216,8 +256,10 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     unsafe fn scalar<const COMPUTES: u32, const OPTION: bool, R: LaneRow<E>>(
         &self,
         terms: &mut [f64; TERMS],
+        product: &mut E::Real,
     ) -> u32 {
         let Rows { pass, stage, scale, .. } = *self;
+        let has_product = Self::has_product::<COMPUTES>(OPTION);
         let (args, size) = (stage.args, size_of::<E>() as u32);
         let classes = stage.staged_classes();
         let (is_smoothed, has_weights) =
@@ -260,7 +302,7 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     };
                     inverse = E::Real::ONE.over_plain(stats.ties + stats.rest);
                     others = stats.others() * inverse;
-                    let log_sum = stats.log_sum();
+                    let log_sum = if has_product { E::Real::ZERO } else { stats.log_sum() };
                     log_sum_exp = stats.max + log_sum;
                     let mut loss = log_sum - (logit - stats.max);
                     if has_weights {
@@ -277,6 +319,10 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     }
                     if counts {
                         terms[0] += loss.to_f64();
+                        if has_product {
+                            // (p + 1)(s − 1) + p = (p + 1) s − 1.
+                            *product = (*product + E::Real::ONE).fma(stats.others(), *product);
+                        }
                         count += 1;
                         if has_weights && COMPUTES == computes::LOSS {
                             terms[1] += weight.to_f64();
@@ -308,20 +354,26 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
                     }
                     all_count = all_count && is_class && counts;
                     if is_class && counts {
+                        let at = target.at + class as u32 * size;
                         let apart = logit - stats.max;
-                        let p = apart.exp_below() * inverse;
                         // p − 1 of the likeliest class: see `Pass::at_class_of`.
                         let is_likeliest = apart == E::Real::ZERO;
-                        let less_one = if is_likeliest { -others } else { p - E::Real::ONE };
-                        let mut gradient = scale * less_one;
-                        if is_smoothed {
-                            let of_class = weight * pass.unit();
-                            let share = factors.by_share * (p * factors.weight - of_class);
-                            gradient = factors.by_class.fma(less_one, share);
-                        } else if OPTION {
-                            gradient = factors.by_class.fma(less_one, factors.by_z * p);
-                        }
-                        let at = target.at + class as u32 * size;
+                        let gradient = if Self::HAS_P_IN_GRADIENTS && !is_smoothed && !OPTION {
+                            let scaled_p = stage.shared.element::<E>(at).widen();
+                            if is_likeliest { -scale * others } else { scaled_p - scale }
+                        } else {
+                            let p = apart.exp_below() * inverse;
+                            let less_one = if is_likeliest { -others } else { p - E::Real::ONE };
+                            if is_smoothed {
+                                let of_class = weight * pass.unit();
+                                let share = factors.by_share * (p * factors.weight - of_class);
+                                factors.by_class.fma(less_one, share)
+                            } else if OPTION {
+                                factors.by_class.fma(less_one, factors.by_z * p)
+                            } else {
+                                scale * less_one
+                            }
+                        };
                         stage.shared.set_element(at, E::narrow(gradient));
                     }
                 }

@@ -43,6 +43,8 @@ pub(super) enum Pairs {
     Vectors,
     /// Always.
     All,
+    /// If chunks are vectors; otherwise whole chunks have a loop of their own.
+    Whole,
 }
 
 impl<E: Element> Part<E> {
@@ -165,6 +167,11 @@ impl<E: Element> Part<E> {
                 body(pair[0], vectors[0]);
                 body(pair[1], vectors[1]);
                 turn += 2 * step;
+            }
+            while pairs == Pairs::Whole && turn < whole_end {
+                let chunk = cut.words(turn);
+                body(chunk, self.load(chunk));
+                turn += step;
             }
             let end = cut.count() * step;
             while turn < end {

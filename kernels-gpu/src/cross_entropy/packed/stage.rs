@@ -231,8 +231,8 @@ pub(super) struct Common<R> {
 
 /// What a warp does with a stage. A trait, since LLVM does not inline a closure of this size.
 pub(super) trait Compute<R, const MODE: u32> {
-    /// Whether a warp has two stages in every launch.
-    const HAS_TWO_STAGES: bool;
+    /// The stages of a warp, 1 or 2, if they are the same in every launch.
+    const STAGES: Option<u32>;
     /// Whether a launch can be an [optimistic](attempt::OPTIMISTIC) one.
     const HAS_ATTEMPTS: bool;
 
@@ -283,7 +283,10 @@ pub(super) unsafe fn for_each_stage<
             E::Real::ZERO
         }
     };
-    let is_double = C::HAS_TWO_STAGES || args.tile.stage_bytes != 0;
+    let is_double = match C::STAGES {
+        Some(stages) => stages == 2,
+        None => args.tile.stage_bytes != 0,
+    };
     // With two stages, a tile is computed while the next one is loaded.
     let lag = if is_double { share.step } else { 0 };
     let (mut base, mut next, mut is_ahead) = (warp(), share.first, false);
@@ -299,8 +302,10 @@ pub(super) unsafe fn for_each_stage<
                 Stage::<MODE>::new(args, shared, next, base).load_async::<E, COMPUTES>();
             }
             end_copies();
-            // The other stage, if there is one.
-            base = 2 * warp() + args.tile.stage_bytes - base;
+            if C::STAGES != Some(1) {
+                // The other stage, if there is one.
+                base = 2 * warp() + args.tile.stage_bytes - base;
+            }
             if is_ahead || !is_double {
                 if is_double {
                     wait_for_copies::<1>();

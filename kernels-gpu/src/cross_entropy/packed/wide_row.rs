@@ -26,6 +26,8 @@ pub(super) struct WideRow<E: Element, const ACCESS: usize> {
     rest: u32,
     /// What is subtracted from logits before their exponentials are taken.
     center: E::Real,
+    /// Whether exponentials have replaced the logits in shared memory.
+    has_exps: bool,
     element: PhantomData<E>,
 }
 
@@ -62,6 +64,9 @@ macro_rules! for_each_vector {
 impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     /// Vectors that a step reads before it computes, so that they hide each other's latency.
     const FLIGHT: u32 = if size_of::<E>() == 4 { MOST_FLIGHT as u32 } else { 2 };
+    /// Whether exponentials replace the logits until the gradients are computed. In f64 it takes
+    /// longer to compute them twice.
+    const KEEPS_EXPS: bool = size_of::<E>() == 8;
     /// Accesses to a vector.
     const ACCESSES: u32 = (size_of::<Vec16>() / ACCESS) as u32;
 
@@ -169,6 +174,21 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         }
     }
 
+    /// Stores the first `accesses` of a vector, of which the first is at `place`.
+    ///
+    /// # Safety
+    /// As [`new`](LaneRow::new), for these bytes.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store(place: Shared, vector: Vec16, accesses: u32) {
+        unrolled!(for access in 0..8; {
+            if access < Self::ACCESSES as usize && (access as u32) < accesses {
+                let bytes = Self::taken(vector, access);
+                // SAFETY: the caller's conditions.
+                unsafe { place.store_bytes::<ACCESS>((access * ACCESS) as u32, bytes) };
+            }
+        });
+    }
+
     /// The bytes of an access as the first of a vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn taken(Vec16(words): Vec16, access: usize) -> Vec16 {
@@ -205,8 +225,9 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
             };
             unrolled!(for lane in 0..MAX_LANES; {
                 if lane < ACCESS / size_of::<E>() {
-                    let logit = E::extract(bytes, lane as u32).widen();
-                    let [smaller, larger] = largest.min_max((logit - max).exp_below());
+                    let number = E::extract(bytes, lane as u32).widen();
+                    let exp = if self.has_exps { number } else { (number - max).exp_below() };
+                    let [smaller, larger] = largest.min_max(exp);
                     largest = larger;
                     rest = rest + smaller;
                 }
@@ -254,7 +275,8 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
         let bytes = cols * size_of::<E>() as u32;
         let (whole, rest) = (bytes / size_of::<Vec16>() as u32, bytes % size_of::<Vec16>() as u32);
         let rest = rest / ACCESS as u32;
-        WideRow { source, whole, rest, center: E::Real::ZERO, element: PhantomData }
+        let center = E::Real::ZERO;
+        WideRow { source, whole, rest, center, has_exps: false, element: PhantomData }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -276,10 +298,19 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
             let is_far = Relative::<_, { mode::CLASS }>::is_far(max, E::Real::ONE);
             let relative = Relative::<_, { mode::CLASS }>::to(max, E::Real::ONE);
             for_each_vector!((index, accesses, vector) in self; {
+                let mut exps = [E::Real::ZERO; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
-                    let exp = relative.exp(E::extract(vector, lane as u32).widen());
-                    sums[lane % 2] = sums[lane % 2] + exp;
+                    let logit = E::extract(vector, lane as u32).widen();
+                    exps[lane] = if Self::KEEPS_EXPS {
+                        (logit - max).exp_below()
+                    } else {
+                        relative.exp(logit)
+                    };
+                    sums[lane % 2] = sums[lane % 2] + exps[lane];
                 });
+                if Self::KEEPS_EXPS {
+                    Self::store(Self::place(self.source, index), E::narrow_all(exps), accesses);
+                }
                 if Pass::<E, MODE>::DENSE {
                     let class = self.class_of(index);
                     if accesses == Self::ACCESSES {
@@ -298,9 +329,13 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
                     }
                 }
             });
+            self.has_exps = Self::KEEPS_EXPS;
             let [dot, weight] = shares;
-            let sum = (sums[0] + sums[1]) * relative.unit();
-            if sum < E::Real::from_f64(LIKELY) || is_far {
+            let mut sum = sums[0] + sums[1];
+            if !Self::KEEPS_EXPS {
+                sum = sum * relative.unit();
+            }
+            if sum < E::Real::from_f64(LIKELY) || is_far && !Self::KEEPS_EXPS {
                 return Stats { dot, weight, ..self.sum_apart(max) };
             }
             let (ties, rest) = (E::Real::ONE, sum - E::Real::ONE);
@@ -322,17 +357,19 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
         _access: Access,
     ) {
         let relative = Relative::<_, { mode::CLASS }>::to(self.center, E::Real::ONE);
-        let factor = factors.factor * relative.unit();
+        let has_exps = self.has_exps;
+        let factor = if has_exps { factors.factor } else { factors.factor * relative.unit() };
         // SAFETY: the caller's conditions.
         unsafe {
-            if Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE) {
+            if !has_exps && Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE) {
                 self.subtract(self.center);
             }
             for_each_vector!((index, accesses, vector) in self; {
                 let mut values = [E::Real::ZERO; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
-                    let logit = E::extract(vector, lane as u32).widen();
-                    values[lane] = relative.exp(logit) * factor;
+                    let number = E::extract(vector, lane as u32).widen();
+                    let exp = if has_exps { number } else { relative.exp(number) };
+                    values[lane] = exp * factor;
                 });
                 if Pass::<E, MODE>::DENSE {
                     let (class, t) = (self.class_of(index), |_| E::Real::ZERO);
@@ -351,12 +388,7 @@ impl<E: Element, const ACCESS: usize> LaneRow<E> for WideRow<E, ACCESS> {
                     }
                 }
                 let (gradients, place) = (E::narrow_all(values), Self::place(to, index));
-                unrolled!(for access in 0..8; {
-                    if access < Self::ACCESSES as usize && (access as u32) < accesses {
-                        let bytes = Self::taken(gradients, access);
-                        place.store_bytes::<ACCESS>((access * ACCESS) as u32, bytes);
-                    }
-                });
+                Self::store(place, gradients, accesses);
             });
         }
     }

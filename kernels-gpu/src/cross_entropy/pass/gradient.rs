@@ -222,6 +222,22 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
     }
 
+    /// The gradient of the class's logit, from what it would be if the class were an `other` one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn at_class_from(
+        &self,
+        other: E::Real,
+        factors: &Factors<E::Real>,
+        logit: E::Real,
+    ) -> E::Real {
+        if logit == factors.center {
+            // See `at_class_of`. The exponential of the likeliest class is 1.
+            (-factors.by_class).fma(factors.others, factors.by_z * factors.inverse)
+        } else {
+            other - factors.by_class
+        }
+    }
+
     /// The gradient of the class's logit, from its probability `p` and whether it is the
     /// `likeliest` class.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -197,7 +197,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "lane_row_z_loss_not_at_class",
         what: "the gradient of the class of a short row lacks that of the z-loss",
         file: "cross_entropy/packed/lane_per_row.rs",
-        lines: "gradient = factors.by_class.fma(less_one, factors.by_z * p);",
+        lines: "factors.by_class.fma(less_one, factors.by_z * p)",
         from: "factors.by_z * p",
         to: "E::Real::ZERO",
         test: "lane_rows::rows_of_each_number_of_columns_in_registers",

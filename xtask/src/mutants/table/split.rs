@@ -459,8 +459,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "wide_far_not_subtracted",
         what: "a center far from 0 is not subtracted from the logits of a wide row",
         file: "cross_entropy/packed/wide_row.rs",
-        lines: "if Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE) {",
-        from: "Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE)",
+        lines: "if !has_exps \
+                && Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE) {",
+        from: "!has_exps && Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE)",
         to: "false",
         test: "cross_entropy::rows_around_any_number",
         seen: Seen::OnEmulator,

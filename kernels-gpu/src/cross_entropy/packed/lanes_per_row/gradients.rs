@@ -31,11 +31,42 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let is_far = Relative::<_, MODE>::is_far(factors.center, scale);
         let relative = Relative::<_, MODE>::to(factors.center, scale);
         let per_exp = pass.factors_of_exp(factors, relative.unit());
+        // What most rows need has loops of its own: in the loop below, each chunk would cost its
+        // branches. In f64 there are registers for them where they compute no exponentials.
+        let has_plain_loops =
+            (!Self::DENSE || MODE == mode::SMOOTHED) && (OF_EXPS || size_of::<E>() < 8);
+        // In f32 there are no registers for pairs of words, and in f64 they gain nothing.
+        let pairs = if size_of::<E>() == 2 { Pairs::All } else { Pairs::Whole };
+        if has_plain_loops && factors.counts && self.stage.in_place() && !is_any_far {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                x.for_each(pairs, |chunk, vector| {
+                    let mut gradients = [E::Real::ZERO; MAX_LANES];
+                    if OF_EXPS {
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            let exp = E::extract(vector, lane as u32).widen();
+                            gradients[lane] = exp * factors.factor;
+                        });
+                    } else {
+                        gradients = pass.gradients_of_vector(vector, relative, factors);
+                    }
+                    if MODE == mode::SMOOTHED {
+                        let share = factors.by_share * pass.unit();
+                        unrolled!(for lane in 0..E::LANES as usize; {
+                            gradients[lane] = gradients[lane] - share;
+                        });
+                    }
+                    x.store(chunk, E::narrow_all(gradients));
+                });
+            }
+            return;
+        }
         // A shift of so large a logit would lose its digits: these rows subtract it first.
         let far_center = if is_far { factors.center } else { E::Real::ZERO };
         // SAFETY: the caller's conditions.
         unsafe {
-            x.for_each(if Self::DENSE { Pairs::None } else { Pairs::Vectors }, |chunk, vector| {
+            let pairs = if Self::DENSE || has_plain_loops { Pairs::None } else { Pairs::Vectors };
+            x.for_each(pairs, |chunk, vector| {
                 let t = self.targets_of(&x, row, chunk);
                 let mut by_input = [E::Real::ZERO; MAX_LANES];
                 let mut by_target = [E::Real::ZERO; MAX_LANES];

@@ -61,8 +61,13 @@ struct LanesPerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32> {
 impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
     for LanesPerRow<'_, E, MODE, COMPUTES>
 {
-    /// In f64, there are no registers for the choice.
-    const HAS_TWO_STAGES: bool = size_of::<E>() == 8;
+    /// In f64, there are no registers for a choice where gradients are computed.
+    const STAGES: Option<u32> = match COMPUTES {
+        _ if size_of::<E>() < 8 => None,
+        computes::LOSS => None,
+        computes::BOTH => Some(1),
+        _ => Some(2),
+    };
     const HAS_ATTEMPTS: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -249,9 +254,16 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             if MODE != mode::PROBABILITIES {
                 sync_warp();
                 if has_own && label.has_class(args.cols) {
-                    let at_class = E::narrow(pass.at_class(&label, &factors, logit));
                     let at = self.grad_logits.row(own) + label.class * size_of::<E>() as u32;
-                    shared.set_element(at, at_class);
+                    let at_class = if of_exps && MODE == mode::CLASS {
+                        // What has been stored is the gradient less that of the class itself. In
+                        // f64 nothing was rounded, and another exponential takes longer.
+                        let other = shared.element::<E>(at).widen();
+                        pass.at_class_from(other, &factors, logit)
+                    } else {
+                        pass.at_class(&label, &factors, logit)
+                    };
+                    shared.set_element(at, E::narrow(at_class));
                 }
             }
         }

@@ -123,7 +123,8 @@ fn gradients_of_a_nearly_certain_class() {
     let stream = gpu().stream().unwrap();
     for cols in [3, 12, 40, 41, 700] {
         let class = |row: usize| row % cols;
-        let x = (0..rows * cols).map(|at| if at % cols == class(at / cols) { apart } else { 0.0 });
+        let logit = |at| if at % cols == class(at / cols) { apart - 1.0 } else { -1.0 };
+        let x = (0..rows * cols).map(logit);
         let x = Tensor::from_slice(gpu(), [rows, cols], &x.collect::<Vec<_>>()).unwrap();
         let classes: Vec<_> = (0..rows as i64).map(|row| row % cols as i64).collect();
         let classes = Tensor::from_slice(gpu(), [rows], &classes).unwrap();

@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "other - factors.by_class",
         from: "other - factors.by_class",
         to: "other",
-        test: "golden::cross_entropy",
+        test: "float64_rows::rows_far_apart",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -92,7 +92,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "if has_plain_loops && factors.counts && self.stage.in_place() && !is_any_far {",
         from: "self.stage.in_place()",
         to: "true",
-        test: "cross_entropy::rows_that_begin_everywhere_in_a_line",
+        test: "cross_entropy::bf16_logits",
         seen: Seen::OnEmulator,
     },
     Mutant {
@@ -102,7 +102,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         lines: "gradients[lane] = gradients[lane] - share;",
         from: "gradients[lane] - share",
         to: "gradients[lane]",
-        test: "golden::cross_entropy",
+        test: "cross_entropy::f32_logits",
         seen: Seen::OnEmulator,
     },
 ];

@@ -57,6 +57,29 @@ pub const fn lane_row_cols(element_bytes: u32) -> u32 {
     if element_bytes == 8 { 8 } else { 16 }
 }
 
+/// The stages of a warp in a packed-row kernel of cross-entropy that computes the loss, gradients
+/// or both, with one lane per row or several. `None` if each launch chooses, by
+/// `TileArgs::stage_bytes`.
+///
+/// In f64, a loss with its gradients takes so long to compute that other warps hide the latency of
+/// a tile's loads, and what is done once a tile counts for more: there is one stage, which is twice
+/// as large. Gradients of f64 leave no registers for a choice.
+pub const fn packed_stages(
+    element_bytes: u32,
+    one_lane: bool,
+    loss: bool,
+    gradients: bool,
+) -> Option<u32> {
+    let is_f64 = element_bytes == 8;
+    if is_f64 && loss && gradients {
+        Some(1)
+    } else if one_lane || is_f64 && gradients {
+        Some(2)
+    } else {
+        None
+    }
+}
+
 /// Threads of a block of the streaming kernels.
 pub const STREAM_BLOCK: u32 = 256;
 

@@ -3,7 +3,7 @@
 
 use super::{ARRAYS_BYTES, RESERVED, RESIDENT_BLOCKS, Rows, VECTOR, WARPS, banks};
 use crate::plan::{Pass, Regime};
-use kernels_gpu::abi::CACHE_LINE;
+use kernels_gpu::abi::{CACHE_LINE, packed_stages};
 
 /// The bytes of shared memory that a warp can have if `blocks` blocks are to fit into an H100's
 /// multiprocessor.
@@ -49,7 +49,9 @@ const WIDE_BACKWARD_STAGE_BYTES: usize = 3600;
 const MOST_CONFLICTS: usize = 4;
 
 /// Tiles of a warp that are many: the first one's load, which no other computation hides, is a
-/// small part of all.
+/// small part of all. Of the shapes at [`Space::tiles_of_one_turn`], those of 2 and 3 tiles lost,
+/// and those of 20 and more gained. 24361×757, of 4, was at 0.65 with two stages and 0.67 with one;
+/// between 4 and 20 nothing was measured.
 const MANY_TILES: usize = 16;
 
 /// The most stages of a warp: one tile is computed while the other is loaded.
@@ -164,18 +166,18 @@ impl Space<'_> {
         };
         // The largest distance of rows in any tile; the strides of missing tensors are 0.
         let step = self.read.step().max(self.written.step()).max(self.rows.row_bytes());
-        let stages = if self.has_one_stage(pass) { 1 } else { MOST_STAGES };
+        let stages = self.stages(pass, regime).unwrap_or(MOST_STAGES);
         let tiles = if self.rows.alike { stages } else { stages + 1 };
         let bytes_of_turn = (step * self.rows.tiles + 8 + self.saved) * 32;
         let turns = (stage_bytes * MOST_STAGES / tiles / bytes_of_turn).clamp(1, MAX_TURNS);
         Tiles { rows: 32 * turns, warp_rows: 32, stages }
     }
 
-    /// Whether a warp always has one stage, twice as large as each of two. In f64, a loss with its
-    /// gradients takes so long to compute that other warps hide the latency of a tile's loads, and
-    /// what is done once a tile counts for more.
-    fn has_one_stage(&self, pass: Pass) -> bool {
-        self.rows.element_bytes == 8 && pass == Pass::ForwardBackward
+    /// As [`packed_stages`], which the kernels ask as well.
+    fn stages(&self, pass: Pass, regime: Regime) -> Option<usize> {
+        let (loss, gradients) = (pass != Pass::Backward, pass != Pass::Forward);
+        let (element_bytes, one_lane) = (self.rows.element_bytes as u32, regime != Regime::Packed);
+        packed_stages(element_bytes, one_lane, loss, gradients).map(|stages| stages as usize)
     }
 
     /// The tiles of an elementwise loss: a warp works on as many rows at the same time as there is
@@ -216,21 +218,22 @@ impl Space<'_> {
     /// columns 0.71 and 0.82, 1040 columns 0.75 and 0.84; forward-backward, 129 columns 0.61 and
     /// 0.82, 1064 columns 0.75 and 0.84.
     ///
-    /// In f64, kernels with gradients have no registers for a choice of stages. Forward passes of
-    /// many tiles have one stage where two would halve the rows. H200, 2026-11-29, ceiling ÷ ours
-    /// with two stages and with one: 4919898×53 0.76 and 0.86, 221579×513 0.76 and 0.83; but of few
-    /// tiles, 200000×65 0.64 and 0.60, 34495×520 0.69 and 0.61.
+    /// Forward passes of many tiles in f64 have one stage where two would halve the rows. H200,
+    /// 2026-11-29, ceiling ÷ ours with two stages and with one: 4919898×53 0.76 and 0.86,
+    /// 221579×513 0.76 and 0.83; but of few tiles, 200000×65 0.64 and 0.60, 34495×520 0.69 and
+    /// 0.61.
     fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
         let most_bytes = warp_bytes_of(self.blocks(pass));
         let fits = |rows, stages| self.warp_bytes(rows, stages) <= most_bytes;
         let sizes = [32, 16, 8, 4, 2];
         let most = |stages| sizes.into_iter().find(|&rows| fits(rows, stages)).unwrap_or(1);
         let has_many = |rows| self.rows_of_warp >= MANY_TILES * rows;
-        let (least, most_stages) = match (self.rows.element_bytes, pass) {
-            _ if self.has_one_stage(pass) => (1, 1),
-            (8, Pass::Forward) if has_many(most(1)) => (1, MOST_STAGES),
-            (8, _) => (MOST_STAGES, MOST_STAGES),
-            _ => (1, MOST_STAGES),
+        let (least, most_stages) = match self.stages(pass, Regime::Packed) {
+            Some(stages) => (stages, stages),
+            None if self.rows.element_bytes == 8 && !has_many(most(1)) => {
+                (MOST_STAGES, MOST_STAGES)
+            }
+            None => (1, MOST_STAGES),
         };
         let warp_rows = self.shared_out(pass, self.with_few_conflicts(pass, most(least)));
         let stages = if fits(warp_rows, most_stages) { most_stages } else { least };

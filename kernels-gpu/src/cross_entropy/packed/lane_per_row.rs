@@ -14,7 +14,7 @@ use super::lane_row::{Access, LaneRow, SharedRow, with_row};
 use super::register_row::{RegisterRow, most_cols, with_columns};
 use super::stage::{Common, Compute, Stage, for_each_stage};
 use super::wide_row::WideRow;
-use super::{Share, computes, has_attempts, row_lanes};
+use super::{Share, computes, has_attempts, row_lanes, stages};
 use crate::abi::{TileArgs, attempt};
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Factors, Pass, TERMS};
@@ -79,8 +79,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool>
 impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute<E::Real, MODE>
     for LanePerRow<'_, E, MODE, COMPUTES, WIDE>
 {
-    const STAGES: Option<u32> =
-        Some(if size_of::<E>() == 8 && COMPUTES == computes::BOTH { 1 } else { 2 });
+    const STAGES: Option<u32> = stages::<E, COMPUTES>(row_lanes::ONE);
     const HAS_ATTEMPTS: bool = has_attempts::<E, MODE, COMPUTES>(row_lanes::ONE);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

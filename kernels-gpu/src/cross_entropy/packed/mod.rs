@@ -20,7 +20,7 @@ use super::label::{Label, normaliser, sum_normaliser};
 use super::mode;
 use super::pass::{Factors, Pass, TERMS, Total, writes};
 use super::stats::Stats;
-use crate::abi::{CrossEntropyArgs, attempt};
+use crate::abi::{CrossEntropyArgs, attempt, packed_stages};
 use crate::element::{Element, unrolled};
 use crate::reduce::{self, Workspace, block_sums};
 use cuda_std::hint::opaque;
@@ -33,6 +33,12 @@ pub(crate) mod computes {
     /// Gradients, from the maximum and log-sum that a forward pass has saved.
     pub(crate) const GRADIENTS: u32 = 1;
     pub(crate) const BOTH: u32 = 2;
+}
+
+/// The stages of a warp of these kernels, as [`packed_stages`].
+const fn stages<E: Element, const COMPUTES: u32>(lanes: u32) -> Option<u32> {
+    let (loss, gradients) = (COMPUTES != computes::GRADIENTS, COMPUTES != computes::LOSS);
+    packed_stages(size_of::<E>() as u32, lanes != row_lanes::SEVERAL, loss, gradients)
 }
 
 /// How many lanes compute a row.

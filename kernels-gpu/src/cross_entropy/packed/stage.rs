@@ -231,7 +231,7 @@ pub(super) struct Common<R> {
 
 /// What a warp does with a stage. A trait, since LLVM does not inline a closure of this size.
 pub(super) trait Compute<R, const MODE: u32> {
-    /// The stages of a warp, 1 or 2, if they are the same in every launch.
+    /// As [`packed_stages`](crate::abi::packed_stages).
     const STAGES: Option<u32>;
     /// Whether a launch can be an [optimistic](attempt::OPTIMISTIC) one.
     const HAS_ATTEMPTS: bool;

@@ -19,7 +19,7 @@ use self::losses::Batch;
 use super::chunk::Chunk;
 use super::part::{Pairs, Part};
 use super::stage::{Common, Compute, Stage, for_each_stage};
-use super::{Share, add_loss, computes, factors_of_row};
+use super::{Share, add_loss, computes, factors_of_row, row_lanes, stages};
 use crate::cross_entropy::lagging::lags;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Classes, Factors, Pass, TERMS};
@@ -61,13 +61,7 @@ struct LanesPerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32> {
 impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
     for LanesPerRow<'_, E, MODE, COMPUTES>
 {
-    /// In f64, there are no registers for a choice where gradients are computed.
-    const STAGES: Option<u32> = match COMPUTES {
-        _ if size_of::<E>() < 8 => None,
-        computes::LOSS => None,
-        computes::BOTH => Some(1),
-        _ => Some(2),
-    };
+    const STAGES: Option<u32> = stages::<E, COMPUTES>(row_lanes::SEVERAL);
     const HAS_ATTEMPTS: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

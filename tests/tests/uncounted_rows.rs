@@ -257,7 +257,7 @@ fn bits_of_cautious_calls() {
     };
     let all = classes_of(&|_| Target::Class);
     let of_all = bits(&all, &mut Workspace::new(gpu).unwrap());
-    // A loss may be the same where its terms are added in another order, but hardly each of several.
+    // A loss may be the same where its terms are added in another order, but hardly all of them.
     for ignored in 0..usually(8, 1) {
         let is_ignored = |row| row != 100 && row % 9 == ignored;
         let some = classes_of(&|row| if is_ignored(row) { Target::Ignored } else { Target::Class });

@@ -277,7 +277,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "rows_of_block_overrun",
         what: "a block takes the first row of the next",
         file: "cross_entropy/row_group.rs",
-        lines: "let has_row = !rank.is_adder() && index < args.rows_of_block.get() && row < args.rows;",
+        lines: "let has_row = !rank.is_adder() \
+                && index < args.rows_of_block.get() && row < args.rows;",
         from: "index < args.rows_of_block.get()",
         to: "index <= args.rows_of_block.get()",
         test: "cross_entropy::long_rows_of_f64_that_share_a_block",

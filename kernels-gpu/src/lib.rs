@@ -15,6 +15,7 @@
 pub mod abi;
 mod bce;
 mod ceiling;
+mod copy;
 mod cross_entropy;
 mod cut;
 pub mod element;

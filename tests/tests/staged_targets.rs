@@ -186,9 +186,9 @@ fn rows_with_weights_smoothing_and_z_loss() {
     each_type!(check);
 }
 
-/// Weights of classes with label smoothing, in rows that are aligned as the weights, so that these
-/// are staged, and in rows that are not, or only some of which are. The backward pass alone knows
-/// the sum of the weights from the forward pass.
+/// Weights of classes with label smoothing, in rows that are aligned as the weights, and in rows
+/// that are not, or only some of which are: in 16 bits only the former are staged. The backward
+/// pass alone knows the sum of the weights from the forward pass.
 #[test]
 fn weights_of_rows_at_any_alignment() {
     fn check<T: Number>()
@@ -263,16 +263,34 @@ fn rows_that_a_block_takes_one_after_the_other() {
     each_type!(check);
 }
 
-/// What a block stages is aligned as the logits, and has no room for what gradients of the
-/// probabilities are computed from: other kernels compute these calls.
+/// Probabilities that begin elsewhere in a vector than the logits, by the same for all rows or not:
+/// of 32 and 64 bits they are staged by words, of 16 bits read from global memory. Each block or
+/// group of blocks takes several rows.
 #[test]
-fn probabilities_aligned_otherwise_or_with_gradients() {
+fn probabilities_at_any_alignment() {
     fn check<T: Number>()
     where
         T::Loss: Number,
     {
         for cols in lengths::<T>() {
-            Case { offsets: [0, 1], ..Case::<T>::new(2, cols) }.check();
+            for (gap, offsets) in [(0, [0, 1]), (1, [3, 0]), (0, [1, 2])] {
+                Case { gap, offsets, has_weight: true, ..Case::<T>::new(5, cols + 1) }.check();
+            }
+        }
+    }
+    each_type!(check);
+}
+
+/// A block that stages probabilities has no room for what their gradients are computed from: other
+/// kernels compute these calls.
+#[test]
+fn gradients_of_probabilities() {
+    fn check<T: Number>()
+    where
+        T::Loss: Number,
+    {
+        for cols in lengths::<T>() {
+            Case { offsets: [0, 1], ..Case::<T>::new(2, cols) }.check_with(true);
             Case::<T>::new(2, cols).check_with(true);
         }
     }

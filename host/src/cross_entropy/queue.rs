@@ -197,22 +197,29 @@ impl<'a> Launches<'a> {
     }
 
     /// Tensors that kernels stage to compute loss and gradients from: the logits and, where the
-    /// target has a share for every class, the probabilities, or else the class weights, if these
-    /// are aligned as the logits of each row. `None` if probabilities are not, or get a gradient:
-    /// in f64, exponentials replace the logits that it would be computed from. H200, 2026-11-28,
-    /// forward-backward with smoothing and weights, ceiling ÷ ours with weights read from global
-    /// memory and staged: bf16, 8192 columns 0.53 and 0.56, 145,584 columns 0.41 and 0.50; f32,
-    /// 8192 columns 0.67 and 0.68, 24,288 columns 0.52 and 0.66; but f64, 1024 columns 0.67 and
-    /// 0.58.
+    /// target has a share for every class, the probabilities, or else the class weights. `None` if
+    /// probabilities cannot be staged, or get a gradient: in f64, exponentials replace the logits
+    /// that it would be computed from.
+    ///
+    /// 16-bit probabilities and weights are staged only if they are aligned as the logits of each
+    /// row, since asynchronous copies have 4 bytes at least. H200, 2026-11-30, loss and gradients,
+    /// ceiling ÷ ours with probabilities an element off, read from global memory and staged: f64,
+    /// 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63; f32, 1000 columns 0.58 and 0.87,
+    /// 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48 and 0.45. With class weights and
+    /// smoothing, rows of an odd number of columns: f32, 13,001 columns 0.62 and 0.67, 70,001
+    /// columns 0.51 and 0.59; but bf16, 4097 columns 0.48 and 0.42. Weights aligned as the logits
+    /// (2026-11-28): bf16, 8192 columns 0.53 and 0.56; but f64, 1024 columns 0.67 and 0.58.
     fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
-        let is_alike = |rows: Matrix| rows_are_alike(&rows, &args.input, self.element_bytes);
+        let can_stage = |rows: Matrix| {
+            self.element_bytes >= 4 || rows_are_alike(&rows, &args.input, self.element_bytes)
+        };
         if args.class_bytes == 0 {
             let is_of_logits = args.grad_input.start != 0 && args.grad_target.start == 0;
-            return (is_of_logits && is_alike(args.probabilities())).then_some(2);
+            return (is_of_logits && can_stage(args.probabilities())).then_some(2);
         }
         let weights = Matrix { start: args.weight, row_stride: 0 };
         let stages_weights =
-            has_weighted_shares(args) && self.element_bytes < 8 && is_alike(weights);
+            has_weighted_shares(args) && self.element_bytes < 8 && can_stage(weights);
         Some(if stages_weights { 2 } else { 1 })
     }
 

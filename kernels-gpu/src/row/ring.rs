@@ -9,9 +9,10 @@
 
 use super::segment::Segments;
 use super::span::{BATCH, RowSpan, WARP_VECTORS};
-use super::{RowLoss, load_element, row_address};
+use super::{RowLoss, row_address};
 use crate::abi::VECTOR_BYTES;
-use crate::element::{Element, unrolled};
+use crate::copy::copy_unaligned;
+use crate::element::unrolled;
 use core::marker::PhantomData;
 use cuda_std::SharedArray;
 use cuda_std::memory::{Vec16, end_copies};
@@ -201,28 +202,5 @@ impl<L: RowLoss> Loader<L> {
                 }
             }
         });
-    }
-}
-
-/// Copies 16 bytes that are not aligned to 16 bytes: asynchronously by words if they are aligned to
-/// 4, otherwise element by element.
-///
-/// # Safety
-/// 1. The bytes are elements in global memory.
-/// 2. No other thread accesses the vector `to`.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn copy_unaligned<E: Element>(to: SharedArray<Vec16>, from: u64) {
-    // SAFETY: the caller's conditions.
-    unsafe {
-        if from.is_multiple_of(4) {
-            unrolled!(for word in 0..4; {
-                to.words::<u32>().copy_word(word as u32, (from as *const u32).wrapping_add(word));
-            });
-        } else {
-            unrolled!(for lane in 0..E::LANES as usize; {
-                let element = load_element::<E>(from, lane as u32);
-                to.words::<E>().set(lane as u32, element);
-            });
-        }
     }
 }

@@ -184,9 +184,9 @@ fn no_more_tickets_than_the_workspace_has_room_for() {
     }
 }
 
-/// Loss and gradients are computed from the logits that a block has staged, and from what has a
-/// number for each of them and is aligned as they are: probabilities, unless they get a gradient,
-/// or the weights of smoothed classes, but in f64.
+/// Beside the logits, a block stages what has a number for each of them: the probabilities, unless
+/// they get a gradient, or the weights of smoothed classes, but in f64. Where these begin in a
+/// vector does not matter, but in 16 bits.
 #[test]
 fn what_is_staged_beside_the_logits() {
     fn assert_staged<T: Float>(
@@ -207,7 +207,9 @@ fn what_is_staged_beside_the_logits() {
     assert_staged::<f32>(Classes, weights, Some(1), "weights of the classes alone");
     assert_staged::<f64>(Smoothed, weights, Some(1), "weights of f64");
     let elsewhere = |args: &mut CrossEntropyArgs| args.weight = args.input.start + 4;
-    assert_staged::<f32>(Smoothed, elsewhere, Some(1), "weights elsewhere in a vector");
+    assert_staged::<f32>(Smoothed, elsewhere, Some(2), "weights elsewhere in a vector");
+    assert_staged::<bf16>(Smoothed, weights, Some(2), "16-bit weights");
+    assert_staged::<bf16>(Smoothed, elsewhere, Some(1), "16-bit weights elsewhere in a vector");
     assert_staged::<f32>(Probabilities, of_logits, Some(2), "the gradient of the logits");
     assert_staged::<f64>(Probabilities, of_logits, Some(2), "the gradient of logits of f64");
     assert_staged::<f32>(Probabilities, |_| (), None, "both gradients");
@@ -215,9 +217,12 @@ fn what_is_staged_beside_the_logits() {
     assert_staged::<f32>(Probabilities, of_target, None, "the gradient of the probabilities");
     let elsewhere = |args: &mut CrossEntropyArgs| {
         of_logits(args);
-        args.target = args.input.start + 4;
+        args.target = args.input.start + 8;
     };
-    assert_staged::<f32>(Probabilities, elsewhere, None, "probabilities elsewhere in a vector");
+    assert_staged::<f32>(Probabilities, elsewhere, Some(2), "elsewhere in a vector");
+    assert_staged::<f64>(Probabilities, elsewhere, Some(2), "f64 elsewhere in a vector");
+    assert_staged::<bf16>(Probabilities, of_logits, Some(2), "16-bit probabilities");
+    assert_staged::<bf16>(Probabilities, elsewhere, None, "16 bits elsewhere in a vector");
 }
 
 /// Without the gradient of the probabilities.

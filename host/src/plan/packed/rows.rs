@@ -10,6 +10,14 @@ const HALF_LINE: usize = CACHE_LINE as usize / 2;
 /// The most bytes of a row that is stored in units. Chosen, not searched for.
 const MOST_BYTES_IN_UNITS: usize = 512;
 
+/// The most bytes of a row of [`Regime::WideRows`] where rows are copied one by one because they
+/// [collide by their gaps](Rows::collides_by_gaps). They then begin an odd number of vectors apart,
+/// so that words of 4 bytes, one a lane, are in eight banks only. H200, 2026-11-30, ceiling ÷ ours
+/// with one lane and with several: bf16 forward, 26 columns 0.48 and 0.41, 77 columns 0.19 and
+/// 0.27; f16 forward-backward, 154 columns 0.33 and 0.51; f32 forward, 39 columns 0.39 and 0.43, 77
+/// columns 0.22 and 0.45; f64 forward-backward, 13 columns 0.57 and 0.51.
+const MOST_WIDE_BYTES_APART: usize = 128;
+
 /// How the rows of a call are laid out in its tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rows {
@@ -91,7 +99,7 @@ impl Rows {
     /// 24 columns 0.86 and 0.85, 32 columns 0.89 and 0.85.
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.is_by_element();
-        match (pass, self.element_bytes) {
+        let most = match (pass, self.element_bytes) {
             (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
             (Pass::Forward, 2) if is_by_element => 96,
             (Pass::ForwardBackward, 2) if is_by_element => 64,
@@ -103,7 +111,8 @@ impl Rows {
             (Pass::Forward, 2) | (Pass::Backward, 8) => 256,
             (Pass::ForwardBackward, 4) => 240,
             _ => 320,
-        }
+        };
+        if self.collides_by_gaps() { most.min(MOST_WIDE_BYTES_APART) } else { most }
     }
 
     /// Whether the tensors that are written have no gaps between their rows, so that a tile is
@@ -142,10 +151,16 @@ impl Rows {
         let most = row_bytes + most_gap;
         let is_span = |stride| (row_bytes..=most).contains(stride);
         let are_spans = self.strides.iter().all(|stride| *stride == 0 || is_span(stride));
-        let is_apart = self.regime(pass) == Regime::Packed
-            && self.element_bytes < 8
-            && self.would_collide()
-            && row_bytes <= self.most_bytes_apart(pass);
+        let is_apart = self.would_collide()
+            && match self.regime(pass) {
+                Regime::Packed => row_bytes <= self.most_bytes_apart(pass),
+                // Without gaps, lanes read vectors of different banks first ([`banks::order`]).
+                // H200, 2026-11-30, ceiling ÷ ours with one span and without: f32, 26 columns,
+                // forward 0.26 and 0.66, forward-backward 0.26 and 0.63, backward 0.47 and 0.59;
+                // bf16 forward, 26 columns 0.27 and 0.48; f64 forward-backward, 13 columns 0.21 and
+                // 0.57.
+                _ => self.collides_by_gaps(),
+            };
         are_spans && !is_apart
     }
 
@@ -157,16 +172,34 @@ impl Rows {
         self.access(self.alignment) < VECTOR && self.strides.iter().any(is_far_apart)
     }
 
+    /// Whether rows [collide](Self::would_collide) though their own bytes would not, because of the
+    /// gaps between them.
+    fn collides_by_gaps(&self) -> bool {
+        let has_gap = |&stride: &usize| stride != 0 && stride != self.row_bytes();
+        self.would_collide() && self.strides.iter().any(has_gap)
+    }
+
     /// The most bytes of rows for which it takes less time to copy each by itself than to read rows
     /// that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off, ceiling ÷ ours
     /// with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns 0.65 and 0.74;
     /// forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75; backward, 128
-    /// columns 0.69 and 0.70; but f64 forward, 256 columns 0.69 and 0.55.
+    /// columns 0.69 and 0.70. In f64 (2026-11-30): forward-backward, 32 columns 0.29 and 0.51, 128
+    /// columns 0.54 and 0.67; forward, 24 columns 0.40 and 0.36, 128 columns 0.64 and 0.55. From
+    /// probabilities, f64: forward-backward, 16 columns 0.17 and 0.35, 64 columns 0.39 and 0.45,
+    /// 128 columns 0.51 and 0.48; forward and backward, 16 columns 0.23 and 0.35, 0.41 and 0.53, 24
+    /// columns 0.54 and 0.44, 0.77 and 0.55. With gaps, backward, f64, 39 columns 0.47 and 0.56, 77
+    /// columns 0.65 and 0.63; f32, 205 columns 0.77 and 0.82; but bf16, 77 columns 0.44 and 0.36.
     fn most_bytes_apart(&self, pass: Pass) -> usize {
-        match pass {
-            Pass::Forward => 2048,
-            Pass::ForwardBackward => 512,
-            Pass::Backward => 0,
+        match (pass, self.element_bytes) {
+            // Not measured.
+            (_, 8) if self.is_elementwise => 0,
+            (Pass::ForwardBackward, 8) if self.tiles == 1 => 1024,
+            (Pass::ForwardBackward, _) => 512,
+            (_, 8) if self.tiles == 2 => 128,
+            (_, 8) if self.collides_by_gaps() => 512,
+            (Pass::Forward, 2 | 4) => 2048,
+            (Pass::Backward, 4) if self.tiles == 1 && self.collides_by_gaps() => 1024,
+            _ => 0,
         }
     }
 }

@@ -573,6 +573,54 @@ fn rows_off_boundaries_do_not_collide() {
     }
 }
 
+/// The same in f64, where copying rows one by one is worth it for fewer rows.
+#[test]
+fn rows_of_f64_off_boundaries() {
+    let is_span = |pass, cols, tiles| {
+        let strides = if tiles == 1 { [8 * cols, 0] } else { [8 * cols; 2] };
+        let rows = Rows { alignment: 8, tiles, strides, ..dense(cols, 8) };
+        let rows = Rows { has_lane_rows: tiles == 1, has_wide_rows: tiles == 1, ..rows };
+        packed(pass, rows).expect("a short row").args.load_span != 0
+    };
+    for (pass, classes, probabilities) in [
+        (Pass::ForwardBackward, [24, 128, 136].as_slice(), [16, 64, 72].as_slice()),
+        (Pass::Forward, &[24], &[16, 24]),
+        (Pass::Backward, &[48], &[16, 24]),
+    ] {
+        let last_is_span = |cols: &[usize], tiles| {
+            let expected = |index| index + 1 == cols.len();
+            cols.iter()
+                .enumerate()
+                .all(|(index, &cols)| is_span(pass, cols, tiles) == expected(index))
+        };
+        assert!(last_is_span(classes, 1), "{pass:?} from classes");
+        assert!(last_is_span(probabilities, 2), "{pass:?} from probabilities");
+    }
+}
+
+/// Rows that begin in one bank because of the gaps between them are copied each by itself. Above
+/// 128 bytes several lanes share them.
+#[test]
+fn gaps_between_rows_that_collide() {
+    let rows = |cols, element_bytes, gap| {
+        let rows = dense(cols, element_bytes);
+        let strides = [(cols + gap) * element_bytes, 0];
+        Rows { alignment: element_bytes, store_alignment: element_bytes, strides, ..rows }
+    };
+    let passes = [Pass::Forward, Pass::ForwardBackward, Pass::Backward];
+    for (cols, element_bytes, gap, regime) in
+        [(26, 4, 6, Regime::LaneRows), (39, 4, 9, Regime::Packed), (51, 2, 13, Regime::WideRows)]
+    {
+        for pass in passes {
+            let collide = packed(pass, rows(cols, element_bytes, gap)).expect("a short row");
+            let apart = packed(pass, rows(cols, element_bytes, gap + 1)).expect("a short row");
+            assert_eq!(collide.regime, regime, "{cols} columns, {pass:?}");
+            let spans = [collide, apart].map(|packed| packed.args.load_span != 0);
+            assert_eq!(spans, [false, true], "{cols} columns, {pass:?}");
+        }
+    }
+}
+
 /// Input and target of an elementwise loss, as far apart as rows are long.
 fn pairs(cols: usize, element_bytes: usize) -> Rows {
     let strides = [cols * element_bytes; 2];

@@ -12,6 +12,7 @@
 
 use super::StagedRow;
 use crate::abi::{STAGED_BATCH_VECTORS, VECTOR_BYTES};
+use crate::copy::copy_unaligned;
 use crate::cross_entropy::lagging::Lagging;
 use crate::cut::Cut;
 use crate::element::{Element, MAX_LANES, unrolled};
@@ -150,7 +151,12 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             let slots = self.vectors.from(index - self.base);
             slots.copy(behind, from(self.line));
             if self.stages_targets() {
-                slots.from(self.targets).copy(behind, from(self.target_line));
+                let (slots, from) = (slots.from(self.targets), from(self.target_line));
+                if size_of::<E>() < 4 || self.target_line.is_multiple_of(VECTOR_BYTES.into()) {
+                    slots.copy(behind, from);
+                } else {
+                    copy_unaligned::<E>(slots.from(behind), from as u64);
+                }
             }
         }
     }

@@ -608,14 +608,17 @@ fn gaps_between_rows_that_collide() {
         Rows { alignment: element_bytes, store_alignment: element_bytes, strides, ..rows }
     };
     let passes = [Pass::Forward, Pass::ForwardBackward, Pass::Backward];
-    for (cols, element_bytes, gap, regime) in
-        [(26, 4, 6, Regime::LaneRows), (39, 4, 9, Regime::Packed), (51, 2, 13, Regime::WideRows)]
-    {
+    for (cols, element_bytes, gap, regime) in [
+        (13, 4, 3, Regime::LaneRows),
+        (26, 4, 6, Regime::WideRows),
+        (39, 4, 9, Regime::Packed),
+        (51, 2, 13, Regime::WideRows),
+    ] {
         for pass in passes {
             let collide = packed(pass, rows(cols, element_bytes, gap)).expect("a short row");
-            let apart = packed(pass, rows(cols, element_bytes, gap + 1)).expect("a short row");
+            let beside = packed(pass, rows(cols, element_bytes, gap + 1)).expect("a short row");
             assert_eq!(collide.regime, regime, "{cols} columns, {pass:?}");
-            let spans = [collide, apart].map(|packed| packed.args.load_span != 0);
+            let spans = [collide, beside].map(|packed| packed.args.load_span != 0);
             assert_eq!(spans, [false, true], "{cols} columns, {pass:?}");
         }
     }

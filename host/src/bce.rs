@@ -12,23 +12,24 @@ static KERNELS: Kernels = pairwise::kernels!(bce, 256 threads, heavy: true);
 /// pass: w (−p y log σ(x) − (1 − y) log(1 − σ(x))), reduced. As PyTorch's
 /// `torch.nn.BCEWithLogitsLoss`.
 ///
-/// A logit beyond the range of e^x costs no accuracy, and where y is 0 or 1 a loss or gradient is
-/// as accurate where it is small. At x = ∞ and x = −∞ the loss is what PyTorch's formula, (1 − y) x
-/// − (1 + (p − 1) y) log σ(x), makes of it: ∞, or NaN where it is 0 · ∞ or ∞ − ∞.
+/// A logit beyond the range of e^x costs no accuracy. If y is 0 or 1, small losses and gradients
+/// are as accurate as large ones. At x = ∞ and x = −∞ the loss is the value of PyTorch's formula,
+/// (1 − y) x − (1 + (p − 1) y) log σ(x): ∞, or NaN for 0 · ∞ or ∞ − ∞.
 ///
-/// Gradients, times what arrives from upstream, divided as the loss is:
+/// The gradients, each multiplied by the upstream gradient and divided as the loss is:
 ///
 /// | of | |
 /// |---|---|
 /// | x | w ((1 + (p − 1) y) σ(x) − p y) |
 /// | y | w (log(1 − σ(x)) − p log σ(x)), which is −w x for p = 1 |
 ///
-/// A `weight` w and a `pos_weight` p are on the device, of the input's element type and one of
-/// these shapes, C being the input's last dimension: `[]`, one for all; `[C]`, one a column; the
-/// input's with a last dimension of 1, one a row; the input's, one an element. They have no
-/// gradients, and a mean is divided by the number of elements whatever they are.
+/// A `weight` w and a `pos_weight` p are on the device and have the input's element type. Their
+/// shape is `[]` (one for all elements), `[C]` (one per column, C being the input's last
+/// dimension), the input's with a last dimension of 1 (one per row), or the input's (one per
+/// element). They have no gradients. A mean divides by the number of elements, whatever the
+/// weights.
 ///
-/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
+/// Arithmetic, sums and errors are as for [`Mse`](crate::Mse).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 #[must_use = "a loss computes nothing until one of its methods is called"]
@@ -37,7 +38,7 @@ pub struct BceWithLogits<'w, T, R = Mean> {
     pub weight: Option<View<'w, T>>,
     /// p, the weight of positive targets; `None`: 1.
     pub pos_weight: Option<View<'w, T>>,
-    /// What becomes of the terms.
+    /// How the terms are reduced.
     pub reduction: R,
 }
 

@@ -1,7 +1,6 @@
 //! What the library adds to `cust`: its errors, and launches with attributes.
 //!
-//! What `cust` of this repository has and the published one has not, `cust::driver`, is called here
-//! alone.
+//! Only this module calls `cust::driver`, which the published `cust` does not have.
 
 use crate::error::{DriverError, Error, Result};
 use cust::driver::{self, LoadError};
@@ -45,22 +44,22 @@ impl LaunchConfig {
 pub(crate) struct LaunchAttribute(sys::CUlaunchAttribute);
 
 impl LaunchAttribute {
-    /// The kernel may begin while the one before it in the stream ends.
-    /// It has to wait for that one itself, before it touches memory.
+    /// The kernel may begin while the previous one in the stream ends. The kernel itself must wait
+    /// for that one before it touches memory.
     pub(crate) const OVERLAPS: Self =
         Self::on(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
-    /// All blocks are resident at a time, so that each may wait for any other. The driver refuses
-    /// more blocks than the device holds.
+    /// All blocks are resident at the same time, so that each may wait for any other. The driver
+    /// refuses a launch of more blocks than the device has room for.
     pub(crate) const COOPERATIVE: Self =
         Self::on(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
 
-    /// The attribute, which is on or off, on.
+    /// Turns a boolean attribute on.
     const fn on(id: CUlaunchAttributeID) -> Self {
         LaunchAttribute(sys::CUlaunchAttribute { id, value: CUlaunchAttributeValue::of_int(1) })
     }
 }
 
-/// Loads the driver from `source` and initialises it, unless that is done already.
+/// Loads the driver from `source` and initialises it, unless it is already loaded.
 pub(crate) fn choose(source: Source) -> Result<()> {
     driver::load(source).map_err(|error| match error {
         LoadError::OtherDriver { chosen, asked } => {
@@ -97,7 +96,7 @@ pub(crate) fn check_cudarc<T>(
 }
 
 fn error(call: &'static str, source: CudaError) -> DriverError {
-    // A driver that does not have the function has no words for that.
+    // A driver that lacks the function cannot describe that error.
     let missing = (source == CudaError::NotSupported).then(|| driver::missing(call)).flatten();
     let (code, name) = (source.code(), source.name());
     let text = missing.unwrap_or_else(|| source.text());

@@ -7,7 +7,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number type that tensors hold: a [`Float`] or a [`Class`].
+/// The element type of a tensor: a [`Float`] or a [`Class`].
 ///
 /// # Safety
 /// Sealed: the library implements it for types that are valid for every bit pattern and laid out as
@@ -19,18 +19,18 @@ pub unsafe trait Element:
     const NAME: &'static str;
 }
 
-/// A number type that losses are computed of: `f32`, `f64`, `half::f16`, `half::bf16`.
+/// An element type that losses have kernels for: `f32`, `f64`, `half::f16`, `half::bf16`.
 ///
 /// # Safety
 /// Sealed: the library implements it for the types that its kernels are compiled for.
 pub unsafe trait Float: Element {
-    /// The type by the name that kernels carry.
+    /// The type, as the names of kernels encode it.
     const DTYPE: Dtype;
-    /// The type of a reduced loss of this type's tensors, and of its upstream gradient.
+    /// The type of a reduced loss of tensors of this type, and of its upstream gradient.
     type Loss: Float;
 }
 
-/// A number type of class indices: `i64`, `i32`, `u32`, `u8`.
+/// The type of class indices: `i64`, `i32`, `u32`, `u8`.
 ///
 /// # Safety
 /// Sealed: the library implements it for the types that its kernels can load.

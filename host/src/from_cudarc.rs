@@ -1,4 +1,4 @@
-//! Devices, streams and memory of cudarc's.
+//! cudarc's devices, streams and memory.
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -22,27 +22,27 @@ mod sealed {
     impl<T> Sealed for CudaViewMut<'_, T> {}
 }
 
-/// Memory of cudarc's that a call can read: a [`CudaSlice`], a [`CudaView`] or a [`CudaViewMut`].
+/// cudarc's memory that a call can read: a [`CudaSlice`], a [`CudaView`] or a [`CudaViewMut`].
 ///
-/// Sealed: anybody may implement [`DevicePtr`], for any address.
+/// Sealed, because any code may implement [`DevicePtr`], for any address.
 pub trait CudarcMemory<T>: DevicePtr<T> + sealed::Sealed {}
 impl<T> CudarcMemory<T> for CudaSlice<T> {}
 impl<T> CudarcMemory<T> for CudaView<'_, T> {}
 impl<T> CudarcMemory<T> for CudaViewMut<'_, T> {}
 
-/// Memory of cudarc's that a call can write: a [`CudaSlice`] or a [`CudaViewMut`].
+/// cudarc's memory that a call can write: a [`CudaSlice`] or a [`CudaViewMut`].
 pub trait CudarcMemoryMut<T>: CudarcMemory<T> + DevicePtrMut<T> {}
 impl<T> CudarcMemoryMut<T> for CudaSlice<T> {}
 impl<T> CudarcMemoryMut<T> for CudaViewMut<'_, T> {}
 
 impl Gpu {
-    /// The GPU that a context of cudarc's is on.
+    /// The GPU of cudarc's `context`.
     ///
     /// # Errors
-    /// Those of [`Gpu::new`]; [`Error::OtherContext`] where it is not the device's primary context,
-    /// which `CudaContext::new` returns and this library works in.
+    /// Those of [`Gpu::new`]; [`Error::OtherContext`] if it is not the device's primary context,
+    /// which `CudaContext::new` returns and this library uses.
     pub fn from_cudarc(context: &CudaContext) -> Result<Self> {
-        // A number that does not fit is refused like any other that no device has.
+        // A number beyond `u32` is refused like any other number without a device.
         let gpu = Gpu::new(u32::try_from(context.ordinal()).unwrap_or(u32::MAX))?;
         if context.cu_ctx().cast() == gpu.context() {
             return Ok(gpu);
@@ -52,14 +52,14 @@ impl Gpu {
 }
 
 impl Stream {
-    /// A stream of cudarc's, which is kept until this one, its clones, and the library's memory
-    /// that was used on it are dropped.
+    /// cudarc's stream as a stream of this library. cudarc's stream lives until this one, its
+    /// clones, and the library's memory used on it are dropped.
     ///
-    /// What [`from_raw`](Self::from_raw) says of `CU_STREAM_PER_THREAD` holds for
-    /// `CudaContext::per_thread_stream`. A call that would be captured into a graph is refused.
+    /// For `CudaContext::per_thread_stream` the rules of [`from_raw`](Self::from_raw) for
+    /// `CU_STREAM_PER_THREAD` apply. A call that would be captured into a graph is refused.
     ///
     /// # Errors
-    /// Those of [`Gpu::from_cudarc`]; [`Error::OutOfMemory`] where memory is short.
+    /// Those of [`Gpu::from_cudarc`]; [`Error::OutOfMemory`].
     pub fn from_cudarc(stream: &Arc<CudaStream>) -> Result<Self> {
         let gpu = Gpu::from_cudarc(stream.context())?;
         let workspace = Workspace::new(&gpu)?;
@@ -68,8 +68,8 @@ impl Stream {
     }
 }
 
-/// Moves `memory`, which is laid out from the address 0 on, to the address that cudarc's `pointer`
-/// returns for calls on `stream`. `context` is that of the memory.
+/// Moves `memory`, which starts at address 0, to the address that cudarc's `pointer` returns for
+/// calls on `stream`. `context` is the context of the memory.
 fn borrow<'a>(
     stream: &'a Stream,
     context: &Arc<CudaContext>,
@@ -87,7 +87,8 @@ fn borrow<'a>(
         let (expected, got) = (expected as u32, got as u32);
         return Err(Error::Device { argument: "slice", expected, got });
     }
-    // Each `CudaContext` counts its own streams, and uses events only where it has created some.
+    // Each `CudaContext` counts the streams that it has created, and uses events only if there are
+    // some.
     if !Arc::ptr_eq(theirs.context(), context) {
         let (argument, expected) = ("slice", "memory of the stream's CudaContext");
         return Err(Error::OtherContext { argument, expected });
@@ -99,13 +100,13 @@ fn borrow<'a>(
     Ok(Memory { address, events, ..memory })
 }
 
-/// Refuses memory of cudarc's with more or fewer elements than a dense view has.
+/// Refuses cudarc's memory if it has more or fewer elements than a dense view.
 fn check_len(memory: &Memory<'_>, got: usize) -> Result<()> {
     let expected = memory.shape.len();
     if got == expected { Ok(()) } else { Err(Error::Length { argument: "slice", expected, got }) }
 }
 
-/// Refuses memory of cudarc's, elements of `T`, that ends before the last row of a view does.
+/// Refuses cudarc's memory, elements of `T`, if it ends before the last row of a view.
 fn check_reach<T>(memory: &Memory<'_>, got: usize) -> Result<()> {
     let expected = memory.bytes / size_of::<T>();
     if got >= expected { Ok(()) } else { Err(Error::Length { argument: "slice", expected, got }) }
@@ -114,23 +115,23 @@ fn check_reach<T>(memory: &Memory<'_>, got: usize) -> Result<()> {
 macro_rules! views {
     ($($view:ident of $memory:ident ($($mut:ident)?) by $pointer:ident: $waits:literal;)+) => {$(
         impl<'a, T: Element> $view<'a, T> {
-            /// Memory of cudarc's, in row-major order without gaps, for calls on `stream`, which
-            /// [`Stream::from_cudarc`] has made.
+            /// cudarc's memory, in row-major order without gaps, for calls on `stream`, which comes
+            /// from [`Stream::from_cudarc`].
             ///
             /// cudarc's events keep streams in order, as they do for cudarc's own functions. The
             #[doc = $waits]
-            /// Each call records the event that others wait for: the memory may be used on other
-            /// streams of cudarc's, or dropped, right after the call. Where the program has called
-            /// `CudaContext::disable_event_tracking`, which is unsafe, it orders its streams
-            /// itself.
+            /// Each call records the event that other streams wait for, so the program may use the
+            /// memory on cudarc's other streams, or drop it, right after the call. After
+            /// `CudaContext::disable_event_tracking`, which is unsafe, the program must order its
+            /// streams itself.
             ///
             /// # Errors
-            /// [`Error::Length`] where the memory has not as many elements as `shape`;
-            /// [`Error::InvalidShape`]; [`Error::Device`], [`Error::OtherContext`] where it is of
-            /// another `CudaContext` than the stream; [`Error::OtherStream`] where the stream is
-            /// not cudarc's, and from a call on another stream; [`Error::OtherThread`];
-            /// [`Error::Capture`]; [`Error::Driver`], also with an error that cudarc has kept since
-            /// before.
+            /// [`Error::Length`] if the memory does not have as many elements as `shape`;
+            /// [`Error::InvalidShape`]; [`Error::Device`]; [`Error::OtherContext`] if it belongs to
+            /// another `CudaContext` than the stream; [`Error::OtherStream`] if the stream is not
+            /// cudarc's, and from a call on another stream; [`Error::OtherThread`];
+            /// [`Error::Capture`]; [`Error::Driver`], which may also be an earlier error that
+            /// cudarc has stored.
             pub fn from_cudarc(
                 stream: &'a Stream,
                 slice: &'a $($mut)? impl $memory<T>,
@@ -144,12 +145,12 @@ macro_rules! views {
             }
 
             /// As [`from_cudarc`](Self::from_cudarc), with `row_stride` elements from the start of
-            /// a row (the last dimension) to the start of the next. Behind the last row there may
-            /// be more.
+            /// a row (the last dimension) to the start of the next. The memory may extend past the
+            /// last row.
             ///
             /// # Errors
-            /// As [`from_cudarc`](Self::from_cudarc), but [`Error::Length`] where the memory ends
-            /// before the last row; [`Error::Stride`] where rows would overlap.
+            /// As [`from_cudarc`](Self::from_cudarc), but [`Error::Length`] if the memory ends
+            /// before the last row; [`Error::Stride`] if rows would overlap.
             pub fn from_cudarc_strided(
                 stream: &'a Stream,
                 slice: &'a $($mut)? impl $memory<T>,
@@ -172,9 +173,9 @@ views! {
         "stream waits for work of other streams that reads or writes the memory.";
 }
 
-/// What the compiler refuses, beside what it takes.
+/// Code that must not compile, beside code that must.
 ///
-/// A view borrows its slice, and a view to write borrows it alone.
+/// A view borrows its slice, and a mutable view borrows it exclusively.
 ///
 /// ```compile_fail,E0505
 /// use cudarc::driver::CudaSlice;
@@ -230,7 +231,7 @@ views! {
 /// }
 /// ```
 ///
-/// The library has no kernels for some numbers that cudarc has.
+/// cudarc has element types for which this library has no kernels.
 ///
 /// ```compile_fail,E0277
 /// use cudarc::driver::CudaSlice;

@@ -1,4 +1,4 @@
-//! The gradients that a call is asked for.
+//! The gradients that a caller asks for.
 
 use crate::element::Float;
 use crate::tensor::Tensor;
@@ -31,13 +31,13 @@ impl<'a, T: Float, V: Float> Grads<'a, T, V> {
         Grads { input: Some(input.into()), target: Some(target.into()), upstream: None }
     }
 
-    /// None but the one that a call writes over its input.
+    /// No gradient, apart from one that a call writes over its input.
     pub(crate) fn none() -> Self {
         Grads { input: None, target: None, upstream: None }
     }
 
-    /// The gradients times `upstream`, which has the loss's shape and is on the device: the factor
-    /// comes before the gradients are rounded to their type.
+    /// The gradients times `upstream`, which has the loss's shape and is on the device. The kernel
+    /// multiplies before it rounds the gradients to their type.
     pub fn scaled_by(self, upstream: impl Into<View<'a, V>>) -> Self {
         Grads { upstream: Some(upstream.into()), ..self }
     }

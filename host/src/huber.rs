@@ -7,19 +7,19 @@ use crate::reduction::{ElementwiseReduction, Mean};
 static KERNELS: Kernels = pairwise::kernels!(huber, 512 threads);
 
 /// Huber's loss of the differences d = x − t of an input and a target of one shape: d²/2 where |d|
-/// ≤ δ and δ (|d| − δ/2) beyond, reduced. The gradient of x is d, clamped to [−δ, δ], times what
-/// arrives from upstream, divided as the loss is; the target's is its negative. As PyTorch's
-/// `torch.nn.HuberLoss`.
+/// ≤ δ and δ (|d| − δ/2) beyond, reduced. The gradient of x is d, clamped to [−δ, δ], multiplied by
+/// the upstream gradient and divided as the loss is; the target's gradient is its negative. Like
+/// PyTorch's `torch.nn.HuberLoss`.
 ///
-/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse), and
-/// [`InvalidOption`](crate::Error::InvalidOption) where δ is not positive.
+/// Arithmetic, sums and errors are as for [`Mse`](crate::Mse), and
+/// [`InvalidOption`](crate::Error::InvalidOption) if δ is not positive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 #[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct Huber<R = Mean> {
     /// Where the loss turns from squares to magnitudes; positive.
     pub delta: f64,
-    /// What becomes of the terms.
+    /// How the terms are reduced.
     pub reduction: R,
 }
 

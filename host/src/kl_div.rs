@@ -20,15 +20,15 @@ static KERNELS: [[Kernels; 2]; 2] = [
 ];
 
 /// Kullback-Leibler divergence of an input from a target of one shape: t (log t − x), reduced,
-/// where x is the logarithm of the input's probability and t the target's probability. As PyTorch's
-/// `torch.nn.KLDivLoss`, for which the input is x; here it may be the probability itself, whose
-/// logarithm is then taken in the same pass.
+/// where x is the logarithm of the input's probability and t the target's probability. Like
+/// PyTorch's `torch.nn.KLDivLoss`, whose input is x. Here the input may also be the probability;
+/// the same pass then computes its logarithm.
 ///
-/// The term is 0 at t = 0 for finite x, NaN there for others and for t below 0, and +∞ for t above
-/// 0 at a probability of 0. Of two probabilities that are equal it is exactly 0, and of two that
-/// are nearly equal as accurate as of others.
+/// At t = 0 the term is 0 for finite x and NaN otherwise. It is NaN for t below 0, and +∞ for t
+/// above 0 at an input probability of 0. For two equal probabilities it is exactly 0; for two
+/// nearly equal ones it is as accurate as for others.
 ///
-/// Gradients, times what arrives from upstream, divided as the loss is:
+/// The gradients, each multiplied by the upstream gradient and divided as the loss is:
 ///
 /// | of | |
 /// |---|---|
@@ -37,16 +37,16 @@ static KERNELS: [[Kernels; 2]; 2] = [
 /// | t | log t + 1 − x, NaN at t = 0 and t = ∞ |
 /// | log t | t (log t + 1 − x) |
 ///
-/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse).
+/// Arithmetic, sums and errors are as for [`Mse`](crate::Mse).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct KlDiv<R = BatchMean> {
-    /// Whether the input is log-probabilities, as PyTorch has it, or probabilities.
+    /// Whether the input is log-probabilities, as in PyTorch, or probabilities.
     pub log_input: bool,
     /// Whether the target is log-probabilities, or probabilities.
     pub log_target: bool,
-    /// What becomes of the terms.
+    /// How the terms are reduced.
     pub reduction: R,
 }
 

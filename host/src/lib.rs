@@ -24,19 +24,19 @@
 //! - [`Gpu`], [`Stream`], [`Workspace`]: a device, a queue of work on it, scratch memory.
 //!
 //! A call of a loss checks its arguments, queues a kernel on the stream (cross-entropy's
-//! `forward_backward` two, for some shapes) and returns. What waits for the GPU: to make a tensor,
-//! a loss or a workspace, to copy from or to the host ([`Loss::item`], [`Tensor::to_vec`]),
-//! [`Stream::synchronize`], and to drop memory that queued work uses. A call that is refused has
-//! queued nothing.
+//! `forward_backward` two, for some shapes) and returns. These wait for the GPU: making a tensor, a
+//! loss or a workspace; copies from and to the host ([`Loss::item`], [`Tensor::to_vec`]);
+//! [`Stream::synchronize`]; and dropping memory that queued work uses. A refused call has queued
+//! nothing.
 //!
-//! The kernels are PTX inside the library, compressed, each compiled by the driver for the first
-//! call that needs it. The driver is found at run time: a program that uses this crate builds and
-//! starts without one, with nothing of CUDA's installed or set, and then gets [`Error::NoDriver`].
-//! With the feature `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
+//! The library contains the kernels as compressed PTX. The driver compiles a kernel at the first
+//! call that needs it. The library finds the driver at run time, so a program that uses this crate
+//! builds and starts without CUDA; [`Gpu::new`] then returns [`Error::NoDriver`]. With the feature
+//! `emulator`, `Gpu::emulated` runs the same kernels on the CPU.
 //!
-//! With the feature `cudarc`, `Stream::from_cudarc`, `View::from_cudarc` and
-//! `ViewMut::from_cudarc` take streams and memory of cudarc's without `unsafe`: a call reads and
-//! writes a `CudaSlice` where it lies, and cudarc's events order it with cudarc's other work.
+//! With the feature `cudarc`, `Stream::from_cudarc`, `View::from_cudarc` and `ViewMut::from_cudarc`
+//! take cudarc's streams and memory without `unsafe`: a call reads and writes a `CudaSlice` without
+//! a copy, and cudarc's events order it with cudarc's other work.
 #![deny(missing_docs)]
 
 mod bce;
@@ -89,9 +89,9 @@ pub use stream::{Stream, Workspace};
 pub use tensor::{Loss, Tensor};
 pub use view::{View, ViewMut};
 
-/// What the compiler refuses, beside what it takes.
+/// Code that must not compile, beside code that must.
 ///
-/// An option may come to a loss: nobody lists all of them.
+/// A loss may get another option, so no program can list all of them.
 ///
 /// ```compile_fail,E0639
 /// let _ = fused_loss::Mse { reduction: fused_loss::Sum };
@@ -101,7 +101,7 @@ pub use view::{View, ViewMut};
 /// let _ = fused_loss::Mse::new().reduction(fused_loss::Sum);
 /// ```
 ///
-/// A changed loss that is not used, and a result that nobody keeps, are mistakes.
+/// Not using a changed loss, or dropping a result at once, is a mistake.
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -126,8 +126,9 @@ pub use view::{View, ViewMut};
 #[cfg(doctest)]
 mod refused {}
 
-/// The crate of the element types `half::f16` and `half::bf16`.
+/// The crate that defines the element types `half::f16` and `half::bf16`.
 pub use half;
 
-/// A number type of tensors, as [`Float::DTYPE`] names it; what a kernel finds of a loss's targets.
+/// The number type of a tensor ([`Float::DTYPE`]), and what a kernel reports about a loss's
+/// targets.
 pub use kernels_gpu::abi::{Dtype, TargetFault};

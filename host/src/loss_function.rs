@@ -7,8 +7,8 @@ use crate::stream::{Stream, Workspace};
 use crate::tensor::{Loss, Tensor};
 use crate::view::{View, ViewMut};
 
-/// A loss of inputs of `T`, for code that takes any: what the methods of these names do of each
-/// loss, with its errors.
+/// A loss of inputs of `T`, for code that is generic over losses. Each method does what the loss's
+/// own method of that name does, with the same errors.
 ///
 /// ```no_run
 /// use fused_loss::{Error, Float, LossFunction, Stream, Tensor};
@@ -24,7 +24,7 @@ use crate::view::{View, ViewMut};
 /// }
 /// ```
 pub trait LossFunction<T: Float> {
-    /// What the input is compared with; of every loss this may be a tensor as the input.
+    /// What the input is compared with. Every loss accepts a tensor like the input.
     type Target<'a>: Copy + From<View<'a, T>> + From<&'a Tensor<T>>;
 
     /// The element type of the loss.

@@ -7,23 +7,24 @@ use crate::reduction::{ElementwiseReduction, Mean, Sum, Unreduced};
 static KERNELS: Kernels = pairwise::kernels!(mse, 512 threads);
 
 /// Mean squared error of an input x and a target t of one shape: (x − t)², reduced. The gradient of
-/// x is 2 (x − t), times what arrives from upstream, divided as the loss is; the target's is its
-/// negative. As PyTorch's `torch.nn.MSELoss`.
+/// x is 2 (x − t), multiplied by the upstream gradient and divided as the loss is; the target's
+/// gradient is its negative. Like PyTorch's `torch.nn.MSELoss`.
 ///
-/// f16, bf16 and f32 tensors are differenced and squared in f32, f64 tensors in f64; a thread's sum
-/// is of that type, all further sums f64. A mean of nothing is NaN.
+/// Differences and squares are computed in f32 for f16, bf16 and f32 tensors and in f64 for f64
+/// tensors. A thread's sum has that type, all further sums are f64. The mean of an empty tensor is
+/// NaN.
 ///
 /// Errors of every method: [`Shape`](crate::Error::Shape), [`Stride`](crate::Error::Stride),
 /// [`NullPointer`](crate::Error::NullPointer), [`Misaligned`](crate::Error::Misaligned),
 /// [`Device`](crate::Error::Device), [`Overlap`](crate::Error::Overlap) and
-/// [`NoGradient`](crate::Error::NoGradient) name the argument; nothing is queued then. The first
-/// call on a device that needs a kernel has the driver compile it, which can fail with
+/// [`NoGradient`](crate::Error::NoGradient) name the argument, and nothing has been queued. At the
+/// first call on a device that needs a kernel, the driver compiles the kernel, which can fail with
 /// [`UnsupportedPtx`](crate::Error::UnsupportedPtx).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct Mse<R = Mean> {
-    /// What becomes of the squares.
+    /// How the squares are reduced.
     pub reduction: R,
 }
 

@@ -1,5 +1,5 @@
-//! What becomes of a loss's terms. A reduction is a type, so that a loss accepts its own alone and
-//! the type and shape of the result follow from it.
+//! How a loss reduces its terms. Each reduction is a type, so that a loss accepts only reductions
+//! that it has, and the reduction determines the type and shape of the result.
 //!
 //! Rows are the last dimension: a tensor of shape `[2, 3, 8]` has six rows of eight elements.
 
@@ -20,7 +20,7 @@ pub trait Reduction:
     /// The element type of the loss, for inputs of `T`.
     type Value<T: Float>: Float;
 
-    /// What the kernels know it by.
+    /// The number by which kernels know it.
     #[doc(hidden)]
     const KIND: u32;
 
@@ -40,15 +40,15 @@ pub trait ElementwiseReduction: Reduction {}
 /// The reductions of [`KlDiv`](crate::KlDiv).
 pub trait DivergenceReduction: Reduction {}
 
-/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are of rows: with
-/// [`Unreduced`] its loss is one for each row.
+/// The reductions of [`CrossEntropy`](crate::CrossEntropy), whose terms are rows: with
+/// [`Unreduced`] it has one loss per row.
 pub trait SampleReduction: Reduction {
     /// The shape of the loss, for inputs of `input`.
     fn shape_of_samples(self, input: Shape) -> Shape {
         if Self::KIND == reduction::ELEMENTS { input.of_rows() } else { Shape::SCALAR }
     }
 
-    /// Whether the sum is divided by what the rows' class weights add up to.
+    /// Whether the sum is divided by the sum of the rows' class weights.
     #[doc(hidden)]
     const MEAN: bool;
 }

@@ -8,19 +8,19 @@ static KERNELS: Kernels = pairwise::kernels!(smooth_l1, 512 threads);
 
 /// Smooth L1 of the differences d = x − t of an input and a target of one shape: d²/(2β) where
 /// |d| < β and |d| − β/2 beyond, reduced; |d| for β = 0. The gradient of x is d/β, clamped to
-/// [−1, 1] (for β = 0 the sign of d, 0 at 0), times what arrives from upstream, divided as the loss
-/// is; the target's is its negative. As PyTorch's `torch.nn.SmoothL1Loss`, but that a NaN has a
-/// gradient of NaN for β = 0 too.
+/// [−1, 1] (for β = 0 the sign of d, 0 at 0), multiplied by the upstream gradient and divided as
+/// the loss is; the target's gradient is its negative. Like PyTorch's `torch.nn.SmoothL1Loss`,
+/// except that a NaN also has a gradient of NaN for β = 0.
 ///
-/// Arithmetic, sums and errors are those of [`Mse`](crate::Mse), and
-/// [`InvalidOption`](crate::Error::InvalidOption) where β is negative or NaN.
+/// Arithmetic, sums and errors are as for [`Mse`](crate::Mse), and
+/// [`InvalidOption`](crate::Error::InvalidOption) if β is negative or NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 #[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct SmoothL1<R = Mean> {
     /// Where the loss turns from squares to magnitudes; not negative.
     pub beta: f64,
-    /// What becomes of the terms.
+    /// How the terms are reduced.
     pub reduction: R,
 }
 

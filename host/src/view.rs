@@ -9,8 +9,8 @@ use kernels_gpu::abi::TargetFault;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Memory on a GPU that a call reads: a borrowed [`Tensor`](crate::Tensor), or memory of somebody
-/// else's.
+/// Memory on a GPU that a call reads: a borrowed [`Tensor`](crate::Tensor), or memory that the
+/// library does not own.
 #[derive(Clone, Copy)]
 pub struct View<'a, T> {
     pub(crate) memory: Memory<'a>,
@@ -20,7 +20,7 @@ pub struct View<'a, T> {
 /// Memory on a GPU that a call writes.
 pub struct ViewMut<'a, T> {
     pub(crate) memory: Memory<'a>,
-    /// Of a loss, what is beside its values.
+    /// For a loss, the fault that is stored after its values.
     pub(crate) fault: Option<Fault<'a>>,
     element: PhantomData<&'a mut [T]>,
 }
@@ -28,15 +28,15 @@ pub struct ViewMut<'a, T> {
 macro_rules! raw_views {
     ($($view:ident $(with $fault:ident)?, $second:literal;)+) => {$(
         impl<'a, T: Element> $view<'a, T> {
-            /// Memory of somebody else's (PyTorch, cudarc, candle: they use the device's primary
-            /// context, as this library does), in row-major order without gaps. Nothing more is
-            /// checked until a call gets it.
+            /// Memory that the library does not own, in row-major order without gaps. It may come
+            /// from PyTorch, cudarc or candle, which use the device's primary context as this
+            /// library does. Only a call checks it further.
             ///
             /// # Errors
             /// [`Error::InvalidShape`].
             ///
             /// # Safety
-            /// From the call that gets the view until the work it queued is done:
+            /// From the call that gets the view until the work that it queues is done:
             /// 1. `address` is the address of `shape`'s elements of `T` on `gpu`, in memory of its
             ///    primary context, or `shape` has no elements.
             #[doc = $second]
@@ -53,10 +53,10 @@ macro_rules! raw_views {
             /// (the last dimension) to the start of the next.
             ///
             /// # Errors
-            /// [`Error::InvalidShape`]; [`Error::Stride`] where rows would overlap.
+            /// [`Error::InvalidShape`]; [`Error::Stride`] if rows would overlap.
             ///
             /// # Safety
-            /// As [`from_raw`](Self::from_raw), for rows that far apart.
+            /// As [`from_raw`](Self::from_raw), for rows `row_stride` elements apart.
             pub unsafe fn from_raw_strided(
                 gpu: &Gpu,
                 address: u64,
@@ -100,17 +100,17 @@ macro_rules! shown {
 shown!(View ViewMut);
 
 impl<T: Element> ViewMut<'_, T> {
-    /// The view of a loss with room for a [`TargetFault`] at the address `fault`: a cross-entropy
-    /// of classes writes there which target is no class, as it does beside the values of a
-    /// [`Loss`](crate::Loss). Other losses set it to zero.
+    /// The view of a loss with room for a [`TargetFault`] at the address `fault`. A cross-entropy
+    /// of classes writes there which target is not a class, as it does for a [`Loss`](crate::Loss).
+    /// Other losses set it to zero.
     ///
     /// # Errors
-    /// [`Error::NullPointer`], [`Error::Misaligned`] where it is not on a boundary of 8 bytes.
+    /// [`Error::NullPointer`], [`Error::Misaligned`] if it is not a multiple of 8.
     ///
     /// # Safety
-    /// From the call that gets the view until the work it queued is done, `fault` is the address of
-    /// a [`TargetFault`]'s bytes on the view's device, in no other memory of the call, and nothing
-    /// accesses them but work that is ordered before on the call's stream.
+    /// From the call that gets the view until the work that it queues is done, `fault` is the
+    /// address of a [`TargetFault`]'s bytes on the view's device. They overlap no other memory of
+    /// the call, and the only other work that accesses them comes before the call on its stream.
     pub unsafe fn with_target_fault(self, fault: u64) -> Result<Self> {
         let memory = Memory::dense::<TargetFault>(fault, Shape::SCALAR, self.memory.device, None);
         memory.check_aligned("fault", align_of::<TargetFault>())?;
@@ -119,11 +119,11 @@ impl<T: Element> ViewMut<'_, T> {
 }
 
 impl<'a, T: Element> View<'a, T> {
-    /// One element that stands for all of `shape`: an upstream gradient that is the same for every
-    /// loss.
+    /// Repeats the view's one element over all of `shape`, for an upstream gradient that is the
+    /// same for every loss.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the view has not one element; [`Error::InvalidShape`].
+    /// [`Error::Shape`] if the view does not have exactly one element; [`Error::InvalidShape`].
     pub fn expand(self, shape: impl IntoShape) -> Result<Self> {
         let shape = shape.into_shape("shape")?;
         if self.memory.shape.len() != 1 {

@@ -1,4 +1,4 @@
-//! The value of a loss, and what the device has found of its targets.
+//! The value of a loss, and what the device reports about its targets.
 
 use super::Tensor;
 use crate::element::Element;
@@ -11,17 +11,18 @@ use kernels_gpu::abi::TargetFault;
 use std::fmt;
 use std::mem::offset_of;
 
-/// The value of a loss, on the GPU: of shape `[]` for the reductions to a scalar.
+/// The value of a loss, on the GPU. Its shape is `[]` if the loss is reduced to a scalar.
 ///
-/// What reads it waits for the work that computes it. A loss that a call has returned knows where
-/// that ends: what was queued on the stream since is not waited for. Of one that was given to a
-/// call, that is so once [`record`](Self::record) is called.
+/// Reading it waits for the work that computes it. A loss that a call returns has an event at the
+/// end of that work, so reading it does not wait for what was queued on the stream later. A loss
+/// that you pass to a call has such an event once you call [`record`](Self::record).
 ///
-/// A call of another loss clears what a cross-entropy of classes has found of its targets, if one
-/// was ever written here: about 2 µs more for each such call (H200). Give each its own.
+/// If a cross-entropy of classes was ever written here, each call of another loss function must
+/// clear that one's report on its targets, which takes about 2 µs (H200). So use a separate `Loss`
+/// for each.
 #[must_use = "the memory is freed when the loss is dropped"]
 pub struct Loss<V> {
-    /// The values and, behind them, a [`TargetFault`].
+    /// The values, followed by a [`TargetFault`].
     values: Tensor<V>,
     writes: Writes,
 }
@@ -38,7 +39,7 @@ impl<V: Element> Loss<V> {
         Ok(Loss { values, writes: Writes::new(notes_end) })
     }
 
-    /// Where the fault is, in bytes behind the start of the values.
+    /// The offset of the fault from the start of the values, in bytes.
     fn fault_offset(shape: Shape) -> usize {
         (shape.len() * size_of::<V>()).next_multiple_of(align_of::<TargetFault>())
     }
@@ -61,7 +62,7 @@ impl<V: Element> Loss<V> {
     /// Waits for the work that computes the loss, and returns its one value.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check); [`Error::Shape`] where the loss is not a scalar.
+    /// Those of [`check`](Self::check); [`Error::Shape`] if the loss is not a scalar.
     pub fn item(&self) -> Result<V> {
         check_shape("loss", Shape::SCALAR, self.shape())?;
         let value = self.value(0)?;
@@ -82,23 +83,24 @@ impl<V: Element> Loss<V> {
     /// order.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check); [`Error::Length`] where `data` has not as many elements as
-    /// the loss.
+    /// Those of [`check`](Self::check); [`Error::Length`] if `data` does not have as many elements
+    /// as the loss.
     pub fn copy_to_slice(&self, data: &mut [V]) -> Result<()> {
         self.check()?;
         self.values.copy_to_slice(data)
     }
 
-    /// The dimensions: none of a loss that is reduced to a scalar.
+    /// The dimensions; a loss that is reduced to a scalar has none.
     pub fn shape(&self) -> Shape {
         self.values.shape
     }
 
-    /// Waits for the work that computes the loss, and says whether it could.
+    /// Waits for the work that computes the loss, and returns an error if it failed or a target is
+    /// not a class.
     ///
     /// # Errors
-    /// [`Error::TargetOutOfRange`] where a target is no class: the lowest such row; its loss and
-    /// its gradient are NaN, and so is a sum or a mean that it is part of. [`Error::Driver`] where
+    /// [`Error::TargetOutOfRange`] with the lowest row whose target is not a class. The loss and
+    /// the gradient of such a row are NaN, and so is a sum or a mean over it. [`Error::Driver`] if
     /// the work failed.
     pub fn check(&self) -> Result<()> {
         if !self.writes.may_report() {
@@ -120,8 +122,8 @@ impl<V: Element> Loss<V> {
         Ok(value[0])
     }
 
-    /// Refuses the `value` of a scalar loss that is NaN because of a target. Any other `value`
-    /// has been written over that since, by somebody who does not know of the fault.
+    /// Refuses the `value` of a scalar loss that is NaN because of a target. If `value` is not NaN,
+    /// other code that does not know of the fault has overwritten it since.
     fn check_value(&self, value: V) -> Result<()> {
         if is_nan(value)
             && self.writes.may_report()
@@ -132,8 +134,8 @@ impl<V: Element> Loss<V> {
         Ok(())
     }
 
-    /// What the device has found of the targets. Only if it has found one that is no class has it
-    /// written more than the number of classes.
+    /// What the device reports about the targets. It writes more than the number of classes only if
+    /// a target is not a class.
     fn fault(&self) -> Result<Option<TargetFault>> {
         let offset = Self::fault_offset(self.shape());
         let mut classes = [0_u64];
@@ -150,9 +152,9 @@ impl<V: Element> Loss<V> {
         Ok(Some(fault[0]))
     }
 
-    /// Notes the end of the work that computes the loss: what is queued on its stream from now on
-    /// is not waited for when it is read. Each call that is given the loss begins anew. Nothing is
-    /// noted of a call that is captured into a graph.
+    /// Records the end of the work that computes the loss, so that reading it does not wait for
+    /// what is queued on its stream from now on. Each call that writes the loss discards that
+    /// record. For a call that is captured into a graph, this records nothing.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -160,8 +162,8 @@ impl<V: Element> Loss<V> {
         self.values.buffer.usage().note_end_of_write()
     }
 
-    /// The values, for other calls to read. Read from here, what [`check`](Self::check) has to say
-    /// is not asked for: of a target that is no class, the value is NaN.
+    /// The values, for other calls to read. Nothing checks them as [`check`](Self::check) does: if
+    /// a target is not a class, the value is NaN.
     pub fn values(&self) -> &Tensor<V> {
         &self.values
     }
@@ -174,10 +176,10 @@ impl<V: Element> Loss<V> {
     /// Overwrites the values with those of `data`, as [`Tensor::copy_from_slice`] does.
     ///
     /// # Errors
-    /// [`Error::Length`] where `data` has not as many elements as the loss; [`Error::Driver`].
+    /// [`Error::Length`] if `data` does not have as many elements as the loss; [`Error::Driver`].
     pub fn copy_from_slice(&mut self, data: &[V]) -> Result<()> {
         self.values.copy_from_slice(data)?;
-        // Nothing is wrong with what the host has written.
+        // The values now come from the host, so an earlier fault no longer applies.
         let fault = Self::fault_offset(self.shape());
         self.values.buffer.clear(fault, size_of::<TargetFault>())
     }

@@ -16,8 +16,8 @@ use std::marker::PhantomData;
 
 /// A dense tensor on a GPU, row-major, owned.
 ///
-/// A tensor knows which streams use it: a call on another stream is made to wait for what was
-/// queued before, and dropping the tensor waits for all of it before the memory is freed.
+/// A tensor knows which streams use it. A call on another stream waits for work that was queued
+/// earlier, and dropping the tensor waits for all of that work before it frees the memory.
 ///
 /// `Send` and `Sync`: any thread may use it.
 #[must_use = "the memory is freed when the tensor is dropped"]
@@ -28,13 +28,13 @@ pub struct Tensor<T> {
 }
 
 impl<T: Element> Tensor<T> {
-    /// Memory that is not initialised: whoever calls it writes every element before it is read.
-    /// `what` is what errors call it.
+    /// Uninitialised memory: the caller must write every element before it is read. `what` names
+    /// the memory in errors.
     pub(crate) fn uninitialised(gpu: &Gpu, shape: Shape, what: &str) -> Result<Self> {
         Self::with_tail(gpu, shape, 0, what)
     }
 
-    /// As [`uninitialised`](Self::uninitialised), with `tail` bytes behind the elements.
+    /// As [`uninitialised`](Self::uninitialised), with `tail` bytes after the elements.
     fn with_tail(gpu: &Gpu, shape: Shape, tail: usize, what: &str) -> Result<Self> {
         let bytes = shape.len() * size_of::<T>() + tail;
         let buffer = Buffer::new(gpu, bytes, format_args!("a {what} of {} {shape}", T::NAME))?;
@@ -51,7 +51,7 @@ impl<T: Element> Tensor<T> {
         Ok(tensor)
     }
 
-    /// Sets all elements to zero, behind all work that uses them, and waits until it is done.
+    /// Sets all elements to zero after all work that uses them, and waits until that is done.
     pub(crate) fn clear(&mut self) -> Result<()> {
         self.buffer.clear(0, self.bytes())
     }
@@ -59,8 +59,8 @@ impl<T: Element> Tensor<T> {
     /// A tensor with the elements of `data`, in row-major order. Returns when they are copied.
     ///
     /// # Errors
-    /// [`Error::Length`] where `data` has not as many elements as `shape`; [`Error::InvalidShape`];
-    /// [`Error::OutOfMemory`]; [`Error::Driver`].
+    /// [`Error::Length`] if `data` does not have as many elements as `shape`;
+    /// [`Error::InvalidShape`]; [`Error::OutOfMemory`]; [`Error::Driver`].
     pub fn from_slice(gpu: &Gpu, shape: impl IntoShape, data: &[T]) -> Result<Self> {
         let shape = shape.into_shape("shape")?;
         if data.len() != shape.len() {
@@ -71,11 +71,11 @@ impl<T: Element> Tensor<T> {
         Ok(tensor)
     }
 
-    /// Overwrites the elements with those of `data`, behind all work that uses them. Returns when
+    /// Overwrites the elements with those of `data`, after all work that uses them. Returns when
     /// they are copied.
     ///
     /// # Errors
-    /// [`Error::Length`] where `data` has not as many elements as the tensor; [`Error::Driver`].
+    /// [`Error::Length`] if `data` does not have as many elements as the tensor; [`Error::Driver`].
     pub fn copy_from_slice(&mut self, data: &[T]) -> Result<()> {
         if data.len() != self.shape.len() {
             let (expected, got) = (self.shape.len(), data.len());
@@ -97,8 +97,8 @@ impl<T: Element> Tensor<T> {
     /// Copies the elements to `data`, in row-major order. Waits for the work that writes them.
     ///
     /// # Errors
-    /// [`Error::Length`] where `data` has not as many elements as the tensor; [`Error::Driver`]
-    /// where that work failed.
+    /// [`Error::Length`] if `data` does not have as many elements as the tensor; [`Error::Driver`]
+    /// if that work failed.
     pub fn copy_to_slice(&self, data: &mut [T]) -> Result<()> {
         if data.len() != self.shape.len() {
             let (expected, got) = (self.shape.len(), data.len());
@@ -108,8 +108,7 @@ impl<T: Element> Tensor<T> {
     }
 
     /// Waits for all work of this library that uses the tensor, and forgets the streams that it was
-    /// queued on: the owner of a stream of another library's may destroy it then, whatever was done
-    /// with it here.
+    /// queued on. The owner of a stream from another library may then destroy the stream.
     ///
     /// # Errors
     /// [`Error::Driver`] where some of that work failed.
@@ -128,8 +127,8 @@ impl<T: Element> Tensor<T> {
     }
 
     /// The address of its first element on the device, for libraries that share the device's
-    /// primary context. Null where it has no elements. Work that this library does not queue is not
-    /// waited for when the tensor is dropped.
+    /// primary context. Null if it has no elements. Dropping the tensor does not wait for work that
+    /// other libraries have queued.
     pub fn as_raw(&self) -> u64 {
         self.buffer.address()
     }
@@ -172,13 +171,13 @@ impl<T: Element> fmt::Debug for Tensor<T> {
 }
 
 impl<T: Element> View<'_, T> {
-    /// The elements, in row-major order. Waits for what is queued on `stream`, and for work of this
-    /// library that writes them.
+    /// The elements, in row-major order. Waits for all work queued on `stream`, and for work of
+    /// this library that writes them.
     ///
     /// # Errors
-    /// [`Error::Stride`] where there are gaps between rows, or where one element stands for all;
+    /// [`Error::Stride`] if there are gaps between rows, or if the view repeats one element;
     /// [`Error::NullPointer`], [`Error::Misaligned`], [`Error::Device`], [`Error::OtherStream`];
-    /// [`Error::Driver`] where that work failed.
+    /// [`Error::Driver`] if that work failed.
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
         let memory = self.memory;
         memory.check::<T>("self")?;

@@ -1,4 +1,4 @@
-//! A call: its tensors, and their checks one by one, which make the arguments of the kernels.
+//! A call: its tensors, and the check of each, which writes it to the arguments of the kernels.
 
 use super::options::CrossEntropy;
 use super::queue::launch_rows;
@@ -28,7 +28,7 @@ pub(super) struct Call<'a, T: Float> {
     pub(super) save: Option<&'a mut Saved<T::Loss>>,
     pub(super) saved: Option<&'a Saved<T::Loss>>,
     pub(super) grads: Option<Grads<'a, T, T::Loss>>,
-    /// Whether the gradient of the input is to lie over it.
+    /// Whether the gradient of the input overwrites it.
     pub(super) in_place: bool,
 }
 
@@ -47,13 +47,13 @@ impl<'a, T: Float> Call<'a, T> {
     }
 }
 
-/// The arguments of the kernels, as far as the call's tensors are checked, and the memory that the
-/// kernels read and write.
+/// The arguments of the kernels from the tensors checked so far, and the memory that the kernels
+/// read and write.
 pub(crate) struct Arguments<'a> {
     pub(crate) args: CrossEntropyArgs,
     pub(crate) reads: Vec<Argument<'a>>,
     pub(crate) writes: Vec<Argument<'a>>,
-    /// What is beside the values of the loss, or of log-probabilities and entropies.
+    /// The faults that belong to the loss, or to log-probabilities and entropies.
     pub(super) faults: Vec<Fault<'a>>,
     /// The shape of the logits.
     shape: Shape,
@@ -99,8 +99,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         Ok(())
     }
 
-    /// The arguments of the kernels for logits and targets that are checked, and for no other
-    /// tensor yet.
+    /// The arguments of the kernels for checked logits and targets, and for no other tensor yet.
     fn arguments<'a>(
         &self,
         input: Memory<'a>,
@@ -114,7 +113,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
             Arguments::new(input, target, self.ignore_index, in_place, of_loss, workspace);
         let args = &mut arguments.args;
         args.divisor = match (R::MEAN, target.are_probabilities()) {
-            // What the class weights of the targets add up to.
+            // The sum of the class weights of the targets.
             (true, false) => 0.0,
             (true, true) => shape.rows() as f64,
             (false, _) => 1.0,
@@ -130,8 +129,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
 }
 
 impl<'a> Arguments<'a> {
-    /// The arguments for logits and targets that are checked, of results of rows: with neither
-    /// options nor other tensors yet.
+    /// The arguments for checked logits and targets, and for results per row; neither options nor
+    /// other tensors yet.
     pub(crate) fn new<T: Float>(
         input: Memory<'a>,
         target: &Targets<'a, T>,
@@ -199,13 +198,13 @@ impl<'a> Arguments<'a> {
         self.args.class_bytes == 0
     }
 
-    /// The loss is written here.
+    /// Sets where the loss is written.
     fn set_loss<V: Float>(&mut self, loss: ViewMut<'a, V>) -> Result<()> {
         self.args.loss = self.result("loss", loss)?;
         Ok(())
     }
 
-    /// The address of a result of the loss's shape, which is written.
+    /// The address of a result of the loss's shape, for the kernels to write.
     pub(crate) fn result<V: Float>(
         &mut self,
         argument: &'static str,
@@ -220,20 +219,20 @@ impl<'a> Arguments<'a> {
         Ok(memory.address)
     }
 
-    /// The forward pass leaves here what a backward pass needs.
+    /// Sets where the forward pass saves what a backward pass needs.
     pub(crate) fn set_save<V: Float>(&mut self, save: &'a Saved<V>) -> Result<()> {
         check_shape("saved", self.shape, save.input)?;
         let (of_rows, totals) = (save.rows.view().memory, save.totals.view().memory);
         (self.args.saved, self.args.totals) = (of_rows.address, totals.address);
         if !self.has_probabilities() {
-            // Of losses of rows, kernels add up nothing unless a fault is asked for.
+            // For a loss per row, the kernels add nothing up unless the call asks for a fault.
             self.args.fault = totals.address + FAULT_OF_SAVED;
         }
         self.writes.extend([("saved", of_rows), ("saved", totals)]);
         Ok(())
     }
 
-    /// The backward pass reads here what a forward pass has left.
+    /// Sets where the backward pass reads what a forward pass has saved.
     pub(crate) fn set_saved<V: Float>(&mut self, saved: &'a Saved<V>) -> Result<()> {
         check_shape("saved", self.shape, saved.input)?;
         let (of_rows, totals) = (saved.rows.view().memory, saved.totals.view().memory);
@@ -242,7 +241,7 @@ impl<'a> Arguments<'a> {
         Ok(())
     }
 
-    /// Gradients are written here, that of the logits over them where they are `in_place`.
+    /// Sets where gradients are written; that of the logits goes over them if it is `in_place`.
     pub(crate) fn set_grads<T: Float>(
         &mut self,
         grads: Grads<'a, T, T::Loss>,
@@ -275,7 +274,7 @@ impl<'a> Arguments<'a> {
         Ok(())
     }
 
-    /// The gradient that arrives is read here.
+    /// Sets where the upstream gradient is read.
     fn set_upstream<V: Float>(&mut self, upstream: View<'a, V>) -> Result<()> {
         let (address, stride) = self.upstream("upstream", upstream)?;
         self.args.upstream = address;
@@ -285,7 +284,7 @@ impl<'a> Arguments<'a> {
         Ok(())
     }
 
-    /// The address and the stride of a gradient that arrives, of the loss's shape.
+    /// The address and the stride of an upstream gradient of the loss's shape.
     pub(crate) fn upstream<V: Float>(
         &mut self,
         argument: &'static str,

@@ -6,17 +6,17 @@ use kernels_gpu::abi::CrossEntropyArgs;
 
 /// The kernels for one kind of targets, or for log-probabilities.
 pub(super) struct Kernels {
-    /// Groups of 16 bytes of a row that a thread holds.
+    /// Vectors (16 bytes) of a row that a thread has in registers.
     pub(super) per_thread: usize,
-    /// The same, of a row of which a block keeps others in shared memory, by the bytes of an
-    /// element.
+    /// The same, for rows of which a block has the other vectors in shared memory, by the bytes of
+    /// an element.
     pub(super) vectors_beside: fn(usize) -> usize,
-    /// The same, of a row of which a block computes gradients.
+    /// The same, for a block that computes gradients.
     pub(super) vectors_with_gradients: fn(usize) -> usize,
     pub(super) forward: PassKernels,
     pub(super) forward_backward: PassKernels,
     pub(super) backward: PassKernels,
-    /// Loss and gradients of rows that several blocks share.
+    /// The kernel for loss and gradients of rows that several blocks share.
     pub(super) split: Option<CrossEntropyFamily>,
 }
 
@@ -93,7 +93,7 @@ macro_rules! kernels {
                 long: Some(&FORWARD_LONG),
                 stream: Some(&FORWARD_STREAM),
             },
-            // The plan neither streams rows with gradients, nor treats few of them as few.
+            // With gradients, the plan neither streams rows nor uses the kernel for few rows.
             forward_backward: PassKernels {
                 packed: Some(&FORWARD_BACKWARD_PACKED),
                 lane_rows: Some(&FORWARD_BACKWARD_LANE_ROWS),
@@ -157,8 +157,8 @@ static LOG_PROB: Kernels = {
     }
 };
 
-/// Whether each class has a share of the target that depends on its weight: label smoothing with
-/// class weights.
+/// Whether each class has a share of the target that depends on its weight, which is so for label
+/// smoothing with class weights.
 pub(super) fn has_weighted_shares(args: &CrossEntropyArgs) -> bool {
     args.class_bytes != 0 && args.share != 0.0 && args.weight != 0
 }

@@ -1,4 +1,4 @@
-//! Cross-entropy, and what other functions of rows of logits share with its calls.
+//! Cross-entropy, and the parts of its calls that other functions of rows of logits use too.
 
 mod call;
 mod kernels;
@@ -28,10 +28,10 @@ use crate::view::{View, ViewMut};
 use call::Call;
 
 impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
-    /// The loss of `input`, logits, and `target`.
+    /// The loss of the logits `input` and of `target`.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the
     /// loss is short.
     pub fn forward<'a>(
         &self,
@@ -48,7 +48,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     }
 
     /// As [`forward`](Self::forward), written to `loss`, which has the reduction's shape. Allocates
-    /// nothing. Which target is no class is known only of a [`Loss`], not of other memory.
+    /// nothing. Only a [`Loss`] records which target is not a class; other memory does not.
     ///
     /// # Errors
     /// See [`CrossEntropy`].
@@ -67,7 +67,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the
     /// results is short.
     pub fn forward_saving<'a>(
         &self,
@@ -107,13 +107,13 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         self.queue(call, workspace, stream)
     }
 
-    /// The gradient of `input`, of its shape, from `upstream`, the gradient of the loss, which has
-    /// the loss's shape, and from what [`forward_saving`](Self::forward_saving) of the same input
-    /// and target has saved.
+    /// The gradient of `input`, in its shape. `upstream` is the gradient of the loss, in the loss's
+    /// shape, and `saved` comes from [`forward_saving`](Self::forward_saving) of the same input and
+    /// target.
     ///
     /// # Errors
-    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// [`Error::Saved`](crate::Error::Saved) if another forward pass, or none, has written `saved`.
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the
     /// gradient is short.
     pub fn backward<'a>(
         &self,
@@ -136,12 +136,12 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         Ok(gradient)
     }
 
-    /// As [`backward`](Self::backward): the gradients that `grads` asks for, the target's only of
-    /// probabilities. Allocates nothing.
+    /// As [`backward`](Self::backward), with the gradients that `grads` asks for. The target has a
+    /// gradient only if it is probabilities. Allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`CrossEntropy`]; [`Error::ClassGradient`](crate::Error::ClassGradient).
+    /// [`Error::Saved`](crate::Error::Saved) if another forward pass, or none, has written `saved`.
+    /// See [`CrossEntropy`]; [`Error::ClassGradient`](crate::Error::ClassGradient).
     pub fn backward_into<'a>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -159,8 +159,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// As [`backward`](Self::backward), written over `input`. Allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`CrossEntropy`].
+    /// [`Error::Saved`](crate::Error::Saved) if another forward pass, or none, has written `saved`.
+    /// See [`CrossEntropy`].
     pub fn backward_in_place<'a>(
         &self,
         input: impl Into<ViewMut<'a, T>>,
@@ -179,7 +179,7 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     /// logits.
     ///
     /// # Errors
-    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
+    /// See [`CrossEntropy`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the
     /// results is short.
     pub fn forward_backward<'a>(
         &self,
@@ -201,7 +201,8 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
     }
 
     /// The loss and the gradients that `grads` asks for, times its upstream gradient if it has one,
-    /// in one pass over the logits; the target's gradient only of probabilities. Allocates nothing.
+    /// in one pass over the logits. The target has a gradient only if it is probabilities.
+    /// Allocates nothing.
     ///
     /// # Errors
     /// See [`CrossEntropy`]; [`Error::ClassGradient`](crate::Error::ClassGradient).
@@ -237,9 +238,9 @@ impl<T: Float, R: SampleReduction> CrossEntropy<'_, T, R> {
         self.queue(Call { loss, grads, in_place: true, ..call }, workspace, stream)
     }
 
-    /// As [`forward_backward_in_place`](Self::forward_backward_in_place), the gradient times
-    /// `upstream`, the gradient of the loss, which has its shape: the scale of mixed-precision
-    /// training, for one.
+    /// As [`forward_backward_in_place`](Self::forward_backward_in_place), with the gradient times
+    /// `upstream`, which has the loss's shape. It can be the loss scale of mixed-precision
+    /// training, for example.
     ///
     /// # Errors
     /// See [`CrossEntropy`].

@@ -1,4 +1,4 @@
-//! What a cross-entropy can be told, and what of it is refused.
+//! The options of cross-entropy, and which values are refused.
 
 use super::targets::Targets;
 use crate::element::Float;
@@ -12,9 +12,9 @@ use crate::view::View;
 use std::fmt;
 
 /// Cross-entropy of rows of logits x (the last dimension: C classes) and targets, which are classes
-/// or the probabilities of all classes. As PyTorch's `torch.nn.CrossEntropyLoss`, but for the
-/// gradient of a row that is ignored, which is 0 even where the row holds NaN, and for a target
-/// that is no class, which is an error of [`Loss::item`](crate::Loss::item) and
+/// or the probabilities of all classes. Like PyTorch's `torch.nn.CrossEntropyLoss`, with two
+/// differences: the gradient of an ignored row is 0 even if the row contains NaN, and a target that
+/// is not a class is an error of [`Loss::item`](crate::Loss::item) and
 /// [`Loss::check`](crate::Loss::check).
 ///
 /// With log p = x − log Σ exp x, class weights w, and label smoothing ε:
@@ -24,23 +24,23 @@ use std::fmt;
 /// | a class y | −(1 − ε) w_y log p_y − ε/C Σ w log p | Σ w_y of the rows that are not ignored |
 /// | probabilities t | −Σ w ((1 − ε) t + ε/C) log p | the rows |
 ///
-/// With z-loss, λ (log Σ exp x)² more for each row that is not ignored, divided by their number for
-/// the mean. Where Σ exp(x − m) is close to 1, its logarithm is taken of what exceeds 1: a loss is
-/// accurate however small.
+/// The z-loss adds λ (log Σ exp x)² for each row that is not ignored, for the mean divided by the
+/// number of such rows. If Σ exp(x − m) is close to 1, its logarithm is computed from the excess
+/// over 1, so a loss is accurate however small.
 ///
-/// Where all rows are ignored, or the weights add up to 0, a mean is NaN; its gradient is 0 in the
+/// If all rows are ignored, or the weights add up to 0, a mean is NaN. Its gradient is 0 in the
 /// first case and NaN in the second.
 ///
-/// [`forward_backward`](Self::forward_backward) does all in one pass over the logits. Where other
-/// work comes between the two, [`forward_saving`](Self::forward_saving) keeps a few numbers a row,
-/// from which [`backward`](Self::backward) has the gradients.
+/// [`forward_backward`](Self::forward_backward) does both in one pass over the logits. If other
+/// work comes between the passes, [`forward_saving`](Self::forward_saving) saves a few numbers per
+/// row, from which [`backward`](Self::backward) computes the gradients.
 ///
 /// Options are set one by one: `CrossEntropy::new().label_smoothing(0.1).reduction(Sum)`.
 ///
 /// f16, bf16 and f32 logits are computed in f32, f64 logits in f64; sums over threads are f64.
 ///
-/// Errors of every method, beside those of [`Mse`](crate::Mse):
-/// [`InvalidShape`](Error::InvalidShape) where there is no class, or more than 2³¹ − 1;
+/// Errors of every method, besides those of [`Mse`](crate::Mse):
+/// [`InvalidShape`](Error::InvalidShape) for no classes or more than 2³¹ − 1;
 /// [`InvalidOption`](Error::InvalidOption) for a `label_smoothing` that is not from 0 to 1, a
 /// `z_loss` that is negative or not finite, or an `ignore_index` of 0 or more with probabilities.
 #[derive(Clone, Copy, Debug)]
@@ -48,16 +48,16 @@ use std::fmt;
 #[must_use = "a loss computes nothing until one of its methods is called"]
 pub struct CrossEntropy<'w, T, R = Mean> {
     /// Weights of the classes, of shape `[C]`, as `Some(weight.view())`; `None`: every class has
-    /// weight 1. A loss borrows them: to make one for each call costs nothing.
+    /// weight 1. A loss only borrows them, so making a loss for each call costs nothing.
     pub weight: Option<View<'w, T>>,
     /// Rows with this target do not count: their loss and their gradient are 0. It need not be a
     /// class.
     pub ignore_index: i64,
-    /// ε, from 0 to 1: the part of every target that goes to all classes alike.
+    /// ε, from 0 to 1: the part of every target that is spread evenly over all classes.
     pub label_smoothing: f64,
     /// λ; 0 for none.
     pub z_loss: f64,
-    /// What becomes of the losses of the rows.
+    /// How the losses of the rows are reduced.
     pub reduction: R,
 }
 
@@ -134,7 +134,7 @@ impl<'w, T, R> CrossEntropy<'w, T, R> {
 }
 
 impl<T: Float, R> CrossEntropy<'_, T, R> {
-    /// Refuses options without meaning, and inputs that do not fit, before memory for results is
+    /// Refuses meaningless options and inputs that do not fit, before memory for results is
     /// allocated.
     pub(super) fn check(
         &self,
@@ -173,7 +173,7 @@ impl<T: Float, R> CrossEntropy<'_, T, R> {
     }
 }
 
-/// Refuses logits of no class, or of more than the kernels count.
+/// Refuses logits without classes, or with more classes than the kernels can count.
 pub(crate) fn check_input<T>(input: Memory<'_>) -> Result<()> {
     let shape = input.shape;
     let problem = match shape.cols() {

@@ -1,4 +1,4 @@
-//! Plans the launches of a call that is checked, and queues them.
+//! Plans the launches of a checked call, and queues them.
 
 use super::call::Arguments;
 use super::kernels::{Kernels, has_weighted_shares};
@@ -11,7 +11,7 @@ use crate::stream::Stream;
 use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, workspace as layout};
 use kernels_gpu::{Entry, Family};
 
-/// Queues a call on rows of logits of type `T`. Each of its arguments was checked.
+/// Queues a call on rows of logits of type `T`, whose arguments are checked.
 pub(crate) fn launch_rows<T: Float>(
     pass: Pass,
     arguments: Arguments<'_>,
@@ -20,7 +20,7 @@ pub(crate) fn launch_rows<T: Float>(
     let Arguments { mut args, reads, writes, faults, .. } = arguments;
     check_memory(stream, &reads, &writes)?;
     if args.rows <= 1 {
-        // The stride of a single row means nothing, and may be beyond all bytes.
+        // The stride of a single row has no meaning, and may be larger than any memory.
         let cols = args.cols.into();
         for tensor in [&mut args.input, &mut args.grad_input, &mut args.grad_target] {
             tensor.row_stride = cols;
@@ -47,7 +47,7 @@ struct Launches<'a> {
     cols: usize,
     /// How rows are laid out.
     layout: packed::Rows,
-    /// Whether rows of all tensors lie from one boundary of 16 bytes to another.
+    /// Whether the rows of all tensors begin and end on 16-byte boundaries.
     whole: bool,
     stream: &'a Stream,
     reads: &'a [Argument<'a>],
@@ -58,12 +58,13 @@ struct Launches<'a> {
 enum Way {
     /// In one launch.
     One,
-    /// In an optimistic one, and in one that computes what that one has not; see [`attempt`].
+    /// In two: an optimistic one, and one that computes everything if the first has stopped; see
+    /// [`attempt`].
     Optimistic,
-    /// In one whose kernel computes loss and gradients with several blocks per row.
+    /// In one, whose kernel computes loss and gradients with several blocks per row.
     Split(&'static Family<CrossEntropyArgs>, plan::Split),
-    /// The loss in a launch, and the gradients in another, where all blocks take part in each row
-    /// and find it in the cache the second time.
+    /// In two: one for the loss and one for the gradients. In both, all blocks share each row, and
+    /// the second finds it in the cache.
     Two,
 }
 
@@ -88,7 +89,7 @@ impl<'a> Launches<'a> {
             .iter()
             .all(|rows| rows.start == 0 || rows_are_alike(rows, &args.input, element_bytes));
         let kernels = Kernels::of(args);
-        // Some have kernels for gradients alone.
+        // Some losses have kernels only for gradients.
         let has = |regime| {
             kernels.backward.of(regime).and_then(|family| family.entry(T::DTYPE)).is_some()
         };
@@ -118,10 +119,11 @@ impl<'a> Launches<'a> {
         self.cols * self.element_bytes
     }
 
-    /// Queues the launches of a call: one, or two where something of all rows is needed before the
-    /// first gradient and cannot be had on the way.
+    /// Queues the launches of a call: one, or two if the first gradient depends on all rows and one
+    /// launch cannot provide that.
     fn queue(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<()> {
-        // What one launch leaves in the workspace for another is not to be another call's.
+        // No other call may use the workspace between the launches, because one leaves results
+        // there for the next.
         let _lock = self.stream.lock();
         match self.way(pass, args)? {
             Way::One => self.queue_one(pass, args),
@@ -138,7 +140,7 @@ impl<'a> Launches<'a> {
                     totals: args.workspace + layout::TOTALS,
                     ..*args
                 };
-                // The second kernel is there before the first is queued.
+                // Load the second kernel before the first is queued, so that no call stops halfway.
                 if let Some(entry) = self.plan(Pass::Backward, args).family.entry(self.dtype) {
                     self.stream.gpu().function(entry)?;
                 }
@@ -148,8 +150,8 @@ impl<'a> Launches<'a> {
         }
     }
 
-    /// How a call is launched: where it computes loss and gradients, by how many and how long its
-    /// rows are.
+    /// How a call is launched. If it computes loss and gradients, that depends on how many and how
+    /// long its rows are.
     fn way(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<Way> {
         if pass != Pass::ForwardBackward {
             return Ok(Way::One);
@@ -170,8 +172,8 @@ impl<'a> Launches<'a> {
         Ok(if is_few && regime != Regime::Staged { Way::Two } else { Way::One })
     }
 
-    /// Whether a launch that assumes that all rows count is worth another launch behind it. It
-    /// writes gradients that may be wrong, so it leaves the logits as they are.
+    /// Whether a launch that assumes that all rows count saves more time than the second launch
+    /// costs. Its gradients may be wrong, so it must not overwrite the logits.
     fn is_optimistic(&self, regime: Regime, args: &CrossEntropyArgs) -> bool {
         let multiprocessors = self.stream.gpu().cache().multiprocessors;
         let has_lane = matches!(regime, Regime::LaneRows | Regime::WideRows);
@@ -184,8 +186,8 @@ impl<'a> Launches<'a> {
             && plan::is_optimistic(self.rows, bytes, multiprocessors)
     }
 
-    /// Whether there are so few rows, and they are so long, that several blocks should share each.
-    /// `regime` is that of loss and gradients with no more than a block per row.
+    /// Whether rows are so few and so long that several blocks should share each. `regime` is the
+    /// regime for loss and gradients with at most a block per row.
     fn is_few(&self, regime: Regime, args: &CrossEntropyArgs) -> bool {
         let alone = self.plan(Pass::Forward, args).plan;
         let is_shared = alone.has_few_rows || alone.tail.rows as usize == self.rows;
@@ -196,19 +198,19 @@ impl<'a> Launches<'a> {
         is_shared && !fits_registers && (1..=layout::SAVED_ROWS).contains(&self.rows)
     }
 
-    /// Tensors that kernels stage to compute loss and gradients from: the logits and, where the
-    /// target has a share for every class, the probabilities, or else the class weights. `None` if
-    /// probabilities cannot be staged, or get a gradient: in f64, exponentials replace the logits
-    /// that it would be computed from.
+    /// The tensors that kernels stage to compute loss and gradients: the logits and, if the target
+    /// has a share for every class, also the probabilities or the class weights. `None` if
+    /// probabilities cannot be staged or get a gradient: in f64, exponentials replace the logits
+    /// from which it would be computed.
     ///
-    /// 16-bit probabilities and weights are staged only if they are aligned as the logits of each
-    /// row, since asynchronous copies have 4 bytes at least. H200, 2026-11-30, loss and gradients,
-    /// ceiling ÷ ours with probabilities an element off, read from global memory and staged: f64,
-    /// 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63; f32, 1000 columns 0.58 and 0.87,
-    /// 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48 and 0.45. With class weights and
-    /// smoothing, rows of an odd number of columns: f32, 13,001 columns 0.62 and 0.67, 70,001
-    /// columns 0.51 and 0.59; but bf16, 4097 columns 0.48 and 0.42. Weights aligned as the logits
-    /// (2026-11-28): bf16, 8192 columns 0.53 and 0.56; but f64, 1024 columns 0.67 and 0.58.
+    /// 16-bit probabilities and weights are staged only if they are aligned like the logits of each
+    /// row, because an asynchronous copy has at least 4 bytes. H200, 2026-11-30, loss and gradients,
+    /// ceiling ÷ ours with misaligned probabilities read from global memory and staged: f64, 500
+    /// columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63; f32, 1000 columns 0.58 and 0.87, 60,001
+    /// columns 0.62 and 0.79; but bf16, 1500 columns 0.48 and 0.45. With class weights and
+    /// smoothing, misaligned: f32, 13,001 columns 0.62 and 0.67, 70,001 columns 0.51 and 0.59; but
+    /// bf16, 4097 columns 0.48 and 0.42. Aligned (2026-11-28): bf16, 8192 columns 0.53 and 0.56; but
+    /// f64, 1024 columns 0.67 and 0.58.
     fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
         let can_stage = |rows: Matrix| {
             self.element_bytes >= 4 || rows_are_alike(&rows, &args.input, self.element_bytes)
@@ -275,7 +277,7 @@ impl<'a> Launches<'a> {
         args
     }
 
-    /// How a launch is made that computes `pass`.
+    /// How to launch `pass`.
     fn plan(&self, pass: Pass, args: &CrossEntropyArgs) -> Planned {
         let gpu = self.stream.gpu();
         let kernels = match pass {
@@ -323,7 +325,7 @@ impl<'a> Launches<'a> {
         Planned { plan, family }
     }
 
-    /// Queues the one launch that computes `pass`.
+    /// Queues one launch that computes `pass`.
     fn queue_one(&self, pass: Pass, args: &CrossEntropyArgs) -> Result<()> {
         let Planned { plan, family } = self.plan(pass, args);
         let mut shape = plan.rows.launch;
@@ -350,7 +352,7 @@ impl<'a> Launches<'a> {
         unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
     }
 
-    /// How many blocks of a launch of this shape the device has room for at once.
+    /// How many blocks of a launch of this shape can be resident at once.
     fn room(&self, entry: &Entry, shape: Launch) -> usize {
         let blocks = entry.resident * entry.block / shape.threads;
         self.stream.gpu().room_for(blocks).blocks(shape.shared_bytes as usize)
@@ -390,7 +392,7 @@ impl<'a> Launches<'a> {
         args
     }
 
-    /// Has the device give blocks the shared memory that kernels of this regime want.
+    /// Tells the driver how much shared memory the blocks of this regime's kernel need.
     fn ask_for_shared_memory(
         &self,
         pass: Pass,
@@ -417,7 +419,7 @@ impl<'a> Launches<'a> {
                 let one_more = plan::wants_shared_of_one_more(self.row_bytes());
                 gpu.keep_shared(entry, shape.shared_bytes, one_more)
             }
-            // More than a block has unless it is asked for.
+            // A block gets more than this only on request.
             (
                 _,
                 Regime::Packed

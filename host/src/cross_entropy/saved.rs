@@ -1,4 +1,4 @@
-//! What a forward pass leaves for the backward.
+//! What a forward pass saves for the backward pass.
 
 use super::options::CrossEntropy;
 use super::targets::Targets;
@@ -11,32 +11,33 @@ use crate::view::View;
 use kernels_gpu::abi::{TargetFault, saved};
 use std::fmt;
 
-/// What a forward pass of [`CrossEntropy`] or [`LogProb`](crate::LogProb) leaves for the backward:
-/// the largest logit m of each row, log Σ exp(x − m), and what a mean is divided by. A few bytes a
-/// row.
+/// What a forward pass of [`CrossEntropy`] or [`LogProb`](crate::LogProb) saves for the backward
+/// pass: the largest logit m of each row, log Σ exp(x − m), and what a mean is divided by. It takes
+/// a few bytes per row.
 ///
-/// It knows what forward pass it is of: the shape and element type of the logits, what targets are,
-/// the loss, and its options but for the reduction, on which nothing here depends. A backward pass
-/// of anything else is refused. That logits and targets are the same numbers is the caller's to see
-/// to: they may have moved, and others may lie where they were. Of a call that is captured into a
-/// graph the capture counts, whether the graph was launched yet or not.
+/// It records which forward pass wrote it: the shape and element type of the logits, the kind of
+/// targets, the loss, and its options except the reduction, on which nothing here depends. A
+/// backward pass with anything else is refused. The caller must pass logits and targets with the
+/// same numbers; the library cannot check that, because they may have moved and others may be at
+/// their old addresses. A call that is captured into a graph counts from its capture on, whether or
+/// not the graph was launched.
 pub struct Saved<V> {
     pub(super) rows: Tensor<V>,
     pub(super) totals: Tensor<f64>,
     /// The shape of the logits.
     pub(super) input: Shape,
-    /// What was written last; `None` where nothing was.
+    /// The forward pass that wrote last; `None` before the first.
     pub(crate) origin: Option<Origin>,
 }
 
-/// What decides whether a backward pass may take what a forward pass has left.
+/// What decides whether a backward pass may use what a forward pass has saved.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Origin {
     loss: &'static str,
     logits: &'static str,
     targets: &'static str,
     has_weight: bool,
-    /// `None` for probabilities, of which none is ignored.
+    /// `None` for probabilities, because no row of them is ignored.
     ignore_index: Option<i64>,
     label_smoothing: f64,
     z_loss: f64,
@@ -75,7 +76,7 @@ impl Origin {
         }
     }
 
-    /// Each of its parts, as errors have it behind "a forward pass".
+    /// Its parts, as errors name them after "a forward pass".
     fn parts(&self) -> [String; 8] {
         let weight = if self.has_weight { "with class weights" } else { "without class weights" };
         [
@@ -90,7 +91,7 @@ impl Origin {
         ]
     }
 
-    /// Refuses what another forward pass has left, or none.
+    /// Refuses `got` if it is `None` or another forward pass.
     pub(crate) fn check(&self, got: Option<&Origin>) -> Result<()> {
         let Some(got) = got else {
             let expected = "what a forward pass has left".to_owned();
@@ -106,8 +107,7 @@ impl Origin {
     }
 }
 
-/// Where, behind the start of a [`Saved`]'s totals, there is room for a [`TargetFault`] that nobody
-/// asks for.
+/// The offset from a [`Saved`]'s totals of a [`TargetFault`] that no caller asks for.
 pub(super) const FAULT_OF_SAVED: u64 = 2 * size_of::<f64>() as u64;
 
 impl<V: Float> Saved<V> {
@@ -123,7 +123,7 @@ impl<V: Float> Saved<V> {
         Ok(saved)
     }
 
-    /// Memory that the forward pass that gets it writes.
+    /// Uninitialised memory, for a forward pass to write.
     pub(crate) fn uninitialised(gpu: &Gpu, input: impl IntoShape) -> Result<Self> {
         let input = input.into_shape("input")?;
         let of_rows = [saved::COUNT, input.of_rows().len()].into_shape("input")?;
@@ -134,17 +134,17 @@ impl<V: Float> Saved<V> {
         Ok(Saved { rows, totals, input, origin: None })
     }
 
-    /// Waits for all work that uses it, and forgets the streams of that, as [`Tensor::synchronize`]
-    /// does.
+    /// Waits for all work that uses it, and forgets the streams of that work, as
+    /// [`Tensor::synchronize`] does.
     ///
     /// # Errors
-    /// [`Error::Driver`] where some of that work failed.
+    /// [`Error::Driver`] if some of that work failed.
     pub fn synchronize(&self) -> Result<()> {
         self.rows.synchronize()?;
         self.totals.synchronize()
     }
 
-    /// log Σ exp x of each row; of log-probabilities, of the logits divided by the temperature.
+    /// log Σ exp x of each row. For log-probabilities, x are the logits divided by the temperature.
     pub fn log_sum_exp(&self) -> View<'_, V> {
         let of_rows = self.input.of_rows();
         let offset = saved::LOG_SUM_EXP * (of_rows.len() * size_of::<V>()) as u64;

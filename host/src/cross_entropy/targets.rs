@@ -1,4 +1,4 @@
-//! What rows should be.
+//! The targets of rows of logits.
 
 use crate::element::Float;
 use crate::error::Result;
@@ -9,8 +9,9 @@ use crate::view::View;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What rows should be: classes, a tensor of `i64`, `i32`, `u32` or `u8` with the input's shape but
-/// for the last dimension; or probabilities, a tensor of the input's type and shape.
+/// The targets of rows of logits: either classes, a tensor of `i64`, `i32`, `u32` or `u8` with the
+/// input's shape without its last dimension, or probabilities, a tensor of the input's type and
+/// shape.
 #[derive(Clone, Copy)]
 pub struct Targets<'a, T> {
     pub(crate) memory: Memory<'a>,
@@ -18,7 +19,7 @@ pub struct Targets<'a, T> {
     pub(super) class_bytes: u32,
     /// Whether classes have no sign.
     pub(super) is_unsigned: bool,
-    /// What errors call them.
+    /// Their name in errors.
     pub(super) name: &'static str,
     input: PhantomData<T>,
 }
@@ -69,13 +70,13 @@ impl<'a, T: Float> From<&'a Tensor<T>> for Targets<'a, T> {
     }
 }
 
-/// The class of each row: a tensor of `i64`, `i32`, `u32` or `u8` with the input's shape but for
-/// the last dimension. Unlike [`Targets`], these are never probabilities.
+/// The class of each row: a tensor of `i64`, `i32`, `u32` or `u8` with the input's shape without
+/// its last dimension. Unlike [`Targets`], these are never probabilities.
 #[derive(Clone, Copy)]
 pub struct Classes<'a>(Targets<'a, ()>);
 
 impl<'a> Classes<'a> {
-    /// The same as the targets of logits of `T`.
+    /// These classes as [`Targets`] of logits of `T`.
     pub(crate) fn targets<T>(self) -> Targets<'a, T> {
         let Targets { memory, class_bytes, is_unsigned, name, .. } = self.0;
         Targets { memory, class_bytes, is_unsigned, name, input: PhantomData }
@@ -101,13 +102,13 @@ impl<T> Targets<'_, T> {
         self.class_bytes == 0
     }
 
-    /// Whether the kernels load classes as numbers that have a sign, and these have none.
+    /// Whether these classes are unsigned, but the kernels load them as signed.
     pub(super) fn lose_sign(&self) -> bool {
         self.is_unsigned && self.class_bytes == 4
     }
 
-    /// The class of rows that do not count, as the kernels load it. Where no target can be it, it
-    /// is a number that they never load.
+    /// The class of ignored rows, as the kernels load it. If no target can be that class, it is a
+    /// number that they never load.
     pub(super) fn as_loaded(&self, ignore_index: i64) -> i64 {
         if !self.lose_sign() {
             return ignore_index;
@@ -115,7 +116,7 @@ impl<T> Targets<'_, T> {
         u32::try_from(ignore_index).map_or(i64::MIN, |class| class.cast_signed().into())
     }
 
-    /// Refuses targets that are not those of logits of this shape.
+    /// Refuses targets that do not fit logits of this shape.
     pub(crate) fn check(&self, input: Shape) -> Result<()> {
         let memory = self.memory;
         if self.are_probabilities() {

@@ -21,7 +21,8 @@ pub(super) struct Call<'a, T: Float> {
     pub(super) results: Option<[ViewMut<'a, T::Loss>; 2]>,
     pub(super) save: Option<&'a mut Saved<T::Loss>>,
     pub(super) saved: Option<&'a Saved<T::Loss>>,
-    /// What arrives, and where the gradient of the input is written; `None`: over the input.
+    /// The upstream gradients, and where the gradient of the input is written; `None`: over the
+    /// input.
     pub(super) grads: Option<(Upstreams<'a, T::Loss>, Option<ViewMut<'a, T>>)>,
 }
 
@@ -48,10 +49,10 @@ impl<'a, T: Float> Call<'a, T> {
 }
 
 impl LogProb {
-    /// Refuses options without meaning, and inputs that do not fit, before memory for results is
+    /// Refuses meaningless options and inputs that do not fit, before memory for results is
     /// allocated.
     pub(super) fn check<T: Float>(&self, call: &Call<'_, T>, stream: &Stream) -> Result<()> {
-        // Beyond, 1/T or its product with a logit leaves the range of f32.
+        // Beyond these limits, 1/T or its product with a logit may leave the range of f32.
         if !(1e-30..=1e30).contains(&self.temperature) {
             let (option, expected) = ("temperature", "a number from 1e-30 to 1e30");
             let got = self.temperature.to_string();
@@ -87,7 +88,7 @@ impl LogProb {
         }
         if let Some(save) = save.as_deref() {
             arguments.set_save(save)?;
-            // Nothing is divided by what rows add up to, and so nothing is added up for it.
+            // No result is divided by a sum over rows, so the kernels add nothing up.
             (arguments.args.totals, arguments.args.fault) = (0, 0);
         }
         if let Some(saved) = saved {

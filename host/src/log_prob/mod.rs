@@ -21,8 +21,8 @@ impl LogProb {
     /// The log-probability of each row's class, and the entropy of each row.
     ///
     /// # Errors
-    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
-    /// results is short.
+    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the results
+    /// is short.
     pub fn forward<'a, T: Float>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -59,8 +59,8 @@ impl LogProb {
     /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs.
     ///
     /// # Errors
-    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
-    /// results is short.
+    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the results
+    /// is short.
     // A caller takes the tuple apart, so a name for it would only be one more thing to look up.
     #[allow(clippy::type_complexity)]
     pub fn forward_saving<'a, T: Float>(
@@ -98,13 +98,13 @@ impl LogProb {
         self.queue(Call { results, save: Some(saved), ..call }, workspace, stream)
     }
 
-    /// The gradient of `input`, of its shape, from the gradients of the results and from what
-    /// [`forward_saving`](Self::forward_saving) of the same input and classes has saved.
+    /// The gradient of `input`, in its shape, from the upstream gradients of the results. `saved`
+    /// comes from [`forward_saving`](Self::forward_saving) of the same input and classes.
     ///
     /// # Errors
-    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient
-    /// is short.
+    /// [`Error::Saved`](crate::Error::Saved) if another forward pass, or none, has written `saved`.
+    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the
+    /// gradient is short.
     pub fn backward<'a, T: Float>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -125,8 +125,8 @@ impl LogProb {
     /// As [`backward`](Self::backward), written to `gradient`. Allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`LogProb`].
+    /// [`Error::Saved`](crate::Error::Saved) if another forward pass, or none, has written `saved`.
+    /// See [`LogProb`].
     pub fn backward_into<'a, T: Float>(
         &self,
         input: impl Into<View<'a, T>>,
@@ -144,8 +144,8 @@ impl LogProb {
     /// As [`backward`](Self::backward), written over `input`. Allocates nothing.
     ///
     /// # Errors
-    /// [`Error::Saved`](crate::Error::Saved) for what another forward pass has saved, or none. See
-    /// [`LogProb`].
+    /// [`Error::Saved`](crate::Error::Saved) if another forward pass, or none, has written `saved`.
+    /// See [`LogProb`].
     pub fn backward_in_place<'a, T: Float>(
         &self,
         input: impl Into<ViewMut<'a, T>>,
@@ -163,8 +163,8 @@ impl LogProb {
     /// `input` from the gradients of the two, in one pass over the logits.
     ///
     /// # Errors
-    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the
-    /// results is short.
+    /// See [`LogProb`]; [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the results
+    /// is short.
     // A caller takes the tuple apart, so a name for it would only be one more thing to look up.
     #[allow(clippy::type_complexity)]
     pub fn forward_backward<'a, T: Float>(
@@ -189,7 +189,7 @@ impl LogProb {
     ///
     /// # Errors
     /// See [`LogProb`].
-    // Each argument is another tensor of the caller.
+    // Each argument is a separate tensor of the caller.
     #[allow(clippy::too_many_arguments)]
     pub fn forward_backward_into<'a, T: Float>(
         &self,

@@ -1,9 +1,9 @@
 //! The options of log-probabilities.
 
 /// The log-probability of a class and the entropy, of each row of logits x (the last dimension: C
-/// classes) divided by a temperature T: what fine-tuning of language models by reinforcement
-/// learning computes of each token at every step. Both come from one pass over the logits, and so
-/// do their gradients; nothing of the logits' size is allocated beside the gradient.
+/// classes) divided by a temperature T. Fine-tuning of language models by reinforcement learning
+/// computes both for each token at every step. One pass over the logits computes both, and one pass
+/// their gradients. Apart from the gradient, nothing of the logits' size is allocated.
 ///
 /// With z = x/T, m = max z, L = log Σ exp(z − m) and p = exp(z − m − L), of the softmax as
 /// PyTorch's `log_softmax` defines it and Shannon's entropy in nats:
@@ -16,15 +16,15 @@
 ///
 /// The upstream gradients are a, of log p_y, and b, of H.
 ///
-/// Neither cancels for large logits, and both are accurate however near a row is to certainty. With
-/// a temperature of 1, the log-probability is the negative of an unreduced
+/// Neither cancels for large logits, and both are accurate however nearly certain a row is. With a
+/// temperature of 1, the log-probability is the negative of an unreduced
 /// [`CrossEntropy`](crate::CrossEntropy).
 ///
-/// Results have the input's shape without its last dimension, and are f32, of f64 logits f64. A row
-/// whose class is [`ignore_index`](Self#structfield.ignore_index) has results and a gradient of 0.
-/// A class out of range makes both results and the gradient of its row NaN, and is an error of
-/// [`Loss::to_vec`](crate::Loss::to_vec) and [`Loss::check`](crate::Loss::check) of either result.
-/// A row that has NaN or +∞, or only −∞, makes them NaN too, without an error.
+/// Results have the input's shape without its last dimension. They are f32, or f64 for f64 logits.
+/// A row whose class is [`ignore_index`](Self#structfield.ignore_index) has results and a gradient
+/// of 0. A class out of range makes both results and the gradient of its row NaN, and is an error
+/// of [`Loss::to_vec`](crate::Loss::to_vec) and [`Loss::check`](crate::Loss::check) of either
+/// result. A row that contains NaN or +∞, or only −∞, also makes them NaN, without an error.
 ///
 /// ```no_run
 /// use fused_loss::{Error, LogProb, Stream, Tensor, Upstreams};
@@ -42,8 +42,8 @@
 /// }
 /// ```
 ///
-/// Errors of every method, beside those of [`Mse`](crate::Mse):
-/// [`InvalidShape`](crate::Error::InvalidShape) where there is no class, or more than 2³¹ − 1;
+/// Errors of every method, besides those of [`Mse`](crate::Mse):
+/// [`InvalidShape`](crate::Error::InvalidShape) for no classes or more than 2³¹ − 1;
 /// [`InvalidOption`](crate::Error::InvalidOption) for a temperature that is not from 1e-30 to 1e30.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]

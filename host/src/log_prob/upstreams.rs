@@ -4,9 +4,9 @@ use crate::element::Float;
 use crate::view::View;
 
 /// The upstream gradients of the results of [`LogProb`](crate::LogProb): those of the
-/// log-probabilities, of the entropies, or of both. Each has the shape of the results, one number a
-/// row, and is on the device. A result without one has the gradient 0, and no memory is read for
-/// it. [`View::expand`] makes one number stand for all rows.
+/// log-probabilities, of the entropies, or of both. Each is on the device and has the shape of the
+/// results, one number per row. A result without an upstream gradient adds nothing to the gradient,
+/// and no memory is read for it. [`View::expand`] repeats one number for all rows.
 ///
 /// `V` is the element type of the results.
 #[derive(Clone, Copy, Debug)]
@@ -16,12 +16,12 @@ pub struct Upstreams<'a, V> {
 }
 
 impl<'a, V: Float> Upstreams<'a, V> {
-    /// Upstream gradients of the log-probabilities alone.
+    /// Upstream gradients only of the log-probabilities.
     pub fn log_prob(log_prob: impl Into<View<'a, V>>) -> Self {
         Upstreams { log_prob: Some(log_prob.into()), entropy: None }
     }
 
-    /// Upstream gradients of the entropies alone.
+    /// Upstream gradients only of the entropies.
     pub fn entropy(entropy: impl Into<View<'a, V>>) -> Self {
         Upstreams { log_prob: None, entropy: Some(entropy.into()) }
     }

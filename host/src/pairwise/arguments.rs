@@ -1,4 +1,4 @@
-//! The arguments of a launch from the tensors of a call.
+//! Makes the arguments of a launch from the tensors of a call.
 
 use super::{Call, Pairwise};
 use crate::element::Float;
@@ -16,15 +16,15 @@ use kernels_gpu::abi::{
 };
 use std::num::NonZeroU32;
 
-/// What a launch needs, but for the plan's part of it.
+/// What a launch needs, apart from the plan.
 pub(super) struct Arguments<'a> {
     pub(super) args: PairwiseArgs,
     pub(super) reads: Vec<Argument<'a>>,
     pub(super) writes: Vec<Argument<'a>>,
-    /// Whether all elements may be taken for one row.
+    /// Whether all elements may be processed as one row.
     pub(super) dense: bool,
-    /// Whether kernels that stage rows can compute the call: those have one weight for all
-    /// elements, and one sum a row at least.
+    /// Whether kernels that stage rows can compute the call. They support one weight for all
+    /// elements, and at least one sum per row.
     pub(super) can_stage: bool,
     /// Whether the tiled kernels can write the gradients: each row of both has the same offset from
     /// a 16-byte boundary.
@@ -32,7 +32,7 @@ pub(super) struct Arguments<'a> {
 }
 
 impl<R: Reduction> Pairwise<'_, R> {
-    /// Checks the results of a call, whose inputs are checked, and writes down all of it.
+    /// Checks the results of a call whose inputs are checked, and collects its arguments.
     pub(super) fn arguments<'a, T: Float>(
         &'a self,
         call: Call<'a, T, R::Value<T>>,
@@ -73,8 +73,9 @@ impl<R: Reduction> Pairwise<'_, R> {
         let is_read =
             has_loss || arguments.args.grad_target.start != 0 || self.kernels.input_in_its_gradient;
         if !is_read {
-            // The kernel loads an input all the same. The target's elements are in the cache then,
-            // so that one tensor is read from memory instead of two.
+            // The kernel loads an input although it does not need one. It loads the target twice,
+            // from the cache the second time, so that one tensor is read from memory instead of
+            // two.
             arguments.args.input = arguments.args.target;
         }
         Ok(arguments)
@@ -126,7 +127,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         Ok(Arguments { args, reads, writes, dense, can_stage, has_grads_alike: true })
     }
 
-    /// The weights, of an input of `shape`, as the kernels take them.
+    /// The weights for an input of `shape`, as the kernels take them.
     pub(super) fn broadcast_weights<T: Float>(&self, shape: Shape) -> Result<[Broadcast; 2]> {
         let mut weights = [Broadcast::default(); 2];
         for (to, weight) in weights.iter_mut().zip(self.weights) {
@@ -139,7 +140,7 @@ impl<R: Reduction> Pairwise<'_, R> {
 }
 
 impl<'a> Arguments<'a> {
-    /// The loss, elements of `V`, which is to have the shape `expected`.
+    /// The loss, elements of `V`, which must have the shape `expected`.
     fn add_loss<V: Float>(&mut self, memory: Memory<'a>, expected: Shape) -> Result<()> {
         check_shape("loss", expected, memory.shape)?;
         memory.check::<V>("loss")?;
@@ -199,7 +200,7 @@ impl<'a> Arguments<'a> {
 }
 
 impl Arguments<'_> {
-    /// The tensors whose elements are read and written one for one.
+    /// The tensors that have an element for each element of the input.
     fn tensors(&self) -> impl Iterator<Item = &Matrix> {
         let PairwiseArgs { input, target, grad_input, grad_target, .. } = &self.args;
         [input, target, grad_input, grad_target].into_iter().filter(|tensor| tensor.start != 0)
@@ -228,7 +229,7 @@ impl Arguments<'_> {
     }
 }
 
-/// The tiles of the indexed kernels, for a call whose other arguments are these.
+/// The tiles of the indexed kernels, for a call with these other arguments.
 pub(super) fn indexed_args<T: Float>(args: &PairwiseArgs) -> IndexedArgs {
     let &PairwiseArgs { input, target, rows, cols, grad_input, grad_target, .. } = args;
     let by_element = args.reduction == reduction::ELEMENTS;
@@ -280,7 +281,7 @@ pub(super) fn indexed_args<T: Float>(args: &PairwiseArgs) -> IndexedArgs {
     }
 }
 
-/// Memory of which each number serves one element of `shape`, one row or column, or all of it.
+/// Memory with one number for each element of `shape`, for each row or column, or for all of it.
 fn broadcast<T: Float>(
     argument: &'static str,
     memory: Memory<'_>,

@@ -16,8 +16,8 @@ macro_rules! methods {
             ['w, T: $crate::Float, R: $reduction]
         );
     };
-    // Behind the loss's name and type: the parameters of its methods' block, those of each method,
-    // and those of the trait's.
+    // After the loss's name and type: the generic parameters of its `impl` block, of each method,
+    // and of the trait's methods.
     (
         @ $loss:ident, [$type:ty], $name:literal, [$($of_type:tt)+], [$($of_method:tt)*],
         [$($of_trait:tt)+]
@@ -27,8 +27,7 @@ macro_rules! methods {
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; ")]
-            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the loss is
-            /// short.
+            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the loss is short.
             pub fn forward<'a $($of_method)*>(
                 &self,
                 input: impl Into<$crate::View<'a, T>>,
@@ -69,12 +68,12 @@ macro_rules! methods {
                 self.pairwise()?.queue::<T>(call, workspace, stream)
             }
 
-            /// The gradient of `input`, of its shape, from `upstream`, the gradient of the loss,
-            /// which has the loss's shape.
+            /// The gradient of `input`, in its shape, from `upstream`, the gradient of the loss, in
+            /// the loss's shape.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; ")]
-            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the gradient is
+            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the gradient is
             /// short.
             pub fn backward<'a $($of_method)*>(
                 &self,
@@ -139,12 +138,12 @@ macro_rules! methods {
             }
 
             /// The loss, and the gradient of `input` for an upstream gradient of ones, in one pass
-            /// over memory. Where each row has a loss, rows whose elements have weights of their
-            /// own take two passes, and so do long rows whose gradients are aligned differently.
+            /// over memory. If each row has a loss, two kinds of rows take two passes: rows with a
+            /// weight per element, and long rows whose gradients are aligned differently.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`]; ")]
-            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory for the results is
+            /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if memory for the results is
             /// short.
             pub fn forward_backward<'a $($of_method)*>(
                 &self,
@@ -207,9 +206,9 @@ macro_rules! methods {
                 self.pairwise()?.queue::<T>(call, workspace, stream)
             }
 
-            /// As [`forward_backward_in_place`](Self::forward_backward_in_place), the gradient
-            /// times `upstream`, the gradient of the loss, which has its shape: the scale of mixed-
-            /// precision training, for one.
+            /// As [`forward_backward_in_place`](Self::forward_backward_in_place), with the gradient
+            /// times `upstream`, which has the loss's shape. It can be the loss scale of
+            /// mixed-precision training, for example.
             ///
             /// # Errors
             #[doc = concat!("See [`", stringify!($loss), "`].")]

@@ -28,19 +28,19 @@ pub(crate) struct Kernels {
     /// Whether the gradient of the input depends on the input.
     pub(crate) input_in_its_gradient: bool,
     pub(crate) forward: Forms,
-    /// Forward for all tensors, with a sum for each row.
+    /// Forward for any tensors, with a sum for each row.
     pub(crate) forward_rows: &'static Family<PairwiseArgs>,
     pub(crate) backward: Forms,
-    /// Backward, for dense tensors of which each row has an upstream gradient.
+    /// Backward, for dense tensors with an upstream gradient per row.
     pub(crate) backward_by_row: &'static Family<PairwiseArgs>,
     pub(crate) forward_backward: Forms,
 }
 
 /// The kernels of one pass.
 pub(crate) struct Forms {
-    /// For tensors that may be taken for one row, with one sum at most.
+    /// For tensors that may be processed as one row, with one sum at most.
     pub(crate) dense: &'static Family<PairwiseArgs>,
-    /// For all tensors, with one sum at most.
+    /// For any tensors, with one sum at most.
     pub(crate) indexed: &'static Family<PairwiseArgs>,
     /// For rows that are packed into tiles, with a sum for each row or, with gradients, one for
     /// all. A backward pass has none.
@@ -84,12 +84,12 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// A loss as its launch needs it.
+/// What a launch needs to know of a loss.
 pub(crate) struct Pairwise<'w, R> {
     pub(crate) kernels: &'static Kernels,
     /// 0 for none.
     pub(crate) parameter: f64,
-    /// By their place in [`PairwiseArgs::weights`].
+    /// In the order of [`PairwiseArgs::weights`].
     pub(crate) weights: [Option<Argument<'w>>; 2],
     pub(crate) reduction: R,
 }
@@ -100,7 +100,7 @@ pub(crate) struct Call<'a, T, V> {
     pub(crate) target: Memory<'a>,
     pub(crate) loss: Option<ViewMut<'a, V>>,
     pub(crate) grads: Option<Grads<'a, T, V>>,
-    /// Whether the gradient of the input is to lie over it.
+    /// Whether the gradient of the input overwrites it.
     pub(crate) in_place: bool,
 }
 
@@ -111,7 +111,7 @@ impl<R> Pairwise<'_, R> {
     }
 }
 
-/// Rows, as the plans of kernels that stage them ask.
+/// The rows, as the plans of kernels that stage rows need them.
 struct StagedRows {
     /// Whether gaps between rows may be read.
     reads_gaps: bool,
@@ -148,9 +148,9 @@ impl<R: Reduction> Pairwise<'_, R> {
         check_memory(stream, &reads, &[])
     }
 
-    /// Checks all of a call and queues its launch: forward where a loss is to be written, backward
-    /// where gradients are. Where rows have a loss each and no kernel stages them, gradients have a
-    /// launch of their own.
+    /// Checks all of a call and queues its launch: forward if it writes a loss, backward if it
+    /// writes gradients. If each row has a loss and no kernel stages the rows, gradients take a
+    /// second launch.
     pub(crate) fn queue<T: Float>(
         &self,
         call: Call<'_, T, R::Value<T>>,
@@ -174,7 +174,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         check_memory(stream, &reads, &writes)?;
 
         if dense {
-            // Elements without gaps are one row.
+            // Rows without gaps are processed as one row.
             (args.rows, args.cols) = (1, shape.len() as u64);
         }
         let by_row = R::KIND == reduction::ROWS;
@@ -183,7 +183,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         } else {
             None
         };
-        // The arguments of gradients that have a launch of their own.
+        // The arguments for gradients that take a second launch.
         let mut apart = None;
         let (family, launch_shape) = if dense && args.upstream_rows != UpstreamRows::default() {
             (self.kernels.backward_by_row, plan::backward_by_row(shape.len(), size_of::<T>()))
@@ -215,7 +215,7 @@ impl<R: Reduction> Pairwise<'_, R> {
             }
         }
         if let Some(fault) = fault {
-            // Nothing here reports a target.
+            // These losses report no targets.
             fault.note_write(stream.queue(), false)?;
         }
         Ok(())
@@ -243,7 +243,7 @@ impl<R: Reduction> Pairwise<'_, R> {
     }
 }
 
-/// The launch of the indexed kernel of a family, whose tiles are written down in `args`.
+/// The launch of the indexed kernel of a family; writes its tiles to `args`.
 fn indexed<T: Float>(
     family: &'static Family<PairwiseArgs>,
     pass: Pass,
@@ -256,8 +256,8 @@ fn indexed<T: Float>(
     (family, plan::indexed(pass, &args.indexed, device))
 }
 
-/// The launch of a kernel that stages rows in shared memory, if there is one for these, whose tiles
-/// are written down in `args`.
+/// The launch of a kernel that stages these rows in shared memory, if there is one; writes its
+/// tiles to `args`.
 fn plan_staged<T: Float>(
     forms: &Forms,
     pass: Pass,
@@ -304,7 +304,7 @@ fn plan_packed<T: Float>(
     Ok((launch.shared_bytes <= room).then(|| (launch, plan.args_of(count))))
 }
 
-/// The launch of the tiled kernel of a family over `rows`, if there is to be one.
+/// The launch of the tiled kernel of a family over `rows`, if that kernel should take them.
 fn plan_tiles(
     family: &'static Family<PairwiseArgs>,
     dtype: Dtype,
@@ -316,7 +316,7 @@ fn plan_tiles(
     let Some(plan) = tiled::tiled(rows, gpu.room_for(entry.resident)) else {
         return Ok(None);
     };
-    // More than a block has unless it is asked for.
+    // A block gets more than this only on request.
     let room = gpu.dynamic_shared(entry)?;
     Ok((plan.rows.launch.shared_bytes <= room).then_some(plan))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, in one enum. An error that is the caller's names the argument, what was
+//! All errors, in one enum. An error in the caller's arguments names the argument, what was
 //! expected and what came, and is found before anything is queued.
 
 use cust::error::CudaError;
@@ -13,18 +13,18 @@ pub enum Error {
     /// There is no usable NVIDIA driver on this machine.
     #[error("no NVIDIA driver: {reason}")]
     NoDriver {
-        /// What was tried and how it failed.
+        /// What the library tried, and how it failed.
         reason: String,
     },
 
     /// The emulator cannot run in this process.
     #[error("no emulator: {reason}")]
     NoEmulator {
-        /// What it lacks.
+        /// What the emulator lacks.
         reason: String,
     },
 
-    /// A process runs on the real driver or on the emulated one, not on both.
+    /// A process uses either the real driver or the emulated one, not both.
     #[error("this process already runs on the {chosen}; the {asked} cannot be had beside it")]
     OtherDriver {
         /// The driver that an earlier call chose.
@@ -38,7 +38,7 @@ pub enum Error {
     NoDevice {
         /// The device asked for.
         ordinal: u32,
-        /// Devices in the machine.
+        /// The number of devices in the machine.
         count: u32,
     },
 
@@ -47,19 +47,19 @@ pub enum Error {
     UnsupportedDevice {
         /// The device's name.
         device: String,
-        /// The oldest compute capability that will do.
+        /// The oldest compute capability that works.
         expected: String,
-        /// The device's.
+        /// The device's compute capability.
         got: String,
     },
 
-    /// The device has one multiprocessor: it may have no room for the block that adds up what
-    /// others leave, and for one of them.
+    /// The device has only one multiprocessor. It may lack room for both the block that adds up
+    /// what others publish and one of those others.
     #[error("{device}: expected 2 multiprocessors at least, got {got}")]
     SmallDevice {
         /// The device's name.
         device: String,
-        /// Its multiprocessors.
+        /// The number of its multiprocessors.
         got: usize,
     },
 
@@ -78,7 +78,7 @@ pub enum Error {
         log: String,
     },
 
-    /// The library's PTX takes other arguments than the library passes.
+    /// The library's PTX takes other arguments than the library passes to it.
     #[error(
         "kernels: expected PTX of the argument layouts {kernels:016x}, which fused-loss-kernels \
          has, got PTX of the layouts {ptx:016x}; fused-loss and fused-loss-kernels must be of one \
@@ -96,7 +96,7 @@ pub enum Error {
     MissingKernel {
         /// The kernel.
         name: &'static str,
-        /// The module where it should be.
+        /// The module that should contain it.
         module: &'static str,
     },
 
@@ -122,18 +122,18 @@ pub enum Error {
         got: usize,
     },
 
-    /// An option of a loss has no meaning.
+    /// An option of a loss has a meaningless value.
     #[error("{option}: expected {expected}, got {got}")]
     InvalidOption {
         /// The option at fault.
         option: &'static str,
-        /// What would do.
+        /// Values that are valid.
         expected: &'static str,
-        /// What came.
+        /// The value that came.
         got: String,
     },
 
-    /// A target is no class: found on the device, when the loss is asked for.
+    /// A target is not a class. The device finds this, and reading the loss reports it.
     #[error(
         "target: expected a class from 0 to {}, got {target} in row {row}",
         classes.saturating_sub(1)
@@ -143,14 +143,14 @@ pub enum Error {
         row: usize,
         /// The target.
         target: i64,
-        /// The classes there are.
+        /// The number of classes.
         classes: usize,
     },
 
-    /// What was saved is not what a forward pass of the same loss, logits and targets has left.
+    /// What was saved does not come from a forward pass of the same loss, logits and targets.
     #[error("saved: expected {expected}, got {got}")]
     Saved {
-        /// The forward pass that the call has the gradients of.
+        /// The forward pass whose gradients the call computes.
         expected: String,
         /// The forward pass that came.
         got: String,
@@ -163,7 +163,7 @@ pub enum Error {
         argument: &'static str,
     },
 
-    /// A call would compute no gradient.
+    /// A call asks for no gradient.
     #[error("{argument}: expected a gradient of input or target to write, got neither")]
     NoGradient {
         /// The argument at fault.
@@ -181,8 +181,8 @@ pub enum Error {
         got: usize,
     },
 
-    /// A shape has more elements than memory has addresses, or more dimensions than a
-    /// [`Shape`](crate::Shape) holds.
+    /// A shape has more elements than memory has addresses, or more dimensions than
+    /// [`Shape`](crate::Shape) allows.
     #[error("{argument}: {problem}")]
     InvalidShape {
         /// The argument at fault.
@@ -202,7 +202,7 @@ pub enum Error {
         got: u32,
     },
 
-    /// A stream made of `CU_STREAM_PER_THREAD` is used on another thread, where that handle is
+    /// A stream made from `CU_STREAM_PER_THREAD` is used on another thread, where that handle is
     /// another stream.
     #[error(
         "stream: expected a call on the thread that made it, since CU_STREAM_PER_THREAD is another \
@@ -210,8 +210,8 @@ pub enum Error {
     )]
     OtherThread,
 
-    /// A view of cudarc's memory is used on another stream than that which it was made for, or was
-    /// to be made for a stream that is not cudarc's.
+    /// A view of cudarc's memory is used on another stream than the one it was made for, or a view
+    /// is requested for a stream that is not cudarc's.
     #[error("{argument}: expected {expected}, got another")]
     OtherStream {
         /// The argument at fault.
@@ -220,7 +220,7 @@ pub enum Error {
         expected: &'static str,
     },
 
-    /// A context of cudarc's is not the one that fits.
+    /// cudarc's context is not the right one.
     #[error("{argument}: expected {expected}, got another")]
     OtherContext {
         /// The argument at fault.
@@ -229,25 +229,25 @@ pub enum Error {
         expected: &'static str,
     },
 
-    /// A call on a stream of cudarc's would be captured into a graph, of whose replays the library
-    /// would know nothing. `Stream::from_raw` and `View::from_raw` take calls that are captured, on
-    /// conditions.
+    /// A call on cudarc's stream would be captured into a graph, and the library would not see its
+    /// replays. With `Stream::from_raw` and `View::from_raw` calls may be captured, under the
+    /// conditions stated there.
     #[error(
         "stream: expected one whose work runs, got one that is captured into a graph; make the \
          stream and the views by from_raw, whose conditions say how long what a graph uses stays"
     )]
     Capture,
 
-    /// A null pointer stands for elements.
+    /// A null pointer was passed for a non-empty tensor.
     #[error("{argument}: expected a device address for {len} elements, got a null pointer")]
     NullPointer {
         /// The argument at fault.
         argument: &'static str,
-        /// Elements that it should hold.
+        /// The number of elements that it should point to.
         len: usize,
     },
 
-    /// An address is not on its element type's boundary.
+    /// An address is not aligned to its element type.
     #[error("{argument}: expected an address that is a multiple of {expected}, got {got:#x}")]
     Misaligned {
         /// The argument at fault.
@@ -267,12 +267,12 @@ pub enum Error {
         other: &'static str,
     },
 
-    /// The device has not as much memory left.
+    /// The device does not have that much memory left.
     #[error("no memory on device {device} for {what}: {bytes} bytes")]
     OutOfMemory {
         /// What the memory was for.
         what: Box<str>,
-        /// The bytes that it takes.
+        /// The bytes needed.
         bytes: usize,
         /// The device's number.
         device: u32,
@@ -280,14 +280,14 @@ pub enum Error {
         source: DriverError,
     },
 
-    /// A call of the driver failed, or a kernel did; the latter is found at the next wait. The
-    /// source is the driver's code, as that of [`DriverError`] is.
+    /// A driver call failed, or a kernel failed, which the next wait reports. The source is the
+    /// driver's code, as for [`DriverError`].
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// A call of the driver that failed. Its [source](std::error::Error::source) is the code by itself,
-/// as `cust::error::CudaError` of the package `fused-loss-cust`.
+/// A failed driver call. Its [source](std::error::Error::source) is the bare code, a
+/// `cust::error::CudaError` of the package `fused-loss-cust`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{call}: {name} ({code}): {text}{}",
@@ -303,7 +303,7 @@ pub struct DriverError {
     pub name: String,
     /// The driver's text for the code.
     pub text: String,
-    /// What the emulator says of it.
+    /// The emulator's report on it.
     pub report: Option<Box<str>>,
     /// The code as `cust` returned it, from which the fields above come.
     pub(crate) source: CudaError,

@@ -13,8 +13,9 @@ use std::ffi::c_void;
 /// One argument of a call: its name in errors, and its memory.
 pub(crate) type Argument<'a> = (&'static str, Memory<'a>);
 
-/// Refuses a stream that takes no calls on this thread or now, arguments on another device than the
-/// stream or borrowed for another, and memory to be written that overlaps other memory of the call.
+/// Refuses a stream that takes no calls on this thread or at present, arguments that are on another
+/// device than the stream or were borrowed for another stream, and written memory that overlaps
+/// other memory of the call.
 pub(crate) fn check_memory(
     stream: &Stream,
     reads: &[Argument<'_>],
@@ -34,11 +35,11 @@ pub(crate) fn check_memory(
     Ok(())
 }
 
-/// Queues the family's kernel for `dtype` on `stream`, behind whatever else uses the memory.
+/// Queues the family's kernel for `dtype` on `stream`, after all other work that uses the memory.
 ///
 /// # Safety
-/// `args` meets the conditions of the kernel, for a launch of that shape, once what was queued
-/// before is done; the memory it names is `reads` and `writes`.
+/// `args` meets the conditions of the kernel for a launch of that shape, once earlier work is done;
+/// the memory it names is in `reads` and `writes`.
 pub(crate) unsafe fn launch<A: Copy>(
     stream: &Stream,
     family: &'static Family<A>,
@@ -65,8 +66,8 @@ pub(crate) unsafe fn launch<A: Copy>(
 /// Queues a kernel on `stream`.
 ///
 /// # Safety
-/// `args` are the entry's, and meet the conditions of its kernel for a launch of that shape, once
-/// what was queued before is done.
+/// `args` has the entry's type, and meets the conditions of its kernel for a launch of that shape,
+/// once earlier work is done.
 pub(crate) unsafe fn launch_entry<A: Copy>(
     stream: &Stream,
     entry: &'static Entry,
@@ -78,8 +79,8 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     let _current = stream.gpu().bind()?;
     let function = stream.gpu().function(entry)?;
     let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-    // The two do not combine: a cooperative launch begins when the one before it is done, so that
-    // the kernel's wait for that one ends at once.
+    // The two attributes do not combine. A cooperative launch begins when the previous one is done,
+    // so the kernel's wait for that one ends at once.
     let (attribute, count) = if shape.cooperative {
         (LaunchAttribute::COOPERATIVE, 1)
     } else {
@@ -101,8 +102,8 @@ pub(crate) unsafe fn launch_entry<A: Copy>(
     })
 }
 
-/// The largest power of two, up to a cache line, to which all rows of the tensors that are not null
-/// are aligned, in bytes.
+/// The largest power of two, in bytes and up to a cache line, to which all rows of the non-null
+/// tensors are aligned.
 pub(crate) fn alignment<'a>(
     tensors: impl IntoIterator<Item = &'a Matrix>,
     element_bytes: usize,
@@ -114,15 +115,16 @@ pub(crate) fn alignment<'a>(
     1 << bits.trailing_zeros()
 }
 
-/// How rows of `cols` elements lie in the tensors that are read, and in the gradients of each of
-/// them: as the plan of packed rows asks, for kernels that have several lanes per row alone.
+/// The layout of rows of `cols` elements in the tensors that are read and in their gradients, in
+/// the form that the plan of packed rows takes, for losses whose kernels all have several lanes per
+/// row.
 pub(crate) fn packed_rows(
     cols: u64,
     element_bytes: usize,
     reads: [Matrix; 2],
     writes: [Matrix; 2],
 ) -> packed::Rows {
-    // A single row may have any stride.
+    // The stride of a single row may be any number.
     let bytes = |of: Matrix| (of.row_stride as usize).wrapping_mul(element_bytes);
     let strides = |of: Matrix| if of.start == 0 { 0 } else { bytes(of) };
     let is_alike =
@@ -143,7 +145,7 @@ pub(crate) fn packed_rows(
     }
 }
 
-/// Whether rows begin as far from a boundary of 16 bytes in both tensors.
+/// Whether the rows of both tensors have the same offset from a 16-byte boundary.
 pub(crate) fn rows_are_alike(rows: &Matrix, others: &Matrix, element_bytes: usize) -> bool {
     let apart = (rows.row_stride ^ others.row_stride) * element_bytes as u64;
     (rows.start ^ others.start).is_multiple_of(16) && apart.is_multiple_of(16)
@@ -157,7 +159,8 @@ mod tests {
         Matrix { start, row_stride }
     }
 
-    /// Of every row of every tensor, up to a cache line. A tensor that is missing has no rows.
+    /// The alignment of every row of every tensor, up to a cache line. A missing tensor has no
+    /// rows.
     #[test]
     fn rows_are_aligned_as_the_least_of_them() {
         let alignment = |tensors: &[Matrix]| alignment(tensors, 4);
@@ -171,7 +174,7 @@ mod tests {
         assert_eq!(alignment(&[rows_at(0x1080, 32), rows_at(0, 1)]), 128);
     }
 
-    /// The first rows begin as far from a boundary, and so do all that follow.
+    /// The first rows have the same offset from a boundary, and so do all that follow.
     #[test]
     fn rows_that_are_alike() {
         let alike = |one, other| rows_are_alike(&one, &other, 4);

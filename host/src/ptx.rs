@@ -1,5 +1,5 @@
-//! The PTX in the library: one text a module (a loss and dtype) and architecture, compressed until
-//! one of its kernels is wanted. The driver gets one kernel at a time.
+//! The PTX in the library: one text per module (a loss and dtype) and architecture, compressed
+//! until one of its kernels is needed. The driver gets one kernel at a time.
 
 use crate::error::{Error, Result};
 use kernels_gpu::LAYOUTS;
@@ -11,26 +11,26 @@ use std::sync::OnceLock;
 /// One compiled module.
 pub(crate) struct Ptx {
     pub(crate) module: &'static str,
-    /// The oldest compute capability it runs on, ten times major plus minor.
+    /// The oldest compute capability it runs on, as ten times major plus minor.
     capability: u32,
-    /// The module's text as a zstd file, a seventh of its size.
+    /// The module's text as a zstd file, which is a seventh of its size.
     compressed: &'static [u8],
-    /// The text, kept from the first use of one of its kernels: to decompress it again for each
-    /// would take 12 ms for the largest module, and 60 ms where this is not optimised.
+    /// The text, cached at the first use of one of its kernels. Decompressing it for each kernel
+    /// would take 12 ms for the largest module, and 60 ms without optimisation.
     text: OnceLock<Box<str>>,
 }
 
-/// What each kernel of a module begins with.
+/// The start of each kernel in a module's text.
 const ENTRY: &str = ".visible .entry ";
 
-// `ALL`, an array of every module.
+// Defines `ALL`, an array of every module.
 include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 /// The [`LAYOUTS`] that the PTX was compiled for.
 const PTX_LAYOUTS: u64 = include!(concat!(env!("OUT_DIR"), "/layouts.rs"));
 
-/// Refuses PTX that takes other arguments than this build of the host passes: that of another
-/// version of fused-loss-kernels, or of kernels that have changed since.
+/// Refuses PTX that takes other arguments than this build of the host passes. Such PTX comes from
+/// another version of fused-loss-kernels, or from before a change of the kernels.
 pub(crate) fn check_layouts() -> Result<()> {
     same_layouts(PTX_LAYOUTS, LAYOUTS)
 }
@@ -60,18 +60,19 @@ impl Ptx {
     /// the kernels.
     fn whole(&self) -> &str {
         self.text.get_or_init(|| {
-            // A test here reads every module: only a program that was damaged since it was
-            // compiled can fail.
+            // A test here reads every module, so this can fail only if the program file was
+            // damaged.
             let text = decompress(self.compressed).expect("the PTX in the library is a zstd file");
             text.into_boxed_str()
         })
     }
 
-    /// The text for the driver of one kernel, ended by a zero byte; `None` if the module has none
-    /// of that name. Where it is to overlap the kernel before it, it waits for that one.
+    /// The text of one kernel for the driver, ended by a zero byte; `None` if the module has none
+    /// of that name. If the kernel is to overlap the previous one, the text contains a wait for
+    /// that one.
     ///
-    /// The driver compiles all that it is given, so that the first call of a loss would wait for
-    /// each kernel of the module if it got the whole text.
+    /// The driver compiles everything in the text. With the whole text, the first call of a loss
+    /// would wait for every kernel of the module.
     pub(crate) fn text(&self, name: &str, overlaps: bool) -> Option<String> {
         let whole = self.whole();
         let begin = whole.find(&format!("{ENTRY}{name}("))?;
@@ -82,7 +83,7 @@ impl Ptx {
         Some(if overlaps { overlapping(&text) } else { text })
     }
 
-    /// What the text says of itself: `.version` and `.target`.
+    /// The text's `.version` and `.target`.
     pub(crate) fn describe(&self) -> String {
         let line =
             |start| self.whole().lines().find(|line| line.starts_with(start)).unwrap_or(start);
@@ -103,7 +104,7 @@ pub(crate) mod tests {
     use kernels_gpu::abi::WAITS;
     use kernels_gpu::overlap::OVERLAPS;
 
-    /// A module that the library does not hold.
+    /// A module that is not in the library.
     pub(crate) fn of_text(module: &'static str, text: &str) -> Ptx {
         Ptx { module, capability: 80, compressed: &[], text: OnceLock::from(Box::from(text)) }
     }
@@ -114,14 +115,15 @@ pub(crate) mod tests {
         entries.map(|entry| entry.split_once('(').expect("an entry has a name").0)
     }
 
-    /// The body of the one kernel of a text, and what is before it: the header and the parameters.
+    /// The body of the only kernel of a text, and the part before it: the header and the
+    /// parameters.
     fn head_and_body(text: &str) -> (&str, &str) {
         assert_eq!(text.matches(ENTRY).count(), 1, "{text}");
         let body = text.find(ENTRY).and_then(|entry| Some(entry + text[entry..].find("\n{\n")?));
         text.split_at(body.expect("a kernel has a body"))
     }
 
-    /// The first thing at the level of the module that stands behind a kernel and is none.
+    /// The first top-level item after a kernel that is not a kernel.
     fn other_item(text: &str) -> Option<&str> {
         let mut depth = 0;
         let mut lines = text[text.find(ENTRY)?..].lines();
@@ -130,7 +132,7 @@ pub(crate) mod tests {
             for char in line.chars() {
                 depth += i32::from("({".contains(char)) - i32::from(")}".contains(char));
             }
-            // What stands between the name of a kernel and its body.
+            // The lines between the name of a kernel and its body.
             let is_of_kernel = [ENTRY, "{", ".minnctapersm ", ".maxntid "]
                 .iter()
                 .any(|start| line.starts_with(start));
@@ -167,7 +169,7 @@ pub(crate) mod tests {
         kernel.split(|c| !is_of_name(c)).any(|word| word == name)
     }
 
-    /// The shared arrays that a module declares before its kernels, and the text of these.
+    /// The shared arrays that a module declares before its kernels, and the text of the kernels.
     fn arrays_and_kernels(ptx: &Ptx) -> (Vec<(&str, usize)>, &str) {
         let (header, kernels) = ptx.whole().split_once(ENTRY).expect("a kernel");
         let declared = header.lines().filter_map(|line| line.strip_prefix(".shared "));
@@ -202,7 +204,7 @@ pub(crate) mod tests {
                 }
             }
         }
-        // Dynamic shared memory begins on a line of 128 bytes behind them.
+        // Dynamic shared memory begins after them, on a 128-byte boundary.
         assert_eq!(largest.next_multiple_of(128), crate::plan::packed::ARRAYS_BYTES);
     }
 
@@ -244,8 +246,8 @@ pub(crate) mod tests {
         assert_eq!(ptx.text("rows", false), None);
     }
 
-    /// What stands behind the first kernel belongs to one kernel: a function there would reach the
-    /// driver with the kernel before it alone.
+    /// Everything after the first kernel belongs to a kernel. If there were a function, the driver
+    /// would get it only together with the kernel before it.
     #[test]
     fn a_module_declares_all_that_its_kernels_share_before_them() {
         for ptx in &ALL {
@@ -255,7 +257,8 @@ pub(crate) mod tests {
                 .map(|name| ptx.text(name, false).expect(name)[header.len()..].replace('\0', ""))
                 .collect();
             assert!(*ptx.whole() == [header, &kernels].concat(), "{}: a part is lost", ptx.module);
-            // A module holds one kernel: another would see other bytes than this one has written.
+            // Each loaded module has only one kernel, so another kernel would see its own copy of a
+            // global.
             let mut globals = header.lines().filter(|line| line.contains(".global"));
             assert!(globals.all(|line| line.contains(" = {")), "{}: {header}", ptx.module);
         }
@@ -295,7 +298,7 @@ pub(crate) mod tests {
             let (before, _) = text.split_once(OVERLAPS).expect(name);
             let forward = !name.contains("_backward") && !name.contains("_split");
             let with_totals = name.contains("_forward_backward") && !name.contains("_long");
-            // Tiles of packed rows are under way at once as it is.
+            // Packed kernels load their tiles early without a prefetch.
             let is_packed =
                 ["_packed", "_lane_rows", "_wide_rows"].iter().any(|regime| name.contains(regime));
             let asks = (forward || with_totals) && !is_packed;

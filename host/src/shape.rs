@@ -20,8 +20,8 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`] where there are more than [`Shape::MAX_DIMS`], or where the
-    /// dimensions that are not 0 multiply to 2⁶⁰ or more.
+    /// [`Error::InvalidShape`] for more than [`Shape::MAX_DIMS`] dimensions, or if the product of
+    /// the non-zero dimensions is 2⁶⁰ or more.
     pub fn new(dims: impl IntoShape) -> Result<Self> {
         dims.into_shape("dims")
     }
@@ -29,15 +29,15 @@ impl Shape {
     /// A shape of these dimensions.
     ///
     /// # Errors
-    /// [`Error::InvalidShape`] names `argument` where there are more than [`Shape::MAX_DIMS`], or
-    /// where elements of eight bytes would be more than `isize::MAX` bytes.
+    /// [`Error::InvalidShape`], which names `argument`, for more than [`Shape::MAX_DIMS`]
+    /// dimensions, or if elements of eight bytes would take more than `isize::MAX` bytes.
     fn checked(argument: &'static str, dims: &[usize]) -> Result<Self> {
         let invalid = |problem| Error::InvalidShape { argument, problem };
         if dims.len() > Self::MAX_DIMS {
             let max = Self::MAX_DIMS;
             return Err(invalid(format!("expected at most {max} dimensions, got {}", dims.len())));
         }
-        // Zeros aside, so that strides computed from the dimensions do not overflow either.
+        // Zeros are left out, so that strides computed from the dimensions do not overflow either.
         let product = dims
             .iter()
             .filter(|&&dim| dim != 0)
@@ -116,7 +116,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Refuses any shape but `expected`.
+/// Refuses any shape except `expected`.
 pub(crate) fn check_shape(argument: &'static str, expected: Shape, got: Shape) -> Result<()> {
     if got == expected {
         return Ok(());
@@ -124,8 +124,8 @@ pub(crate) fn check_shape(argument: &'static str, expected: Shape, got: Shape) -
     Err(Error::Shape { argument, expected: expected.to_string(), got: got.to_string() })
 }
 
-/// What can be a shape: dimensions, outermost first, as an array, a tuple, a slice or a vector; one
-/// number, for one dimension; `()`, for a scalar; or a [`Shape`].
+/// Types that convert to a shape: dimensions, outermost first, as an array, a tuple, a slice or a
+/// vector; one number, for one dimension; `()`, for a scalar; or a [`Shape`].
 pub trait IntoShape {
     /// The shape, or an error that names `argument`.
     #[doc(hidden)]

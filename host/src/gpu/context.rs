@@ -5,8 +5,8 @@ use crate::error::Result;
 use cust::device::Device;
 use cust::sys;
 
-/// A device's primary context, which the driver keeps as long as this is there. `cust` has one too,
-/// which does not say which of its calls has failed.
+/// A device's primary context, which the driver does not destroy while this exists. `cust` has such
+/// a type too, but its errors do not say which call has failed.
 pub(super) struct Context {
     handle: sys::CUcontext,
     device: sys::CUdevice,
@@ -52,7 +52,8 @@ impl Drop for Context {
     }
 }
 
-/// Puts a thread's own context back when it is dropped. A thread that had none keeps the library's.
+/// Restores a thread's own context when it is dropped. If the thread had none, the library's
+/// context stays current.
 pub(crate) struct Restore {
     pub(super) context: sys::CUcontext,
 }

@@ -23,13 +23,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use transfer::Transfers;
 use unfreed::Unfreed;
 
-/// A GPU. The library works in the device's primary context, the one that PyTorch, cudarc and
-/// candle use too.
+/// A GPU. The library uses the device's primary context, as PyTorch, cudarc and candle do.
 ///
-/// A clone is the same GPU, and so is what is opened while another of the same number is there, or
-/// anything made with it: the kernels are loaded once for all, and unloaded with the last. `Send`
-/// and `Sync`: any thread may use it, whatever context is current there; the thread's own is put
-/// back after each call.
+/// A clone is the same GPU. So is a `Gpu` that is opened while another with the same number, or
+/// anything made with it, exists: all share the loaded kernels, and dropping the last unloads them.
+/// It is `Send` and `Sync`: any thread may use it, whatever context is current there, and each call
+/// restores the thread's own context.
 #[derive(Clone)]
 pub struct Gpu {
     inner: Arc<Inner>,
@@ -57,18 +56,18 @@ impl Drop for Inner {
         if current.is_ok() {
             self.unfreed.free();
         }
-        // Where the context cannot be made current, the driver may do this all the same.
+        // Try it even if the context cannot be made current: the driver may still do it.
         self.transfers.end();
         self.loaded.unload();
     }
 }
 
-/// The oldest driver that records launches into graphs of which one begins while the one before it
-/// ends.
+/// The oldest driver that can capture overlapping launches (programmatic dependent launch) into
+/// graphs.
 const OVERLAPS_DRIVER: i32 = 12_030;
 
 impl Gpu {
-    /// The GPU with this number, by the machine's NVIDIA driver.
+    /// The GPU with this number, through the machine's NVIDIA driver.
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedDevice`],
@@ -79,7 +78,7 @@ impl Gpu {
         Self::open(ordinal, false)
     }
 
-    /// How many GPUs the machine's NVIDIA driver has: [`new`](Self::new) takes the numbers below.
+    /// How many GPUs the machine's NVIDIA driver has. [`new`](Self::new) takes numbers below that.
     ///
     /// # Errors
     /// [`Error::NoDriver`]; [`Error::OtherDriver`] after `Gpu::emulated`.
@@ -93,11 +92,12 @@ impl Gpu {
         check_cust("cuDeviceGetCount", Device::num_devices())
     }
 
-    /// The GPU with this number; the emulated one where there is no driver, or where the process is
-    /// on the emulator already.
+    /// The GPU with this number; the emulated one if there is no driver, or if the process already
+    /// uses the emulator.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new) and [`emulated`](Self::emulated) but for these two.
+    /// Those of [`new`](Self::new) and [`emulated`](Self::emulated), except the two that this
+    /// avoids.
     #[cfg(feature = "emulator")]
     pub fn new_or_emulated(ordinal: u32) -> Result<Self> {
         match Self::new(ordinal) {
@@ -106,28 +106,29 @@ impl Gpu {
         }
     }
 
-    /// The emulated GPU with this number, 0 to 2: the same kernels on the CPU, each access to
-    /// memory and each barrier checked, very much slower. Its name says what it is.
+    /// The emulated GPU with this number, 0 to 2: it runs the same kernels on the CPU, very slowly,
+    /// and checks each memory access and each barrier. Its name says that it is emulated.
     ///
-    /// The second has less shared memory, the third few multiprocessors: where results are summed
-    /// in another order, their last bits may differ from the first's.
+    /// The second has less shared memory, the third few multiprocessors. These sum some results in
+    /// another order, so last bits may differ from the first's.
     ///
     /// # Errors
     /// [`Error::NoDevice`]; [`Error::OtherDriver`] after [`Gpu::new`] found a driver;
-    /// [`Error::NoEmulator`] where the process may not have the address space.
+    /// [`Error::NoEmulator`] if the process cannot reserve the address space.
     #[cfg(feature = "emulator")]
     pub fn emulated(ordinal: u32) -> Result<Self> {
         driver::choose(Source::Emulator)?;
         Self::open(ordinal, true)
     }
 
-    /// The one that is open, if there is one.
+    /// The device that is already open, if there is one; otherwise opens it.
     fn open(ordinal: u32, emulated: bool) -> Result<Self> {
-        // The emulator runs no PTX, but the kernels that this build has.
+        // The emulator does not run the PTX; it runs the kernels compiled into this build.
         if !emulated {
             ptx::check_layouts()?;
         }
-        // By number: a process has one driver, which has one primary context for each.
+        // Keyed by number, because a process has one driver, which has one primary context per
+        // device.
         static OPEN: Mutex<Option<HashMap<u32, Weak<Inner>>>> = Mutex::new(None);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.get_or_insert_default();
@@ -154,7 +155,7 @@ impl Gpu {
         let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)? as usize;
         check_device(&name, capability, multiprocessors)?;
         let mut shared_bytes = 0;
-        // One that cust does not name.
+        // cust has no name for this attribute.
         let most = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: writes a number to the pointer it is given.
         check("cuDeviceGetAttribute", unsafe {
@@ -201,7 +202,7 @@ impl Gpu {
         &self.inner.name
     }
 
-    /// Whether kernels are launched while what is before them in their stream ends, and wait for it
+    /// Whether kernels are launched before earlier work in their stream ends, and wait for it
     /// themselves.
     pub(crate) fn overlaps(&self) -> bool {
         self.inner.overlaps
@@ -227,8 +228,8 @@ impl Gpu {
         self.inner.context.bind()
     }
 
-    /// What the device has room for, of a kernel that it has registers for so many blocks of on a
-    /// multiprocessor.
+    /// What the device has room for, for a kernel of which `registers_for` blocks fit into a
+    /// multiprocessor's registers.
     pub(crate) fn room_for(&self, blocks: u32) -> packed::Device {
         packed::Device {
             multiprocessors: self.inner.cache.multiprocessors,
@@ -238,8 +239,8 @@ impl Gpu {
     }
 }
 
-/// Refuses a device that the kernels are not compiled for, or that may have room for one block
-/// only: one waits for others.
+/// Refuses a device that the kernels are not compiled for, or that may have room for only one block
+/// at a time, because some blocks wait for others.
 fn check_device(name: &str, capability: u32, multiprocessors: usize) -> Result<()> {
     let (oldest, device) = (ptx::oldest(), name.to_owned());
     if capability < oldest {

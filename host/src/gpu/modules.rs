@@ -11,27 +11,27 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// What is loaded on a device: once, for all who use it, until the last of them is gone.
+/// The kernels loaded on a device. All handles of the device share them until the last is dropped.
 ///
-/// Every map is by the address of a kernel's line in the table.
+/// The key of every map is the address of a kernel's line in the table.
 #[derive(Default)]
 pub(super) struct Loaded {
-    /// Modules, of one kernel each, for the time they are loaded in.
+    /// Modules of one kernel each, each in a slot that is locked while the driver loads it.
     modules: Mutex<HashMap<usize, Arc<Slot>>>,
-    /// Kernels, so that a launch does not ask the driver for them.
+    /// Loaded kernels, so that a launch does not ask the driver for them.
     functions: RwLock<HashMap<usize, Function>>,
-    /// The bytes of dynamic shared memory of those that were asked for them.
+    /// The bytes of dynamic shared memory that were requested for a kernel.
     dynamic_shared: Mutex<HashMap<usize, u32>>,
-    /// Whether multiprocessors are to have shared memory for one block more.
+    /// Whether multiprocessors should reserve shared memory for one block more.
     keep_shared: Mutex<HashMap<usize, bool>>,
 }
 
-/// Where the module of one kernel is. It is locked while the driver compiles the kernel: whoever
-/// wants the same kernel waits, and whoever wants another does not.
+/// The module of one kernel. It is locked while the driver compiles the kernel, so a thread that
+/// needs the same kernel waits, and a thread that needs another does not.
 type Slot = Mutex<Option<Module>>;
 
 impl Loaded {
-    /// The place of the kernel's module, empty until it is loaded.
+    /// The slot of the kernel's module, empty until it is loaded.
     pub(super) fn slot(&self, entry: &'static Entry) -> Arc<Slot> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(modules.entry(key(entry)).or_default())
@@ -43,21 +43,20 @@ impl Loaded {
         functions.get(&key(entry)).copied()
     }
 
-    /// Unloads the modules. The device's context is current, and no kernel of them is used any
-    /// more.
+    /// Unloads the modules. The device's context is current, and none of their kernels is in use.
     pub(super) fn unload(&mut self) {
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (_, slot) in modules.drain() {
             let module = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(Module(module)) = module {
-                // SAFETY: it is loaded, and nobody launches its kernel any more.
+                // SAFETY: it is loaded, and no code launches its kernel any more.
                 let _ = unsafe { sys::cuModuleUnload(module) };
             }
         }
     }
 }
 
-/// What a kernel is found by.
+/// The key of a kernel in the maps.
 fn key(entry: &'static Entry) -> usize {
     std::ptr::from_ref(entry) as usize
 }
@@ -93,8 +92,8 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Gpu {
-    /// The kernel of this line of the table, which the driver compiles if this is its first use.
-    /// The device's context is current.
+    /// The kernel of this line of the table. The driver compiles it at its first use. The device's
+    /// context is current.
     pub(crate) fn function(&self, entry: &'static Entry) -> Result<Function> {
         let loaded = &self.inner.loaded;
         if let Some(function) = loaded.function(entry) {
@@ -107,7 +106,7 @@ impl Gpu {
             return Ok(function);
         }
         let module = match &mut *slot {
-            // The driver has compiled it before, and then failed to find the kernel.
+            // The driver compiled the module earlier, but then failed to find the kernel.
             Some(module) => module,
             empty => empty.insert(self.load(entry.name, self.ptx(entry)?)?),
         };
@@ -125,8 +124,8 @@ impl Gpu {
         Ok(function)
     }
 
-    /// The most bytes of dynamic shared memory that a block of this kernel can have, which its
-    /// launches may ask for from now on.
+    /// The most bytes of dynamic shared memory that a block of this kernel can have. Launches may
+    /// use that much from now on.
     pub(crate) fn dynamic_shared(&self, entry: &'static Entry) -> Result<u32> {
         let known =
             || self.inner.loaded.dynamic_shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,44 +133,46 @@ impl Gpu {
             return Ok(bytes);
         }
         let _current = self.bind()?;
-        // Not under the lock: the driver may have to compile the kernel, and others are loaded.
+        // Do not hold the lock: the driver may have to compile the kernel, and other threads load
+        // others.
         let function = self.function(entry)?;
         let bytes = self.inner.shared_bytes.saturating_sub(function.shared_bytes()?);
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // No more than the device has. Two threads that come here at once set the same.
+        // The value is at most what the device has. Two threads that get here at the same time set
+        // the same value.
         function.set(attribute, bytes as i32)?;
         known().insert(key(entry), bytes);
         Ok(bytes)
     }
 
-    /// Has multiprocessors keep shared memory for one block of this kernel more than they have
-    /// registers for, each of `dynamic` bytes besides its arrays, or as much as the driver finds
-    /// right: what is left of it is the first-level cache.
+    /// Makes multiprocessors reserve shared memory for one block of this kernel more than they have
+    /// registers for, each with `dynamic` bytes besides its arrays; otherwise the driver decides.
+    /// What is not reserved is the L1 cache.
     pub(crate) fn keep_shared(
         &self,
         entry: &'static Entry,
         dynamic: u32,
         one_more: bool,
     ) -> Result<()> {
-        /// As much as the driver finds right.
+        /// Lets the driver decide.
         const DEFAULT: i32 = -1;
         let kept = || self.inner.loaded.keep_shared.lock().unwrap_or_else(PoisonError::into_inner);
         if kept().get(&key(entry)).copied().unwrap_or_default() == one_more {
             return Ok(());
         }
         let _current = self.bind()?;
-        // Not under the lock, as above.
+        // Do not hold the lock, as above.
         let function = self.function(entry)?;
         let mut percent = DEFAULT;
         if one_more {
             let of_block = function.shared_bytes()? + dynamic + RESERVED as u32;
-            // One block may have all, but for what the driver has of it.
+            // One block may use all of it, except what the driver reserves.
             let all = self.inner.shared_bytes + RESERVED as u32;
             percent = ((entry.resident + 1) * of_block * 100).div_ceil(all).min(100) as i32;
         }
         let carveout =
             sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // Under the lock, so that what is noted is what was set last.
+        // Hold the lock, so that the recorded value is the one that was set last.
         let mut kept = kept();
         function.set(carveout, percent)?;
         kept.insert(key(entry), one_more);
@@ -184,8 +185,8 @@ impl Gpu {
         ptx::find(entry.module, self.inner.capability).ok_or(missing)
     }
 
-    /// Has the driver compile one kernel of a module. cust's own call keeps neither the driver's
-    /// log nor the code of PTX that is too new for it. The device's context is current.
+    /// Lets the driver compile one kernel of a module. cust's own call discards the driver's log
+    /// and the error code for PTX that is too new. The device's context is current.
     pub(super) fn load(&self, name: &'static str, ptx: &Ptx) -> Result<Module> {
         let missing = Error::MissingKernel { name, module: ptx.module };
         let text = ptx.text(name, self.inner.overlaps).ok_or(missing)?;

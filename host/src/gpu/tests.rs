@@ -22,7 +22,7 @@ fn ptx_that_is_too_new_for_the_driver_says_so() {
     let Error::UnsupportedPtx { name, driver, ptx, advice, log } = &error else {
         panic!("expected UnsupportedPtx, got {error}");
     };
-    // The driver may get the text for another target; what is told is what the library holds.
+    // The driver may get the text for another target, but the error shows the library's own text.
     assert_eq!((*name, ptx.as_str()), ("f", ".version 99.0, .target sm_80"));
     assert!(driver.split('.').all(|number| number.parse::<u32>().is_ok()), "{driver}");
     assert!(advice.contains("driver"), "{advice}");
@@ -40,7 +40,7 @@ fn a_device_that_is_opened_twice_loads_its_kernels_once() {
     assert_eq!(kernel(&one), kernel(&two));
 }
 
-/// A kernel that no other test here uses, so that it is loaded here if anywhere.
+/// A kernel that no other test here uses, so that only this test loads it.
 fn unused(family: &'static kernels_gpu::Family<kernels_gpu::abi::PairwiseArgs>) -> &'static Entry {
     family.entry(kernels_gpu::abi::Dtype::F16).unwrap()
 }
@@ -52,7 +52,7 @@ fn a_kernel_that_many_threads_want_at_once_is_loaded_once() {
     let load = || {
         let _current = gpu.bind().unwrap();
         start.wait();
-        // As a number, which may go to another thread.
+        // As a number, which can be sent to another thread.
         gpu.function(entry).unwrap().0 as usize
     };
     let kernels: Vec<usize> = std::thread::scope(|scope| {
@@ -70,7 +70,7 @@ fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
     let slow = unused(&kernels_gpu::kernels::huber::BACKWARD);
     let other = unused(&kernels_gpu::kernels::huber::FORWARD_BACKWARD);
     let (slot, (sender, done)) = (gpu.inner.loaded.slot(slow), channel());
-    // As while the driver compiles it.
+    // Locked, as while the driver compiles it.
     let compiling = slot.lock().unwrap();
     let use_kernel = |entry: &'static Entry| {
         let (gpu, sender) = (gpu.clone(), sender.clone());
@@ -83,12 +83,12 @@ fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
         })
     };
     let waiting = use_kernel(slow);
-    // Until it has come to the place of its kernel, as we and the map of all have.
+    // Wait until the other thread has the slot of its kernel too, as this thread and the map have.
     while Arc::strong_count(&slot) < 3 {
         std::thread::yield_now();
     }
     use_kernel(other);
-    // A minute is for ever: the thread would wait for as long as we do.
+    // If the thread waited for our lock, a minute would not be enough.
     assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(Ok(other.name)));
     assert_eq!(done.try_recv(), Err(TryRecvError::Empty));
     drop(compiling);
@@ -100,14 +100,14 @@ fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
 #[test]
 fn kernels_are_unloaded_with_the_last_who_uses_the_device() {
     if !gpu().is_emulated() {
-        // Of a module that is gone, another driver promises nothing.
+        // A real driver promises nothing about an unloaded module.
         return;
     }
     let entry = kernels_gpu::kernels::mse::FORWARD.entry(kernels_gpu::abi::Dtype::F32).unwrap();
     let is_loaded = |kernel| {
         let (mut bytes, which) =
             (0, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
-        // SAFETY: the emulator refuses a kernel of a module that is gone.
+        // SAFETY: the emulator refuses a kernel of an unloaded module.
         let result = unsafe { sys::cuFuncGetAttribute(&mut bytes, which, kernel) };
         result == sys::CUresult::CUDA_SUCCESS
     };
@@ -254,7 +254,7 @@ fn a_device_is_refused_by_what_it_lacks() {
     assert!(check_device("C", 80, 2).is_ok());
 }
 
-/// The emulator runs one kernel behind another whatever is asked of it, so that it has to notice.
+/// The emulator always runs one kernel after the other, so it must check for this.
 #[test]
 fn a_kernel_that_would_not_wait_for_the_one_before_is_refused() {
     use crate::driver::{LaunchAttribute, LaunchConfig};

@@ -6,7 +6,7 @@ use crate::error::Result;
 use cust::sys;
 use std::sync::{Mutex, PoisonError};
 
-/// The stream of a device's copies, from the first one on.
+/// The stream of a device's copies, created by the first one.
 #[derive(Default)]
 pub(super) struct Transfers(Mutex<Option<Handle>>);
 
@@ -31,7 +31,7 @@ impl Transfers {
         Ok(handle)
     }
 
-    /// Destroys the stream. The device's context is current, and nobody copies any more.
+    /// Destroys the stream. The device's context is current, and no copy is under way.
     pub(super) fn end(&mut self) {
         let stream = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(Handle(handle)) = stream.take() {
@@ -42,10 +42,11 @@ impl Transfers {
 }
 
 impl Gpu {
-    /// Copies what is at `from` on the device to `data`.
+    /// Copies from the device address `from` to `data`.
     ///
     /// # Safety
-    /// 1. `from` is the address of as many elements, and all that they may be is a `T`.
+    /// 1. `from` is the address of that many elements, and every value of their bytes is a valid
+    ///    `T`.
     /// 2. Nothing writes them any more.
     pub(crate) unsafe fn copy_to_host<T>(&self, from: u64, data: &mut [T]) -> Result<()> {
         self.transfer("cuMemcpyDtoHAsync", |stream| {
@@ -55,10 +56,10 @@ impl Gpu {
         })
     }
 
-    /// Copies `data` to what is at `to` on the device.
+    /// Copies `data` to the device address `to`.
     ///
     /// # Safety
-    /// 1. `to` is the address of as many elements.
+    /// 1. `to` is the address of that many elements.
     /// 2. Nothing uses them any more.
     pub(crate) unsafe fn copy_to_device<T>(&self, to: u64, data: &[T]) -> Result<()> {
         self.transfer("cuMemcpyHtoDAsync", |stream| {
@@ -89,7 +90,7 @@ impl Gpu {
         let _current = self.bind()?;
         let stream = self.inner.transfers.stream()?;
         check(call, queue(stream))?;
-        // SAFETY: the stream is there as long as the device is in use.
+        // SAFETY: the stream exists as long as the device is in use.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
     }
 }

@@ -24,7 +24,7 @@ impl Buffer {
         let mut address = 0;
         if bytes > 0 {
             let _current = gpu.bind()?;
-            // SAFETY: whoever makes a buffer of it writes it before it is read; `drop` frees it.
+            // SAFETY: the user of the buffer writes it before reading it; `drop` frees it.
             let memory = check_cust("cuMemAlloc", unsafe { cuda_malloc::<u8>(bytes) });
             address = memory.map_err(|error| out_of_memory(error, gpu, bytes, what))?.as_raw();
         }
@@ -48,26 +48,26 @@ impl Buffer {
         &self.usage
     }
 
-    /// Waits for the work that writes it: a fault of that is reported here.
+    /// Waits for the work that writes it, and reports a fault of that work.
     pub(crate) fn wait_for_write(&self) -> Result<()> {
         self.usage.wait_for_write()
     }
 
-    /// Waits for all work that uses it, and forgets the streams of that.
+    /// Waits for all work that uses it, and forgets the streams of that work.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.usage.wait()
     }
 
-    /// Copies what is `offset` bytes behind the start to `data`. Waits for the work that writes it.
+    /// Copies to `data` from `offset` bytes after the start. Waits for the work that writes it.
     pub(crate) fn read<T: Element>(&self, offset: usize, data: &mut [T]) -> Result<()> {
         // SAFETY: all bit patterns are numbers.
         unsafe { self.read_any(offset, data) }
     }
 
-    /// As [`read`](Self::read), of other types than numbers.
+    /// As [`read`](Self::read), for types other than numbers.
     ///
     /// # Safety
-    /// The buffer has so many bytes, and all that they may be is a `T`.
+    /// The buffer has that many bytes, and every value of them is a valid `T`.
     pub(crate) unsafe fn read_any<T>(&self, offset: usize, data: &mut [T]) -> Result<()> {
         self.wait_for_write()?;
         if data.is_empty() {
@@ -77,8 +77,8 @@ impl Buffer {
         unsafe { self.gpu.copy_to_host(self.address + offset as u64, data) }
     }
 
-    /// Overwrites the first elements with those of `data`, of which it has as many, behind all work
-    /// that uses it. Returns when they are copied.
+    /// Overwrites the first elements with those of `data`, after all work that uses the buffer. The
+    /// buffer has at least as many elements. Returns when they are copied.
     pub(crate) fn write<T: Element>(&mut self, data: &[T]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
@@ -88,8 +88,8 @@ impl Buffer {
         unsafe { self.gpu.copy_to_device(self.address, data) }
     }
 
-    /// Sets bytes to zero, from `offset` behind the start on, behind all work that uses them, and
-    /// waits until it is done.
+    /// Sets bytes to zero, from `offset` bytes after the start, after all work that uses them, and
+    /// waits until that is done.
     pub(crate) fn clear(&mut self, offset: usize, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -109,7 +109,7 @@ impl Buffer {
     }
 }
 
-/// Says what there was no memory for, if that is the error.
+/// If the error is that memory is short, says what the memory was for.
 fn out_of_memory(error: Error, gpu: &Gpu, bytes: usize, what: impl Display) -> Error {
     match error {
         Error::Driver(source) if source.code == CudaError::OutOfMemory.code() => {
@@ -129,10 +129,10 @@ impl Drop for Buffer {
         if self.address == 0 {
             return;
         }
-        // A fault of the work it waits for belongs to whoever waits for the work itself. Memory
-        // that may still be in use is not given to others before all work on the device is done.
+        // Whoever reads the results of failed work gets its error, so it is ignored here. Memory
+        // that may still be in use is freed only when all work on the device is done.
         if self.free().is_err() {
-            // SAFETY: allocated by `new` on this device, and nobody can use it any more.
+            // SAFETY: allocated by `new` on this device, and no new work can use it any more.
             unsafe { self.gpu.free_with_device(self.address) };
         }
     }

@@ -5,16 +5,16 @@ use crate::error::{Error, Result};
 use crate::queue::Queue;
 use cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
 
-/// The event of a slice of cudarc's, which calls on one stream record.
+/// The event of cudarc's slice, which calls on one stream record.
 #[derive(Clone, Copy)]
 pub(crate) struct Events<'a> {
     /// The stream that the calls are queued on.
     queue: &'a Queue,
-    /// The same stream as cudarc has it.
+    /// cudarc's object for the same stream.
     stream: &'a CudaStream,
-    /// The slice's read event where calls read it, its write event where they write it. cudarc
-    /// makes other streams wait for these before they use the slice, and before it frees the slice.
-    /// A slice has none where the program orders its streams itself
+    /// The slice's read event if calls read it, its write event if they write it. cudarc makes
+    /// other streams wait for these before they use the slice, and before it frees the slice. A
+    /// slice has no events if the program orders its streams itself
     /// (`CudaContext::disable_event_tracking`).
     event: Option<&'a CudaEvent>,
 }
@@ -32,7 +32,7 @@ impl<'a> Events<'a> {
     ) -> Result<Self> {
         let event = match &mut guard {
             SyncOnDrop::Record(target) => target.take().map(|(event, _)| event),
-            // cudarc returns such a guard for host memory alone.
+            // cudarc returns such a guard only for host memory.
             SyncOnDrop::Sync(_) => None,
         };
         // cudarc's function returns no error of its waits: it keeps the error in the context.
@@ -40,7 +40,7 @@ impl<'a> Events<'a> {
         Ok(Events { queue, stream, event })
     }
 
-    /// Refuses any stream but the one that cudarc has made wait.
+    /// Refuses any stream except the one that cudarc has made wait.
     pub(super) fn check_stream(&self, argument: &'static str, queue: &Queue) -> Result<()> {
         if self.queue.is(queue) {
             return Ok(());
@@ -48,7 +48,7 @@ impl<'a> Events<'a> {
         Err(Error::OtherStream { argument, expected: "the stream that the view was made for" })
     }
 
-    /// Records the event behind all work queued so far.
+    /// Records the event after all work queued so far.
     pub(super) fn record(&self) -> Result<()> {
         let Some(event) = self.event else { return Ok(()) };
         // cudarc neither records events nor waits for them while all of its work is on the default
@@ -59,7 +59,7 @@ impl<'a> Events<'a> {
         // cudarc leaves its context current.
         let _current = self.queue.gpu().bind()?;
         // An event marks one point. If another stream has read the slice meanwhile, the event marks
-        // that read: this stream waits for it first, so that the new point is behind both.
+        // that read: this stream waits for it first, so that the new point comes after both.
         let recorded = self.stream.wait(event).and_then(|()| event.record(self.stream));
         if recorded.is_err() {
             // Without the event, cudarc may free the slice while the work still uses it.

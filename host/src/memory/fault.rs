@@ -1,4 +1,4 @@
-//! What the device has found of a loss's targets, as a call is given it.
+//! The device's report on a loss's targets, as an argument of a call.
 
 use super::Usage;
 use crate::error::Result;
@@ -8,25 +8,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the host knows of the launches that write a loss.
 pub(crate) struct Writes {
-    /// Whether a call has ever been given the fault to write: before, nothing may have written it.
+    /// Whether any call was given the fault to write. Before that, it may be uninitialised.
     is_asked_for: AtomicBool,
-    /// Whether the end of the next launch is to be noted: of the first of a loss that a call
-    /// returns.
+    /// Whether to record the end of the next launch, which is so for the first launch of a loss
+    /// that a call returns.
     notes_end: AtomicBool,
 }
 
-/// What is beside the values of a loss: on the device, which target is no class.
+/// What is stored after the values of a loss: on the device, which target is not a class.
 #[derive(Clone, Copy)]
 pub(crate) struct Fault<'a> {
     /// A [`TargetFault`].
     pub(crate) address: u64,
-    /// Of a loss of the library's; `None` where the memory is somebody else's.
+    /// For a loss of the library; `None` for memory that the library does not own.
     noted: Option<(&'a Writes, &'a Usage)>,
 }
 
 impl Writes {
-    /// Of a loss that nothing has written, of whose first launch the end is to be noted if it
-    /// `notes_end`.
+    /// For a loss that nothing has written. If it `notes_end`, the end of its first launch is
+    /// recorded.
     pub(crate) fn new(notes_end: bool) -> Self {
         Writes { is_asked_for: AtomicBool::new(false), notes_end: AtomicBool::new(notes_end) }
     }
@@ -38,29 +38,29 @@ impl Writes {
 }
 
 impl<'a> Fault<'a> {
-    /// The [`TargetFault`] at `address`, beside values that `usage` is of.
+    /// The [`TargetFault`] at `address`, stored with values that have this `usage`.
     pub(crate) fn new(address: u64, writes: &'a Writes, usage: &'a Usage) -> Self {
         Fault { address, noted: Some((writes, usage)) }
     }
 
-    /// The [`TargetFault`] at `address` in somebody else's memory.
+    /// The [`TargetFault`] at `address` in memory that the library does not own.
     pub(crate) fn at(address: u64) -> Self {
         Fault { address, noted: None }
     }
 }
 
 impl Fault<'_> {
-    /// Notes that a launch was queued on `queue` that writes the values, and the fault too if it
-    /// `reports`; if it does not, has the fault say that every target is a class.
+    /// Records that a launch on `queue` writes the values, and also the fault if it `reports`. If
+    /// it does not, sets the fault to say that every target is a class.
     pub(crate) fn note_write(&self, queue: &Queue, reports: bool) -> Result<()> {
-        // What was written to somebody else's memory is not known.
+        // The library does not know what was written to memory that it does not own.
         let may_be_old =
             self.noted.is_none_or(|(writes, _)| writes.is_asked_for.load(Ordering::Relaxed));
         if let (true, Some((writes, _))) = (reports, self.noted) {
             writes.is_asked_for.store(true, Ordering::Relaxed);
         } else if !reports && may_be_old {
-            // SAFETY: the loss has these bytes, or the memory by the condition of
-            // `with_target_fault`; the launch has ordered the stream behind whatever else uses
+            // SAFETY: the loss has these bytes, or the memory has by the condition of
+            // `with_target_fault`; the launch has ordered the stream after all other work that uses
             // them.
             unsafe { queue.set_to_zero(self.address, size_of::<TargetFault>())? };
         }

@@ -18,21 +18,21 @@ use crate::shape::Shape;
 use kernels_gpu::abi::Matrix;
 use std::sync::Arc;
 
-/// Memory that a call is given, without its element type.
+/// The memory of an argument, without its element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory<'a> {
     pub(crate) address: u64,
     pub(crate) shape: Shape,
     /// Elements from the start of a row to the start of the next.
     pub(crate) row_stride: usize,
-    /// Elements from one of a row to the next: 1, or 0 where one stands for all.
+    /// Elements from one element of a row to the next: 1, or 0 if one element is repeated.
     pub(crate) element_stride: usize,
-    /// Bytes from the first element to behind the last.
+    /// Bytes from the first element to the end of the last.
     pub(crate) bytes: usize,
     pub(crate) device: u32,
-    /// Who else uses it, where the library keeps count.
+    /// Which streams use it, if the library owns it.
     pub(crate) usage: Option<&'a Usage>,
-    /// The event by which cudarc knows who else uses it, where it is cudarc's.
+    /// The event by which cudarc orders its uses, if cudarc owns it.
     #[cfg(feature = "cudarc")]
     pub(crate) events: Option<Events<'a>>,
 }
@@ -59,7 +59,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Rows of somebody else's memory.
+    /// Rows of memory that the library does not own.
     pub(crate) fn strided<T>(
         address: u64,
         shape: Shape,
@@ -84,12 +84,12 @@ impl<'a> Memory<'a> {
         Ok(Memory { row_stride, bytes, ..Self::dense::<T>(address, shape, device, None) })
     }
 
-    /// Whether the elements lie in order without gaps.
+    /// Whether the elements are in order without gaps.
     pub(crate) fn is_dense(&self) -> bool {
         self.element_stride == 1 && (self.row_stride == self.shape.cols() || self.shape.rows() <= 1)
     }
 
-    /// Refuses what no kernel may get.
+    /// Refuses memory that no kernel may get.
     pub(crate) fn check<T>(&self, argument: &'static str) -> Result<()> {
         self.check_aligned(argument, size_of::<T>())
     }
@@ -106,7 +106,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Refuses memory of another device than that of `queue`, and memory of cudarc's that was
+    /// Refuses memory of another device than that of `queue`, and cudarc's memory if it was
     /// borrowed for calls on another stream.
     pub(crate) fn check_place(&self, argument: &'static str, queue: &Queue) -> Result<()> {
         let expected = queue.gpu().ordinal();
@@ -120,17 +120,17 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Orders what `queue` gets next, which reads the memory, behind the last write.
+    /// Orders the next work on `queue`, which reads the memory, after the last write.
     pub(crate) fn before_read(&self, queue: &Arc<Queue>) -> Result<()> {
         self.usage.map_or(Ok(()), |usage| usage.before_read(queue))
     }
 
-    /// Orders what `queue` gets next, which writes the memory, behind everything before.
+    /// Orders the next work on `queue`, which writes the memory, after all earlier uses.
     pub(crate) fn before_write(&self, queue: &Arc<Queue>) -> Result<()> {
         self.usage.map_or(Ok(()), |usage| usage.before_write(queue))
     }
 
-    /// Notes that a launch was queued which uses the memory.
+    /// Records that a launch that uses the memory was queued.
     pub(crate) fn after_launch(&self) -> Result<()> {
         #[cfg(feature = "cudarc")]
         if let Some(events) = &self.events {
@@ -139,7 +139,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Refuses one element that stands for many.
+    /// Refuses one element repeated for many.
     pub(crate) fn check_elements(&self, argument: &'static str) -> Result<()> {
         if self.element_stride == 1 {
             return Ok(());
@@ -148,7 +148,7 @@ impl<'a> Memory<'a> {
         Err(Error::Stride { argument, expected, got: self.element_stride })
     }
 
-    /// Refuses gaps between rows, where the kernels have no stride for them.
+    /// Refuses gaps between rows, for arguments whose stride the kernels do not take.
     pub(crate) fn check_dense(&self, argument: &'static str) -> Result<()> {
         if self.is_dense() {
             return Ok(());
@@ -159,7 +159,7 @@ impl<'a> Memory<'a> {
 
     /// Whether both have a byte in common.
     pub(crate) fn overlaps(&self, other: &Memory<'_>) -> bool {
-        // Whoever makes a view of an address may be wrong about it.
+        // The address of a raw view may be wrong, so the sum may overflow.
         let end = |memory: &Memory<'_>| memory.address.saturating_add(memory.bytes as u64);
         self.bytes > 0
             && other.bytes > 0
@@ -168,18 +168,18 @@ impl<'a> Memory<'a> {
             && !self.lies_between_rows_of(other)
     }
 
-    /// Whether rows are as far apart as the other's, and lie in the gaps between those: as columns
-    /// of one matrix do that are beside each other.
+    /// Whether the rows are as far apart as the other's and are in the gaps between those, as
+    /// adjacent columns of one matrix are.
     pub(crate) fn lies_between_rows_of(&self, other: &Memory<'_>) -> bool {
         if self.element_stride != 1 || other.element_stride != 1 || self.bytes.min(other.bytes) == 0
         {
             return false;
         }
-        // Bytes from row to row, and of a row.
+        // The bytes from row to row, and the bytes of a row.
         let of_rows = |memory: &Memory<'_>| {
             let (rows, cols) = (memory.shape.rows(), memory.shape.cols());
             let element = memory.bytes / ((rows - 1) * memory.row_stride + cols);
-            // Of one row, nothing else bounds the stride.
+            // For a single row, nothing else limits the stride.
             (memory.row_stride.saturating_mul(element) as u64, (cols * element) as u64)
         };
         let ((stride, row), (stride_of_other, row_of_other)) = (of_rows(self), of_rows(other));
@@ -191,7 +191,7 @@ impl<'a> Memory<'a> {
         ahead >= row && ahead + row_of_other <= stride
     }
 
-    /// Elements of `shape` in the middle, `offset` bytes behind the first.
+    /// The elements of `shape` that start `offset` bytes after the first element.
     pub(crate) fn part<T>(self, offset: u64, shape: Shape) -> Self {
         Self::dense::<T>(self.address + offset, shape, self.device, self.usage)
     }
@@ -237,7 +237,7 @@ mod tests {
             (columns(4, 5, 8), true),
             (columns(4, 4, 9), true),
             (columns(8, 4, 8), true),
-            // Of one row, and a stride that no memory has.
+            // A single row, with a stride larger than any memory.
             (Memory::strided::<f32>(0x104, Shape::row(4), usize::MAX, 0).unwrap(), true),
         ] {
             assert_eq!(left.overlaps(&other), overlaps, "{:?}", other.address);

@@ -1,5 +1,5 @@
-//! Who uses memory, so that a call waits for what was queued before it, and no memory is freed
-//! under a kernel.
+//! Which streams use memory, so that a call waits for work that was queued before it, and no memory
+//! is freed while a kernel uses it.
 
 use crate::error::Result;
 use crate::queue::{Event, Queue};
@@ -19,7 +19,8 @@ struct Users {
 
 struct Writer {
     queue: Arc<Queue>,
-    /// The point behind the write, where it was noted; others wait for all that is queued by then.
+    /// The event after the write, if it was recorded; without it, others wait for all work queued
+    /// on the stream so far.
     end: Option<Arc<Event>>,
 }
 
@@ -34,7 +35,7 @@ impl Writer {
 }
 
 impl Users {
-    /// Forgets streams that have ended, and all of whose work is done.
+    /// Forgets streams that have ended and whose work is done.
     fn forget_finished(&mut self) {
         self.readers.retain(|reader| !reader.is_finished());
         self.writer.take_if(|writer| writer.is_finished());
@@ -46,7 +47,7 @@ impl Usage {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Orders what `queue` gets next, a read, behind the last write.
+    /// Orders the next work on `queue`, a read, after the last write.
     pub(crate) fn before_read(&self, queue: &Arc<Queue>) -> Result<()> {
         let mut users = self.users();
         let is_known = users.readers.iter().any(|reader| reader.is(queue))
@@ -62,7 +63,7 @@ impl Usage {
         Ok(())
     }
 
-    /// Orders what `queue` gets next, a write, behind everything before.
+    /// Orders the next work on `queue`, a write, after all earlier uses.
     pub(crate) fn before_write(&self, queue: &Arc<Queue>) -> Result<()> {
         let mut users = self.users();
         for reader in &users.readers {
@@ -81,8 +82,8 @@ impl Usage {
         Ok(())
     }
 
-    /// Notes the point behind the last write, so that nobody waits for what is queued on its stream
-    /// from now on. What is captured has none.
+    /// Records an event after the last write, so that readers do not wait for later work on its
+    /// stream. A captured write gets no event.
     pub(crate) fn note_end_of_write(&self) -> Result<()> {
         let mut users = self.users();
         if let Some(writer) = &mut users.writer {
@@ -94,7 +95,7 @@ impl Usage {
 
     /// Waits for the last write.
     pub(super) fn wait_for_write(&self) -> Result<()> {
-        // Nobody else has to wait for the lock meanwhile.
+        // Do not hold the lock while waiting.
         let writer = {
             let users = self.users();
             users.writer.as_ref().map(|writer| (writer.queue.clone(), writer.end.clone()))
@@ -106,8 +107,8 @@ impl Usage {
         }
     }
 
-    /// Waits for everything, and forgets what is done. Of work that has failed, which is over too,
-    /// this call says so, and no later one.
+    /// Waits for all uses, and forgets those that are done. If work has failed, which ends it too,
+    /// this call returns the error, and no later call does.
     pub(super) fn wait(&self) -> Result<()> {
         let (mut users, mut outcome) = (self.users(), Ok(()));
         while let Some(reader) = users.readers.last() {
@@ -158,7 +159,7 @@ mod tests {
         }
     }
 
-    /// What a forward pass leaves for the backward is tensors, too.
+    /// What a forward pass saves for the backward pass is tensors too.
     #[test]
     fn what_was_saved_and_waited_for_knows_no_stream() {
         let gpu = gpu();
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(x.view().memory.usage.unwrap().users().readers.len(), 0);
     }
 
-    /// The driver gives the handle of a stream that is gone to another.
+    /// The driver reuses the handle of a destroyed stream for another one.
     #[test]
     fn a_stream_that_has_ended_is_no_other() {
         let gpu = gpu();

@@ -235,7 +235,7 @@ impl<R: Reduction> Pairwise<'_, R> {
         {
             return Ok(staged);
         }
-        // The kernels of losses without weights have no parts of rows.
+        // Only losses with weights have kernels that split rows.
         let has_parts = self.weights.iter().any(Option::is_some);
         let rows = plan::rows(args.rows as usize, args.cols as usize, size_of::<T>(), has_parts);
         (args.group_threads, args.splits) = (rows.group_threads, rows.splits);

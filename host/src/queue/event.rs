@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::gpu::Gpu;
 use cust::sys::{self, CUresult, CUstreamCaptureMode};
 
-/// What the driver says of a kernel that has failed. A GPU's context is lost then; on the emulator,
-/// other streams go on.
+/// The driver's code for a failed kernel. On a GPU the context is lost; on the emulator, other
+/// streams go on.
 const FAULTS_OF_WORK: [CUresult; 3] = [
     CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
     CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
@@ -46,8 +46,8 @@ impl Event {
         self.outcome()?
     }
 
-    /// Waits for it, and returns whether the work before it has succeeded: it is over either way.
-    /// Fails where it cannot wait.
+    /// Waits for it, and returns whether the work before it has succeeded. The work has ended
+    /// either way. Fails if it cannot wait.
     pub(crate) fn outcome(&self) -> Result<Result<()>> {
         let _current = self.gpu.bind()?;
         // SAFETY: the handle is valid while `self` is.
@@ -56,17 +56,17 @@ impl Event {
         if FAULTS_OF_WORK.contains(&result) { Ok(outcome) } else { outcome.map(Ok) }
     }
 
-    /// Whether all before it is done, and without a fault.
+    /// Whether all work before it is done, without a fault.
     pub(crate) fn is_done(&self) -> bool {
         let Ok(_current) = self.gpu.bind() else { return false };
-        // A thread that captures may not ask, for fear that it waits for its own graph: what an
-        // event here is behind was not captured.
+        // CUDA does not let a capturing thread query an event, because it might wait for its own
+        // graph. The work before this event was not captured, so the query is safe.
         let _asks = CaptureMode::exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
         // SAFETY: the handle is valid while `self` is.
         unsafe { sys::cuEventQuery(self.handle) == CUresult::CUDA_SUCCESS }
     }
 
-    /// Makes whatever is queued next on a stream wait for it.
+    /// Makes work that is queued on a stream from now on wait for it.
     ///
     /// # Safety
     /// `stream` is a stream of `gpu`, and there still.
@@ -79,15 +79,16 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // Where the context cannot be made current, the driver may destroy the event all the same.
+        // Try it even if the context cannot be made current: the driver may still destroy the
+        // event.
         let _current = self.gpu.bind();
-        // SAFETY: created by `record`; the driver keeps what still waits for it.
+        // SAFETY: created by `record`; work that still waits for it does so after this.
         let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
     }
 }
 
-/// What this thread may ask while streams are captured; put back when it is dropped, where the
-/// driver has changed it.
+/// The calls that this thread may make while streams are captured. Dropping it restores the earlier
+/// mode, if the driver changed it.
 struct CaptureMode(Option<CUstreamCaptureMode>);
 
 impl CaptureMode {

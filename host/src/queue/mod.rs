@@ -1,4 +1,4 @@
-//! The driver's stream behind a [`Stream`](crate::Stream), as memory keeps it, and points in its
+//! The driver's stream of a [`Stream`](crate::Stream), which memory refers to, and events in its
 //! work.
 
 mod event;
@@ -18,13 +18,13 @@ use std::thread::{self, ThreadId};
 pub(crate) const LEGACY: usize = 1;
 pub(crate) const PER_THREAD: usize = 2;
 
-/// The driver's stream. Memory keeps it as long as work on it may use the memory: without the
-/// [`Stream`](crate::Stream)'s workspace, which is memory too and would keep what keeps it. Once
-/// nobody queues on it any more, it is but the point behind all its work.
+/// The driver's stream. Memory refers to it as long as work on it may use the memory. It does not
+/// own the [`Stream`](crate::Stream)'s workspace, which is memory too and would make a reference
+/// cycle. After the last `Stream` is dropped, all that remains is the event at the end of its work.
 pub(crate) struct Queue {
     gpu: Gpu,
     owner: Owner,
-    /// The only thread for which the handle is this stream: that of `CU_STREAM_PER_THREAD` is
+    /// The only thread on which the handle means this stream, because `CU_STREAM_PER_THREAD` is
     /// another stream on each thread.
     thread: Option<ThreadId>,
     state: RwLock<State>,
@@ -32,19 +32,19 @@ pub(crate) struct Queue {
 
 /// Who destroys the driver's stream.
 pub(crate) enum Owner {
-    /// The library, once nobody queues on it any more.
+    /// The library, after the last `Stream` is dropped.
     Library,
-    /// Whoever made it, who answers for its being there.
+    /// The code that made it, which must not destroy it too early.
     Caller,
-    /// cudarc, which keeps it as long as this is there.
+    /// cudarc, which does not destroy it before this is dropped.
     #[cfg(feature = "cudarc")]
     Cudarc(Arc<CudaStream>),
 }
 
 enum State {
-    /// Work is queued.
+    /// Work can be queued.
     Open(sys::CUstream),
-    /// The last of its work was queued, and the driver's stream is not touched any more.
+    /// The last of its work was queued; the library does not touch the driver's stream any more.
     Ended(Arc<Event>),
 }
 
@@ -55,7 +55,7 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Queue {
-    /// A stream of `gpu`, which is destroyed when it ends if it is the library's.
+    /// A stream of `gpu`. If the library owns it, it is destroyed when it ends.
     pub(crate) fn new(gpu: &Gpu, handle: sys::CUstream, owner: Owner) -> Self {
         let thread = (handle as usize == PER_THREAD).then(|| thread::current().id());
         Queue { gpu: gpu.clone(), owner, thread, state: RwLock::new(State::Open(handle)) }
@@ -70,8 +70,8 @@ impl Queue {
     }
 
     /// Refuses a call on a thread on which the handle is another stream. Also refuses to capture a
-    /// call on a stream of cudarc's into a graph: cudarc launches graphs in safe code, and nothing
-    /// there keeps the memory that a replay uses.
+    /// call on cudarc's stream into a graph, because cudarc launches graphs in safe code, where
+    /// nothing prevents freeing the memory that a replay uses.
     pub(crate) fn check_call(&self) -> Result<()> {
         self.check_thread()?;
         #[cfg(feature = "cudarc")]
@@ -81,7 +81,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The stream as cudarc has it, of a stream of cudarc's.
+    /// cudarc's stream, if this is one.
     #[cfg(feature = "cudarc")]
     pub(crate) fn cudarc(&self) -> Option<&CudaStream> {
         match &self.owner {
@@ -94,7 +94,7 @@ impl Queue {
         &self.gpu
     }
 
-    /// While it is held, the driver's stream stays.
+    /// While the guard lives, the driver's stream is not destroyed.
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,7 +112,7 @@ impl Queue {
         }
     }
 
-    /// The point behind all work queued so far.
+    /// The event at the end of all work queued so far.
     pub(crate) fn end_of_work(&self) -> Result<Arc<Event>> {
         match &*self.state() {
             State::Open(handle) => {
@@ -124,7 +124,7 @@ impl Queue {
         }
     }
 
-    /// Makes whatever is queued next wait for `event`. The CPU does not wait.
+    /// Makes work that is queued from now on wait for `event`. The CPU does not wait.
     pub(crate) fn wait_for_event(&self, event: &Event) -> Result<()> {
         self.check_thread()?;
         match &*self.state() {
@@ -134,7 +134,7 @@ impl Queue {
         }
     }
 
-    /// Sets `bytes` bytes at `start` to zero, behind all work queued so far.
+    /// Sets `bytes` bytes at `start` to zero after all work queued so far.
     ///
     /// # Safety
     /// 1. They are there, on the stream's device, until that is done.
@@ -146,7 +146,7 @@ impl Queue {
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(start, 0, bytes, *handle) })
     }
 
-    /// Whether all of its work is done, and there will be no more.
+    /// Whether it has ended and all of its work is done.
     pub(crate) fn is_finished(&self) -> bool {
         match &*self.state() {
             State::Open(_) => false,
@@ -154,8 +154,7 @@ impl Queue {
         }
     }
 
-    /// Whether a graph is being made of what is queued, not work. Also where the driver will not
-    /// say.
+    /// Whether a graph captures the calls that are queued. Also true if the driver does not say.
     pub(crate) fn is_capturing(&self) -> bool {
         self.captures().unwrap_or(true)
     }
@@ -171,8 +170,8 @@ impl Queue {
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Nobody queues on it any more. What is captured has no end that can be waited for: then the
-    /// driver's stream is kept.
+    /// Ends the stream after its last `Stream` is dropped. Captured calls have no end to wait for;
+    /// in that case the driver's stream is not destroyed.
     pub(crate) fn end(&self) {
         if self.is_capturing() {
             return;
@@ -184,12 +183,12 @@ impl Queue {
         }
     }
 
-    /// Whether both are the same stream of the driver's.
+    /// Whether both are the same driver stream.
     pub(crate) fn is(&self, other: &Queue) -> bool {
         if std::ptr::eq(self, other) {
             return true;
         }
-        // That of a stream which has ended may be another stream's by now.
+        // The handle of an ended stream may now belong to another stream.
         match (&*self.state(), &*other.state()) {
             (State::Open(one), State::Open(other_one)) => {
                 one == other_one
@@ -202,7 +201,8 @@ impl Queue {
 
     fn destroy(&self, handle: sys::CUstream) {
         let Owner::Library = self.owner else { return };
-        // Where the context cannot be made current, the driver may destroy the stream all the same.
+        // Try it even if the context cannot be made current: the driver may still destroy the
+        // stream.
         let _current = self.gpu.bind();
         // SAFETY: created by `Stream::create` and not destroyed yet; work that is still queued goes
         // on.

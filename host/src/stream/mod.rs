@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A queue of work on a GPU. Work on one stream runs in the order of the calls; work on different
 /// streams may run at the same time.
 ///
-/// A clone is the same stream. `Send` and `Sync`: any thread may queue work on it.
+/// A clone is the same stream. It is `Send` and `Sync`: any thread may queue work on it.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<StreamInner>,
@@ -25,12 +25,13 @@ pub struct Stream {
 
 struct StreamInner {
     queue: Arc<Queue>,
-    /// The queue's, which is open as long as this is there.
+    /// The queue's handle; the queue is open as long as this exists.
     handle: sys::CUstream,
-    /// Scratch for the calls that are given none: work on one stream never runs at the same time.
+    /// Scratch memory for calls that get none. They can share it because work on one stream never
+    /// runs at the same time.
     workspace: Workspace,
-    /// Held while a call queues its launches: what one leaves in the workspace for the next is not
-    /// to be another call's.
+    /// Locked while a call queues its launches, because one launch may leave results in the
+    /// workspace for the next one of the same call.
     calls: Mutex<()>,
 }
 
@@ -49,8 +50,7 @@ impl Gpu {
     /// A new stream on this device.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short;
-    /// [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Driver`](crate::Error::Driver).
     pub fn stream(&self) -> Result<Stream> {
         Stream::new(self)
     }
@@ -75,7 +75,8 @@ impl Stream {
         owner: Owner,
         workspace: Workspace,
     ) -> Self {
-        // Two names of one stream: work through both is known to be in order.
+        // Null and `LEGACY` name the same stream, so the library must know that work on them is in
+        // order.
         let is_legacy = handle as usize == LEGACY;
         let handle = if is_legacy { std::ptr::null_mut() } else { handle };
         let queue = Arc::new(Queue::new(gpu, handle, owner));
@@ -84,29 +85,30 @@ impl Stream {
         }
     }
 
-    /// Somebody else's stream; null and `CU_STREAM_LEGACY` (1) are the device's default stream.
+    /// A stream that the library does not own; null and `CU_STREAM_LEGACY` (1) are the device's
+    /// default stream.
     ///
     /// `CU_STREAM_PER_THREAD` (2) is the calling thread's default stream. On other threads that
-    /// handle is another stream: what would queue work on this one there, or wait for it, is
-    /// refused with [`Error::OtherThread`](crate::Error::OtherThread). A loss that a call has
-    /// returned can be read on any thread. The library's other memory that was used on the stream
-    /// has to be dropped on its thread: elsewhere nothing can wait for the work that uses it, and
-    /// it is not freed before the last [`Gpu`] of the device is dropped.
+    /// handle is another stream, so queueing work on this one there, or waiting for it, returns
+    /// [`Error::OtherThread`](crate::Error::OtherThread). A loss that a call has returned can be
+    /// read on any thread. Drop the library's other memory that was used on the stream on its
+    /// thread. Another thread cannot wait for the work that uses it, so there it is not freed until
+    /// the last [`Gpu`] of the device is dropped.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     ///
     /// # Safety
     /// 1. `handle` is a `CUstream` of `gpu`'s primary context, null, `CU_STREAM_LEGACY` or
     ///    `CU_STREAM_PER_THREAD`.
-    /// 2. It stays valid until the `Stream` and its clones are dropped. Where it is captured into a
-    ///    graph when the last of them is dropped, until the memory that was used on it is dropped,
-    ///    or has forgotten it: see [`Tensor::synchronize`](crate::Tensor::synchronize).
-    /// 3. Where it is captured into a graph: the library sees the capture, not the replays. Until
-    ///    the last of them is done, nothing that a captured call uses is dropped (the `Stream` and
-    ///    its clones too, where it is given no workspace), nor the last [`Gpu`] of the device, with
-    ///    which the kernels go; and nothing else uses it but in the order of the stream that the
-    ///    graph is launched on.
+    /// 2. It stays valid until the `Stream` and its clones are dropped. If a graph captures it when
+    ///    the last of them is dropped, it stays valid until the memory that was used on it is
+    ///    dropped or has forgotten it: see [`Tensor::synchronize`](crate::Tensor::synchronize).
+    /// 3. If it is captured into a graph: the library sees the capture, but not the replays. Until
+    ///    the last replay is done, nothing that a captured call uses is dropped. That includes the
+    ///    `Stream` and its clones if the call was given no workspace, and the last [`Gpu`] of the
+    ///    device, because dropping it unloads the kernels. Other work uses the same memory only in
+    ///    the order of the stream that the graph is launched on.
     pub unsafe fn from_raw(gpu: &Gpu, handle: *mut std::ffi::c_void) -> Result<Self> {
         Ok(Self::with(gpu, handle.cast(), Owner::Caller, Workspace::new(gpu)?))
     }
@@ -114,13 +116,13 @@ impl Stream {
     /// Waits for all work queued so far.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) where some of it failed.
+    /// [`Error::Driver`](crate::Error::Driver) if some of it failed.
     pub fn synchronize(&self) -> Result<()> {
         self.inner.queue.synchronize()
     }
 
-    /// Makes whatever is queued next wait for all work queued on `other` so far. The CPU does not
-    /// wait.
+    /// Makes work that is queued from now on wait for all work queued on `other` so far. The CPU
+    /// does not wait.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
@@ -128,7 +130,8 @@ impl Stream {
         self.queue().wait_for_event(&*other.queue().end_of_work()?)
     }
 
-    /// Copies what is at `from` to `data`, behind all work queued so far. Returns when it is done.
+    /// Copies from the address `from` to `data` after all work queued so far. Returns when the copy
+    /// is done.
     ///
     /// # Safety
     /// 1. `from` is the address of as many elements on the stream's device.
@@ -151,7 +154,7 @@ impl Stream {
     }
 
     /// The stream's `CUstream`, to order other work with the library's. To capture it into a graph,
-    /// mind the third condition of [`from_raw`](Self::from_raw).
+    /// the third condition of [`from_raw`](Self::from_raw) must hold.
     pub fn as_raw(&self) -> *mut std::ffi::c_void {
         self.handle().cast()
     }
@@ -164,7 +167,7 @@ impl Stream {
         &self.inner.queue
     }
 
-    /// Keeps calls of other threads from the stream's workspace until the guard is dropped.
+    /// Stops calls of other threads from using the stream's workspace until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -174,7 +177,7 @@ impl Stream {
     }
 }
 
-/// Whether both are the same stream of the driver's.
+/// Whether both are the same driver stream.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.inner.queue.is(&other.inner.queue)
@@ -204,7 +207,7 @@ mod tests {
     };
     use std::sync::Arc;
 
-    /// A stream by one of the driver's small numbers.
+    /// A stream with one of the driver's special handles.
     fn numbered(gpu: &Gpu, handle: usize) -> Stream {
         // SAFETY: the default stream, or the thread's.
         unsafe { Stream::from_raw(gpu, handle as *mut std::ffi::c_void) }.unwrap()
@@ -233,7 +236,7 @@ mod tests {
         }
     }
 
-    /// On another thread, the number is another stream.
+    /// On another thread, the handle is another stream.
     #[test]
     fn the_threads_stream_is_refused_on_other_threads() {
         let gpu = gpu();
@@ -254,14 +257,14 @@ mod tests {
             ] {
                 assert!(matches!(refused, Err(Error::OtherThread)), "{refused:?}");
             }
-            // Its reads of `x` end before the thread's stream is out of reach.
+            // The reads of `x` must end while this thread can still wait for its stream.
             theirs.synchronize().unwrap();
         };
         std::thread::scope(|scope| scope.spawn(on_another_thread).join().unwrap());
         own.synchronize().unwrap();
     }
 
-    /// Values, and behind them what the kernel says of the targets, in memory of the caller's.
+    /// Values, followed by the kernel's report on the targets, in the caller's memory.
     #[test]
     fn a_target_that_is_no_class_is_told_of_in_memory_of_the_callers() {
         let (gpu, words) = (gpu(), size_of::<TargetFault>() / 8);
@@ -272,7 +275,7 @@ mod tests {
             let old = vec![7_i64; 1 + words];
             let memory = Tensor::from_slice(&gpu, [1 + words], &old).unwrap();
             let mut workspace = Workspace::new(&gpu).unwrap();
-            // SAFETY: the first word is for the loss, those behind it are for the fault.
+            // SAFETY: the first word is for the loss, the following words are for the fault.
             let loss = unsafe {
                 ViewMut::<f32>::from_raw(&gpu, memory.as_raw(), [])
                     .and_then(|loss| loss.with_target_fault(memory.as_raw() + 8))
@@ -292,7 +295,7 @@ mod tests {
         assert!(matches!(refused, Err(Error::Misaligned { argument: "fault", .. })));
     }
 
-    /// Its scratch memory too, though what it has worked on is still there.
+    /// The scratch memory goes too, though the tensors that it worked on still exist.
     #[test]
     fn a_stream_that_is_dropped_is_gone() {
         let gpu = gpu();
@@ -304,8 +307,7 @@ mod tests {
         assert!(inner.upgrade().is_none());
     }
 
-    /// A loss is there though what was queued behind it has failed, and is not where its own work
-    /// has.
+    /// A loss can be read if work that was queued after it has failed, but not if its own work has.
     #[test]
     fn a_loss_waits_for_its_own_work_alone() {
         let gpu = gpu();
@@ -337,7 +339,7 @@ mod tests {
         failed.item().unwrap_err();
     }
 
-    /// What was noted of a loss is not of what is written next.
+    /// What was recorded for a loss does not apply to what is written next.
     #[test]
     fn a_loss_that_is_written_again_is_waited_for_again() {
         let gpu = gpu();
@@ -354,8 +356,9 @@ mod tests {
         loss.item().unwrap_err();
     }
 
-    /// The first block of the call notes that its row's target is no class, the last reads behind
-    /// the memory: what was noted is there still when the next call looks for the lowest such row.
+    /// The first block of the call notes that its row's target is not a class, and the last block
+    /// reads past the memory. The note is still there when the next call looks for the lowest such
+    /// row.
     #[test]
     fn a_workspace_that_a_fault_left_dirty_is_cleared() {
         let (gpu, rows, cols) = (gpu(), 64, 1000);
@@ -379,8 +382,8 @@ mod tests {
         let mut fault = |workspace: &mut Workspace| {
             let stream = gpu.stream().unwrap();
             mean.forward_into(behind, &first, &mut faulty, workspace, &stream).unwrap();
-            // Who waits for the fault is told of it, and need not wait for its stream again, which
-            // stays in error.
+            // A thread that waits for the fault gets the error. It need not wait for the stream
+            // again, which stays in error.
             workspace.synchronize().unwrap_err();
             workspace.synchronize().unwrap();
             stream.synchronize().unwrap_err();
@@ -395,7 +398,8 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        // If the emulator draws the order of blocks, the last may run first, and end the launch.
+        // If the emulator draws the order of blocks, the last block may run first and end the
+        // launch.
         let is_dirty = (0..100).any(|_| {
             fault(&mut workspace);
             row(&mut workspace) == 0
@@ -403,15 +407,15 @@ mod tests {
         assert!(is_dirty, "no fault has left anything");
         workspace.clear().unwrap();
         assert_eq!(row(&mut workspace), 5);
-        // A fault that nobody was told of yet is no reason not to clear it.
+        // Clearing works even if the fault was not reported yet.
         let failed = gpu.stream().unwrap();
         mean.forward_into(behind, &first, &mut faulty, &mut workspace, &failed).unwrap();
         workspace.clear().unwrap();
         assert_eq!(row(&mut workspace), 5);
     }
 
-    /// Losses of rows of probabilities are not summed over the grid. A block that left a sum in the
-    /// workspace all the same would have the next launch take it for its own.
+    /// Losses of rows of probabilities are not summed over the grid. If a block left a sum in the
+    /// workspace anyway, the next launch would use it as its own.
     #[test]
     fn losses_that_nobody_sums_leave_the_workspace_as_it_was() {
         let gpu = gpu();
@@ -427,7 +431,7 @@ mod tests {
     }
 
     /// The thread that takes a sum from the workspace clears its word, so that the next launch
-    /// finds nothing published. That includes the words of the normaliser.
+    /// finds nothing published. This also holds for the words of the normaliser.
     #[test]
     fn losses_that_are_summed_leave_the_workspace_as_it_was() {
         let gpu = gpu();

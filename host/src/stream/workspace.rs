@@ -7,11 +7,11 @@ use crate::shape::Shape;
 use kernels_gpu::abi::WORKSPACE_BYTES;
 use std::fmt;
 
-/// Scratch memory of the `_into` methods, of a fixed size, 841 KiB. Two calls that may run at the
-/// same time need one each; what is queued on different streams through one workspace runs one
-/// after the other.
+/// Scratch memory for the `_into` methods, of a fixed size, 841 KiB. Two calls that should run at
+/// the same time need one each: calls on different streams with the same workspace run one after
+/// the other.
 ///
-/// `Send` and `Sync`, though a call borrows it mutably.
+/// It is `Send` and `Sync`; a call borrows it mutably.
 pub struct Workspace {
     pub(super) buffer: Buffer,
 }
@@ -23,36 +23,36 @@ impl Workspace {
     /// A workspace on `gpu`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory is short.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let mut workspace = Workspace { buffer: Buffer::new(gpu, Self::BYTES, "a workspace")? };
         workspace.clear()?;
         Ok(workspace)
     }
 
-    /// Sets it to what a new one is, behind all work that was queued with it, and waits until that
-    /// is done. A call that ended in a fault may have left in it what the next would take for its
-    /// own.
+    /// Resets it to the state of a new one after all work that was queued with it, and waits until
+    /// that is done. A call that ended in a fault may have left values in it that the next call
+    /// would take for its own.
     ///
-    /// The workspace that a [`Stream`](crate::Stream) has for itself cannot be cleared: after a
-    /// fault, make a new stream.
+    /// The internal workspace of a [`Stream`](crate::Stream) cannot be cleared: after a fault, make
+    /// a new stream.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver): on a GPU, every call after a fault until the
     /// process ends.
     pub fn clear(&mut self) -> Result<()> {
-        // Of work that has failed, whoever reads what it computes is told.
+        // Code that reads the results of failed work gets the error.
         let _ = self.buffer.synchronize();
-        // Blocks take zero for a sum that is not there yet, and set each place back to zero when
-        // they have taken it.
+        // Zero means that a sum is not published yet. A block sets each word back to zero when it
+        // has read the sum.
         self.buffer.clear(0, Self::BYTES)
     }
 
-    /// Waits for all work that was queued with it, and forgets the streams of that, as
+    /// Waits for all work that was queued with it, and forgets the streams of that work, as
     /// [`Tensor::synchronize`](crate::Tensor::synchronize) does.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) where some of that work failed.
+    /// [`Error::Driver`](crate::Error::Driver) if some of that work failed.
     pub fn synchronize(&self) -> Result<()> {
         self.buffer.synchronize()
     }
@@ -91,8 +91,8 @@ mod tests {
         }
     }
 
-    /// A row that does not count makes the next calls cautious, and each in which all rows count
-    /// makes them a little less so.
+    /// A row that does not count makes the next calls cautious, and each call in which all rows
+    /// count reduces the number of cautious calls left.
     #[test]
     fn calls_are_cautious_for_some_time() {
         let caution = |calls: &[Option<i64>]| {
@@ -109,8 +109,8 @@ mod tests {
         assert_eq!([caution(&calls[..most as usize]), caution(&calls)], [1, 0]);
     }
 
-    /// The words of a workspace after calls over many short rows. In each, all rows have a class
-    /// but one of them, which has this target.
+    /// The words of a workspace after calls over many short rows. In each call, all rows have a
+    /// class except one, which has this target.
     fn words_after(calls: &[Option<i64>]) -> Vec<u64> {
         // The emulator's device with two multiprocessors.
         let gpu = match gpu() {

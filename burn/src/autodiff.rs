@@ -16,7 +16,7 @@ impl<B: FusedLossBackend, C: CheckpointStrategy> FusedLossBackend for Autodiff<B
         let Operands { input, target, weight } = operands;
         let weight = weight.map(|weight| weight.primitive);
         match target {
-            // A class has no gradient, wherever it came from.
+            // A class has no gradient, whatever computed it.
             Target::Classes(classes) => on_tape::<B, C, 1>(call, [input], |[input]| Operands {
                 input,
                 target: Target::Classes(classes),
@@ -45,7 +45,7 @@ impl<B: FusedLossBackend, C: CheckpointStrategy> FusedLossBackend for Autodiff<B
 
 type OfAutodiff<B, C> = <Autodiff<B, C> as BackendTypes>::FloatTensorPrimitive;
 
-/// The loss of `parents` and what `operands` adds to them.
+/// The loss of `parents` and of what `operands` adds to them.
 fn on_tape<B: FusedLossBackend, C: CheckpointStrategy, const N: usize>(
     call: Call,
     parents: [OfAutodiff<B, C>; N],
@@ -53,7 +53,7 @@ fn on_tape<B: FusedLossBackend, C: CheckpointStrategy, const N: usize>(
 ) -> OfAutodiff<B, C> {
     let nodes = parents.each_ref().map(|parent| parent.node.clone());
     let operands = operands(parents.map(|parent| parent.primitive));
-    // A matrix of logits costs more to compute again than to keep.
+    // A matrix of logits is saved, because recomputing it costs more than the memory.
     match OnTape.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(step) => {
             let loss = B::fused_loss(call, operands.clone());
@@ -76,7 +76,7 @@ impl<B: FusedLossBackend, const N: usize> Backward<B, N> for OnTape {
         for (wanted, parent) in wanted.iter_mut().zip(&ops.parents) {
             *wanted = parent.is_some();
         }
-        // Moved: where nobody else has the input, its memory may become the gradient's.
+        // Moved, not cloned: if nothing else uses the input, the gradient may take its memory.
         let (call, operands, loss) = ops.state;
         let computed = B::fused_loss_backward(call, operands, loss, upstream, wanted);
         for (parent, gradient) in ops.parents.into_iter().zip(computed) {

@@ -1,11 +1,11 @@
-//! The trait of the backends that have the losses, and what one call of it is told.
+//! The trait of the backends that have the losses, and the arguments of its calls.
 
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::{FloatTensor, IntTensor};
 
-/// A backend that has the losses, for code that is generic over backends: write
-/// `B: FusedLossBackend` where it says `B: Backend`.
+/// A backend that has the losses. Code that is generic over backends needs `B: FusedLossBackend`
+/// instead of `B: Backend`.
 ///
 /// | backend | with the feature | computes by |
 /// |---|---|---|
@@ -15,11 +15,10 @@ use burn::tensor::ops::{FloatTensor, IntTensor};
 /// | `NdArray` | `emulator` | the kernels, on the CPU: very slow, for tests |
 /// | `Autodiff<B>` | | what `B` does, with gradients |
 ///
-/// A type that is none of these does not have the trait: which kernels run is known when a program
-/// compiles.
+/// Other types do not implement the trait, so it is known at compile time which kernels run.
 pub trait FusedLossBackend: Backend {
-    /// Whether the backend computes by the kernels. Where it does not, the losses are burn's own,
-    /// and the functions below are not called.
+    /// Whether the backend computes with the kernels. If not, burn's own losses are used, and the
+    /// functions below are not called.
     const HAS_KERNELS: bool = false;
 
     /// The loss that `call` describes.
@@ -29,8 +28,8 @@ pub trait FusedLossBackend: Backend {
         unreachable!("{NO_KERNELS}: {call:?}")
     }
 
-    /// The gradients of the input and of the target, as far as they are wanted, from that of the
-    /// loss. The loss itself is there where it is one number.
+    /// The requested gradients of the input and of the target, from the gradient of the loss. The
+    /// loss itself is passed if it is a scalar.
     #[doc(hidden)]
     fn fused_loss_backward(
         call: Call,
@@ -52,7 +51,7 @@ const NO_KERNELS: &str = "a backend without kernels was asked for one";
 pub struct Operands<B: Backend> {
     pub input: FloatTensor<B>,
     pub target: Target<B>,
-    /// Of classes or elements, as the loss has it. It gets no gradient.
+    /// A weight per class or per element, depending on the loss. It gets no gradient.
     pub weight: Option<FloatTensor<B>>,
 }
 
@@ -62,7 +61,7 @@ pub struct Operands<B: Backend> {
 pub enum Target<B: Backend> {
     /// A class for each row. It has no gradient.
     Classes(IntTensor<B>),
-    /// A number for each of the input's.
+    /// A number for each element of the input.
     Values(FloatTensor<B>),
 }
 
@@ -87,7 +86,7 @@ pub enum Loss {
     KlDiv { log_target: bool },
 }
 
-/// What becomes of the terms: a reduction of the library's.
+/// How the terms are reduced: one of the library's reductions.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {

@@ -12,14 +12,14 @@ use burn::tensor::{FloatDType, Int, Tensor};
 /// [burn's](burn::nn::loss::BinaryCrossEntropyLossConfig).
 #[derive(Config, Debug)]
 pub struct BinaryCrossEntropyLossConfig {
-    /// A weight for each class, all positive: the last dimension's, or where there is one dimension
-    /// those of the targets 0 and 1.
+    /// A weight for each class, all positive. The classes are the last dimension; if there is only
+    /// one dimension, they are the targets 0 and 1.
     pub weights: Option<Vec<f32>>,
 
-    /// The part of every target, from 0 to 1, that goes to all classes alike.
+    /// The part of every target, from 0 to 1, that is spread evenly over all classes.
     pub smoothing: Option<f32>,
 
-    /// Whether the input is logits, or probabilities. Those take burn's own loss.
+    /// Whether the input is logits, or probabilities. For probabilities burn's own loss is used.
     #[config(default = false)]
     pub logits: bool,
 }
@@ -28,7 +28,7 @@ impl BinaryCrossEntropyLossConfig {
     /// The loss with these options.
     ///
     /// # Panics
-    /// Where the smoothing is not from 0 to 1, or a weight is not positive.
+    /// If the smoothing is not from 0 to 1, or a weight is not positive.
     pub fn init<B: Backend>(&self, device: &B::Device) -> BinaryCrossEntropyLoss<B> {
         let burns = loss::BinaryCrossEntropyLossConfig::new()
             .with_weights(self.weights.clone())
@@ -41,20 +41,20 @@ impl BinaryCrossEntropyLossConfig {
 }
 
 /// Binary cross-entropy: the elements' mean. A drop-in for
-/// [burn's](burn::nn::loss::BinaryCrossEntropyLoss), made by [`BinaryCrossEntropyLossConfig`]. No
-/// logit is too large for it.
+/// [burn's](burn::nn::loss::BinaryCrossEntropyLoss), made by [`BinaryCrossEntropyLossConfig`].
+/// Large logits do not overflow.
 #[derive(Module, Debug)]
 pub struct BinaryCrossEntropyLoss<B: Backend> {
     /// A weight for each class. It gets no gradient.
     pub weights: Option<Tensor<B, 1>>,
-    /// The part of every target that goes to all classes alike.
+    /// The part of every target that is spread evenly over all classes.
     pub smoothing: Option<f32>,
     /// Whether the input is logits, or probabilities.
     pub logits: bool,
 }
 
 impl<B: FusedLossBackend> BinaryCrossEntropyLoss<B> {
-    /// The loss, of the logits' type. It is computed in `f32`, of `f64` in `f64`.
+    /// The loss, in the logits' type. It is computed in `f32`, or in `f64` for `f64` logits.
     ///
     /// # Shapes
     ///
@@ -67,7 +67,7 @@ impl<B: FusedLossBackend> BinaryCrossEntropyLoss<B> {
     /// - targets: `[batch_size, num_classes]`
     ///
     /// # Panics
-    /// Where shapes do not fit, and where a kernel cannot be queued.
+    /// If shapes do not fit, or a kernel cannot be queued.
     pub fn forward<const D: usize>(
         &self,
         logits: Tensor<B, D>,
@@ -102,7 +102,7 @@ impl<B: FusedLossBackend> BinaryCrossEntropyLoss<B> {
         apply(call, logits, target, weight)
     }
 
-    /// burn's own.
+    /// burn's own loss with these options.
     fn burns(&self) -> loss::BinaryCrossEntropyLoss<B> {
         loss::BinaryCrossEntropyLoss {
             weights: self.weights.clone(),

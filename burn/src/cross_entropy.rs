@@ -19,11 +19,11 @@ pub struct CrossEntropyLossConfig {
     /// A weight for each class, all positive.
     pub weights: Option<Vec<f32>>,
 
-    /// The part of every target, from 0 to 1, that goes to all classes alike.
+    /// The part of every target, from 0 to 1, that is spread evenly over all classes.
     pub smoothing: Option<f32>,
 
-    /// Whether the input is logits, or probabilities. Those take burn's own loss: it reads one
-    /// number of each row, and there is nothing to fuse.
+    /// Whether the input is logits, or probabilities. For probabilities burn's own loss is used: it
+    /// reads one number per row, so there is nothing to fuse.
     #[config(default = true)]
     pub logits: bool,
 }
@@ -32,7 +32,7 @@ impl CrossEntropyLossConfig {
     /// The loss with these options.
     ///
     /// # Panics
-    /// Where the smoothing is not from 0 to 1, or a weight is not positive.
+    /// If the smoothing is not from 0 to 1, or a weight is not positive.
     pub fn init<B: Backend>(&self, device: &B::Device) -> CrossEntropyLoss<B> {
         let burns = loss::CrossEntropyLossConfig::new()
             .with_pad_tokens(self.pad_tokens.clone())
@@ -70,26 +70,26 @@ impl CrossEntropyLossConfig {
 /// # }
 /// ```
 ///
-/// A target that is no class, and no padding, makes the loss NaN, and the gradient of its row.
+/// A target that is neither a class nor padding makes the loss and the gradient of its row NaN.
 #[derive(Module, Debug)]
 pub struct CrossEntropyLoss<B: Backend> {
     /// Targets of rows that add nothing.
     pub pad_tokens: Option<Vec<usize>>,
     /// A weight for each class. It gets no gradient.
     pub weights: Option<Tensor<B, 1>>,
-    /// The part of every target that goes to all classes alike.
+    /// The part of every target that is spread evenly over all classes.
     pub smoothing: Option<f32>,
     /// Whether the input is logits, or probabilities.
     pub logits: bool,
 }
 
 impl<B: FusedLossBackend> CrossEntropyLoss<B> {
-    /// The loss without weights and smoothing, for code that makes burn's so.
+    /// The loss without weights and smoothing, for code that constructs burn's loss this way.
     pub fn new(pad_index: Option<usize>, device: &B::Device) -> Self {
         CrossEntropyLossConfig::new().with_pad_tokens(pad_index.map(|pad| vec![pad])).init(device)
     }
 
-    /// The loss, of the logits' type. It is computed in `f32`, of `f64` in `f64`.
+    /// The loss, in the logits' type. It is computed in `f32`, or in `f64` for `f64` logits.
     ///
     /// # Shapes
     ///
@@ -97,7 +97,7 @@ impl<B: FusedLossBackend> CrossEntropyLoss<B> {
     /// - targets: `[batch_size]`
     ///
     /// # Panics
-    /// Where shapes do not fit, and where a kernel cannot be queued.
+    /// If shapes do not fit, or a kernel cannot be queued.
     pub fn forward(&self, logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
         if !self.logits || !has_kernels::<B>(logits.dtype()) {
             return self.burns().forward(logits, targets);
@@ -121,7 +121,8 @@ impl<B: FusedLossBackend> CrossEntropyLoss<B> {
             let call = Call { loss, reduction: To::Mean, rounded: true };
             return apply(call, logits, classes, weight);
         }
-        // burn's mean counts padding, the kernels' does not. The sum may be more than `dtype` has.
+        // burn's mean counts padding, the kernels' mean does not, so compute the sum here. It may
+        // exceed the range of `dtype`.
         let call = Call { loss, reduction: To::Sum, rounded: false };
         let sum: Tensor<B, 1> = apply(call, logits, classes, weight.clone());
         let mean = match weight {
@@ -134,7 +135,7 @@ impl<B: FusedLossBackend> CrossEntropyLoss<B> {
         mean.cast(dtype)
     }
 
-    /// burn's own.
+    /// burn's own loss with these options.
     fn burns(&self) -> loss::CrossEntropyLoss<B> {
         loss::CrossEntropyLoss {
             pad_tokens: self.pad_tokens.clone(),
@@ -150,12 +151,12 @@ fn for_kernels<B: Backend>(targets: Tensor<B, 1, Int>) -> Tensor<B, 1, Int> {
     if is_class_of_kernels(targets.dtype()) { targets } else { targets.cast(IntDType::I64) }
 }
 
-/// The targets with the first pad token in place of all, and that token as the kernels take it.
+/// The targets with all pad tokens replaced by the first, and that token as the kernels take it.
 fn with_one_pad_token<B: Backend>(
     targets: Tensor<B, 1, Int>,
     pad_tokens: &[usize],
 ) -> (Tensor<B, 1, Int>, i64) {
-    // No target is that number.
+    // No target has that value.
     let [first, others @ ..] = pad_tokens else { return (targets, i64::MIN) };
     let first = *first as i64;
     let targets = others.iter().fold(targets, |targets, &other| {

@@ -1,4 +1,4 @@
-//! burn's memory on CUDA devices, used where it lies.
+//! burn's memory on CUDA devices, used without a copy.
 
 use crate::backend::{Call, FusedLossBackend, Operands};
 use crate::memory::{Input, Memory, Output, Place, Queue, row_stride};
@@ -48,8 +48,8 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    /// The thread that cubecl has for the device queues the call, in the order in which burn's
-    /// operations came to it; the caller waits for that thread, and nobody for the GPU.
+    /// cubecl's thread for the device queues the call, in the order in which burn's operations
+    /// reached it. The caller waits for that thread, but not for the GPU.
     fn queue<C>(inputs: Vec<Input<Self>>, outputs: Vec<Output>, call: C) -> Vec<Tensor>
     where
         C: FnOnce(&mut Queue<'_>, &[Place], &[Place]) -> fused_loss::Result<()> + Send,
@@ -80,9 +80,9 @@ where
         let queued = DeviceHandle::<Server>::new(device.to_id()).submit_blocking(move |server| {
             let (reads, _held_to_read) = places(server, reads)?;
             let (writes, _held_to_write) = places(server, writes)?;
-            // SAFETY: cubecl hands all work on this device to the driver on this thread, and so has
-            // queued what the tensors wait for. What is held keeps their memory until the call has
-            // returned.
+            // SAFETY: cubecl passes all work on this device to the driver on this thread, so all
+            // work that the tensors depend on is queued. The handles here keep their memory alive
+            // until the call has returned.
             unsafe { fence::queue(ordinal, |queue| call(queue, &reads, &writes)) }
         });
         match queued {
@@ -93,8 +93,8 @@ where
     }
 }
 
-/// The tensor with its rows as the kernels take them: where it lies, which rows apart from each
-/// other allow, or in a contiguous copy.
+/// The tensor, if its rows are laid out as the kernels take them, which may have gaps; otherwise a
+/// contiguous copy.
 fn for_rows(tensor: Tensor) -> Tensor {
     match row_stride(tensor.meta.shape(), tensor.meta.strides()) {
         Some(_) => tensor,
@@ -102,7 +102,7 @@ fn for_rows(tensor: Tensor) -> Tensor {
     }
 }
 
-/// What cubecl's thread is told of a tensor.
+/// What cubecl's thread needs to know of a tensor.
 struct Lent {
     handle: Handle,
     place: Result<Place, fused_loss::Error>,
@@ -120,7 +120,7 @@ fn memory_of(tensors: &[Tensor]) -> Vec<Lent> {
     tensors.iter().map(lend).collect()
 }
 
-/// Where cubecl has the memory, and what keeps it.
+/// Where cubecl has the memory, and the handles that keep it alive.
 fn places(
     server: &mut Server,
     tensors: Vec<Lent>,
@@ -128,7 +128,7 @@ fn places(
     let (mut places, mut held) = (Vec::new(), Vec::new());
     for Lent { handle, place } in tensors {
         let mut place = place.map_err(|error| error.to_string())?;
-        // cubecl has no address for nothing.
+        // cubecl has no address for an empty tensor.
         if !place.shape.is_empty() {
             let resource = server
                 .get_resource(handle.binding(), StreamId::current())

@@ -106,7 +106,7 @@ impl HuberLoss {
         pairwise(self.loss(), To::Unreduced, predictions, targets)
     }
 
-    /// The kernels have no loss that is 0 everywhere.
+    /// For a delta of 0 the loss is 0 everywhere, and the kernels refuse it.
     fn has_kernels<B: FusedLossBackend, const D: usize>(&self, input: &Tensor<B, D>) -> bool {
         self.delta > 0.0 && has_kernels::<B>(input.dtype())
     }
@@ -276,7 +276,7 @@ impl KLDivLoss {
     }
 }
 
-/// The reduction of a loss that burn refuses the others of.
+/// The reduction, for losses for which burn allows only sum and mean.
 fn sum_or_mean(reduction: &Reduction) -> To {
     match reduction {
         Reduction::Mean | Reduction::Auto => To::Mean,

@@ -1,8 +1,8 @@
-//! A stream of the library's beside cubecl's, and how work on both stays in order.
+//! A stream for the library next to cubecl's streams, and how work on both stays in order.
 //!
-//! cubecl tells nobody its streams. But the driver knows them: an event can be recorded behind all
-//! work of a context, whatever stream it is on, and a context can be told to wait for an event
-//! before any work that comes. Both cost no wait of the CPU.
+//! cubecl does not expose its streams, but the driver knows them. An event can be recorded after
+//! all work of a context, whatever stream it is on, and all later work of a context can be made to
+//! wait for an event. The CPU waits for neither.
 
 use crate::memory::Queue;
 use cust::context::{Context, CurrentContext};
@@ -12,13 +12,13 @@ use cust::sys::{self, CUresult};
 use fused_loss::{Gpu, Stream, Workspace};
 use std::sync::{Mutex, PoisonError};
 
-/// Has `call` queue work on the library's stream of the device with this number: behind all work
-/// that the process has queued in the device's primary context, and before all that it will.
+/// Lets `call` queue work on the library's stream of the device with this number, after all work
+/// that the process has queued in the device's primary context, and before all later work.
 ///
 /// # Safety
 /// 1. All work that the call's depends on has been queued.
-/// 2. Memory that the call uses stays until this has returned. It may be freed then, or used for
-///    other things, by calls of the driver.
+/// 2. Memory that the call uses lives until this has returned. After that, driver calls may free it
+///    or reuse it.
 pub(crate) unsafe fn queue(
     ordinal: u32,
     call: impl FnOnce(&mut Queue<'_>) -> fused_loss::Result<()>,
@@ -37,12 +37,12 @@ pub(crate) unsafe fn queue(
     CurrentContext::set_current(context).map_err(|error| refused("cuCtxSetCurrent", error))?;
     raw.wait_for_context(context)?;
     let result = call(&mut Queue { gpu, stream, workspace });
-    // Also where the call has failed: it may have queued a part of its work.
+    // Do this even if the call has failed, because it may have queued a part of its work.
     raw.have_context_wait(context)?;
     result.map_err(|error| error.to_string())
 }
 
-/// The library's side of a device, which stays until the process ends.
+/// The library's objects for a device, which live until the process ends.
 struct Fenced {
     context: Context,
     gpu: Gpu,
@@ -63,7 +63,7 @@ unsafe impl Send for Raw {}
 impl Fenced {
     fn new(ordinal: u32) -> Result<Self, String> {
         let of_library = |error: fused_loss::Error| error.to_string();
-        // Loads the driver, which the calls below are of.
+        // Loads the driver, which the calls below need.
         let gpu = Gpu::new(ordinal).map_err(of_library)?;
         let device = Device::get_device(ordinal).map_err(|error| refused("cuDeviceGet", error))?;
         let context =
@@ -84,10 +84,10 @@ impl Fenced {
 }
 
 impl Raw {
-    /// Puts what comes on the stream behind all work in the context.
+    /// Makes later work on the stream wait for all work in the context.
     fn wait_for_context(&self, context: &Context) -> Result<(), String> {
-        // SAFETY: the handles are valid, and the driver makes a wait for what is recorded now,
-        // whatever the event is recorded for later.
+        // SAFETY: the handles are valid. A wait refers to what the event has recorded by now, even
+        // if it records something else later.
         unsafe {
             match sys::cuCtxRecordEvent(context.as_raw(), self.event) {
                 // Drivers before CUDA 12.5: the context is current.
@@ -103,7 +103,7 @@ impl Raw {
         }
     }
 
-    /// Puts what comes in the context behind all work on the stream.
+    /// Makes later work in the context wait for all work on the stream.
     fn have_context_wait(&self, context: &Context) -> Result<(), String> {
         // SAFETY: as above.
         unsafe {

@@ -40,18 +40,19 @@ impl<B: FusionBackend + FusedLossBackend> FusedLossBackend for Fusion<B> {
 
 type Tensor<B> = FusionTensor<<B as FusionBackend>::FusionRuntime>;
 
-/// What a backward pass has beside the operands.
+/// What a backward pass has in addition to the operands.
 struct Gradient<B: FusionBackend> {
     upstream: Tensor<B>,
-    /// No kernel reads the loss. As an input it joins what was computed of it, `loss * 0.5` for
-    /// example, to what was computed of its gradient: burn-fusion ends both groups of operations
-    /// here, and executes them by the plan of the step before. A group that is left open fits no
-    /// plan, and burn-fusion searches for one in each step, for longer than the kernels run.
+    /// No kernel reads the loss. It is an input so that burn-fusion ends two groups of operations
+    /// here: those computed from the loss, such as `loss * 0.5`, and those that computed its
+    /// gradient. It then executes both by the plan of the previous step. A group that stays open
+    /// fits no plan, and burn-fusion would search for one in each step, which takes longer than the
+    /// kernels.
     loss: Option<Tensor<B>>,
     wanted: [bool; 2],
 }
 
-/// Puts a call behind the operations that were registered before.
+/// Registers a call after the operations registered so far.
 fn register<B: FusionBackend + FusedLossBackend>(
     name: &'static str,
     call: Call,
@@ -86,7 +87,7 @@ fn register<B: FusionBackend + FusedLossBackend>(
     client.register(streams, OperationIr::Custom(description), operation)
 }
 
-/// A call that burn executes when it is its turn.
+/// A call that burn executes in its turn.
 #[derive(Clone, Debug)]
 struct Registered<B> {
     description: CustomOpIr,

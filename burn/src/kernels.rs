@@ -1,4 +1,4 @@
-//! Calls of the library, for whatever backend's memory.
+//! Calls of the library, for the memory of any backend.
 
 use crate::backend::{Call, Loss, Operands, Target, To};
 use crate::memory::{Input, Memory, Output, Place, Queue};
@@ -26,13 +26,13 @@ pub(crate) fn forward<B: Memory>(call: Call, operands: Operands<B>) -> FloatTens
 
 /// The number in this type.
 ///
-/// A loss is rounded, and its gradient widened, as a part of the call: that costs the CPU less than
-/// casts beside it, which burn-fusion would plan and compile a kernel for.
+/// Rounding the loss and widening its gradient are part of the call. That costs the CPU less than
+/// separate casts, for which burn-fusion would plan and compile a kernel.
 fn in_dtype<B: Memory>(number: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if number.dtype() == dtype { number } else { B::float_cast(number, dtype.into()) }
 }
 
-/// The gradients of input and target, as far as they are wanted.
+/// The requested gradients of input and target.
 pub(crate) fn backward<B: Memory>(
     call: Call,
     operands: Operands<B>,
@@ -41,11 +41,12 @@ pub(crate) fn backward<B: Memory>(
 ) -> [Option<FloatTensor<B>>; 2] {
     let (shape, dtype) = (operands.input.shape(), operands.input.dtype());
     let gradient = |over_input| Output { shape: shape.clone(), dtype, over_input };
-    // The target's gradient would be read from an input that is overwritten.
+    // Only then may the input be overwritten: the target's gradient is computed from it.
     let alone = wanted == [true, false];
     let mut outputs: Vec<Output> =
         wanted.iter().filter(|&&wanted| wanted).map(|_| gradient(alone)).collect();
-    // The pass that computes gradients of classes computes the loss once more, which is dropped.
+    // The pass that computes the gradients for classes also computes the loss again, which is
+    // dropped.
     if let Loss::CrossEntropy { .. } = call.loss {
         let (shape, dtype) = (call.loss_shape(&shape), call.computed_dtype(dtype));
         outputs.push(Output { shape, dtype, over_input: false });
@@ -75,7 +76,7 @@ fn inputs<B: Memory>(
     ([Input::Float(input), target].into_iter().chain(others).collect(), has_weight)
 }
 
-/// Where the operands of a call lie.
+/// Where the operands of a call are.
 #[derive(Clone, Copy)]
 struct Places {
     input: Place,
@@ -260,7 +261,7 @@ fn targets<'a, T: Float>(target: Place, queue: &Queue<'_>) -> Result<Targets<'a,
     }
 }
 
-/// What a call is told of the gradients to write, which come first among the outputs.
+/// The gradients that a call should write, which are the first outputs.
 fn grads<'a, T: Float, V: Float>(
     wanted: [bool; 2],
     outputs: &[Place],

@@ -25,29 +25,30 @@
 //!
 //! # What is computed, and where
 //!
-//! What burn computes, to rounding, by the kernels of [`fused_loss`], for `f32`, `f64`, `f16` and
-//! `bf16`. `f16` and `bf16` are computed in `f32`, and the loss alone is rounded to the logits'
-//! type, which burn has of a loss. Options for which there is no kernel, as `logits: false`, take
-//! burn's own loss, and so does a backend without kernels.
+//! Results equal burn's up to rounding. The kernels of [`fused_loss`] compute them for `f32`,
+//! `f64`, `f16` and `bf16`. For `f16` and `bf16` they compute in `f32`, and only the loss is
+//! rounded to the logits' type, because burn's losses have that type. Options without a kernel,
+//! such as `logits: false`, and backends without kernels use burn's own loss.
 //!
-//! On `Cuda` tensors are used where burn has them. Rows may be apart from each other, as burn
-//! allocates them; of other tensors that are not contiguous, transposed ones for example, a
-//! contiguous copy is made first. Results are of burn's allocator.
+//! On `Cuda` the kernels use burn's tensors without a copy. Rows may have gaps between them, as
+//! when burn pads an allocation. Other tensors that are not contiguous, for example transposed
+//! ones, are first copied to contiguous ones. Results come from burn's allocator.
 //!
-//! The kernels run on a stream of their own, since cubecl tells nobody its streams: behind all that
-//! the process has queued on the device, and before all that it queues later. Nobody waits for the
-//! GPU for that from CUDA 12.5 on; with an older driver each call does.
+//! The kernels run on a separate stream, because cubecl does not expose its streams. They run after
+//! all work that the process has queued on the device, and before all that it queues later. From
+//! CUDA 12.5 on, no thread waits for the GPU for this; with an older driver each call does.
 //!
 //! # What a training step costs
 //!
-//! Forward reads the logits once, and keeps nothing but them for backward. Backward reads them
-//! again and writes their gradient, scaled by what arrives from upstream: over the logits, where
-//! nobody else has them any more, and otherwise to new memory.
+//! Forward reads the logits once, and saves only them for backward. Backward reads them again and
+//! writes their gradient, scaled by the upstream gradient: over the logits if nothing else uses
+//! them any more, and otherwise to new memory.
 //!
 //! # Which burn
 //!
-//! burn 0.21 with cubecl 0.10, the newest that builds without downloading a compiler: the build
-//! script of cubecl-llvm, which cubecl 0.11 and so burn 0.22 need for CUDA, fetches LLVM.
+//! This crate uses burn 0.21 with cubecl 0.10, the newest that builds without downloading a
+//! compiler. burn 0.22 needs cubecl 0.11, which for CUDA needs cubecl-llvm, whose build script
+//! fetches LLVM.
 #![deny(missing_docs)]
 
 mod autodiff;
@@ -80,12 +81,12 @@ pub use elementwise::{
 use backend::{Call, Operands, Target};
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 
-/// Whether tensors of this type go to the kernels, or to burn's own losses.
+/// Whether the kernels, not burn's own losses, compute tensors of this type.
 fn has_kernels<B: FusedLossBackend>(dtype: DType) -> bool {
     B::HAS_KERNELS && backend::is_float_of_kernels(dtype)
 }
 
-/// A loss by the kernels.
+/// Computes a loss with the kernels.
 fn apply<B: FusedLossBackend, const D: usize, const E: usize>(
     call: Call,
     input: Tensor<B, D>,

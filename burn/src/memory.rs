@@ -8,8 +8,8 @@ use fused_loss::{Element, Gpu, Stream, View, ViewMut, Workspace};
 
 /// A backend whose tensors the kernels can read and write.
 pub(crate) trait Memory: Backend {
-    /// Has `call` queue work that reads the inputs and writes the outputs, behind all work on the
-    /// backend's tensors so far and before all that comes.
+    /// Lets `call` queue work that reads the inputs and writes the outputs, after all earlier work
+    /// on the backend's tensors and before all later work.
     fn queue<F>(inputs: Vec<Input<Self>>, outputs: Vec<Output>, call: F) -> Vec<FloatTensor<Self>>
     where
         F: FnOnce(&mut Queue<'_>, &[Place], &[Place]) -> fused_loss::Result<()> + Send;
@@ -25,19 +25,19 @@ pub(crate) enum Input<B: Backend> {
 pub(crate) struct Output {
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// Whether it may take the memory of the first input, which has its shape and type, where
-    /// nobody else has that: the call then gets the same place for both.
+    /// Whether it may take the memory of the first input, which has its shape and type, if nothing
+    /// else uses that. The call then gets the same place for both.
     pub(crate) over_input: bool,
 }
 
-/// What a call is queued with.
+/// What a call needs to be queued.
 pub(crate) struct Queue<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) stream: &'a Stream,
     pub(crate) workspace: &'a mut Workspace,
 }
 
-/// Where a tensor's elements lie.
+/// Where a tensor's elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) address: u64,
@@ -51,17 +51,18 @@ impl Place {
     /// The memory as a call reads it. Its elements are of type `T`.
     pub(crate) fn view<'a, T: Element>(&self, gpu: &Gpu) -> fused_loss::Result<View<'a, T>> {
         let Place { address, shape, row_stride, .. } = *self;
-        // SAFETY: places are made by `Memory::queue` alone, of tensors that have their elements
-        // there. The tensors stay until the call has returned; memory that is freed later is used
-        // for others behind the work that the call has queued, and so are writes to it.
+        // SAFETY: only `Memory::queue` makes places, from tensors that have their elements there.
+        // The tensors live until the call has returned. If their memory is freed later, it is
+        // reused only after the work that the call has queued, and writes to it also come after
+        // that work.
         unsafe { View::from_raw_strided(gpu, address, shape, row_stride) }
     }
 
     /// The memory as a call writes it.
     pub(crate) fn view_mut<'a, T: Element>(&self, gpu: &Gpu) -> fused_loss::Result<ViewMut<'a, T>> {
         let Place { address, shape, row_stride, .. } = *self;
-        // SAFETY: as above, of an output: nobody else knows a new one's memory yet, nor that of an
-        // input which only the call has.
+        // SAFETY: as above, for an output: no other code uses the memory of a new one, nor that of
+        // an input which only the call refers to.
         unsafe { ViewMut::from_raw_strided(gpu, address, shape, row_stride) }
     }
 
@@ -77,14 +78,14 @@ impl Place {
     }
 }
 
-/// Elements from the start of a row, the last dimension, to the start of the next, where elements
-/// of a row lie beside each other and rows are equally far apart.
+/// Elements from the start of a row, the last dimension, to the start of the next, if the elements
+/// of a row are adjacent and rows are equally far apart.
 pub(crate) fn row_stride(dims: &[usize], strides: &[usize]) -> Option<usize> {
     let cols = dims.last().copied().unwrap_or(1);
     if dims.contains(&0) {
         return Some(cols);
     }
-    // Dimensions of one element have no stride that matters.
+    // The stride of a dimension of size 1 does not matter.
     let mut of_more = dims.iter().zip(strides).rev().filter(|&(&dim, _)| dim != 1);
     if cols != 1 && of_more.next().is_some_and(|(_, &stride)| stride != 1) {
         return None;

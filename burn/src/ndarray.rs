@@ -73,7 +73,7 @@ mod emulated {
         }
     }
 
-    /// As [`Memory::queue`], of copies on the emulator's device.
+    /// As [`Memory::queue`], with copies on the emulator's device.
     fn run(
         inputs: Vec<TensorData>,
         outputs: Vec<Output>,

@@ -1,17 +1,17 @@
-//! What candle's allocator does with memory that is free.
+//! How candle's allocator treats free memory.
 
 use candle_core::{Device, Result};
 
-/// Has candle's allocator keep up to `most_bytes` of a CUDA device's memory that no tensor uses,
-/// for the tensors to come; `u64::MAX` for all of it. On other devices this does nothing.
+/// Lets candle's allocator retain up to `most_bytes` of a CUDA device's unused memory for later
+/// tensors; `u64::MAX` retains all of it. On other devices this does nothing.
 ///
-/// candle allocates from a pool of CUDA's. Unless it is told to keep something, that hands all
-/// free memory back to the system whenever the CPU waits for the GPU, as when a loss is read, and
-/// maps memory again for the next step. Where each step waits, this is the larger part of what
-/// cross-entropy over 32,000 classes costs it, candle's own additions included.
+/// candle allocates from a CUDA memory pool. By default, the pool returns all free memory to the
+/// system whenever the CPU waits for the GPU, for example to read a loss, and maps memory again for
+/// the next step. If each step waits, this takes most of the time of cross-entropy over 32,000
+/// classes, candle's own additions included.
 ///
-/// One call at the start of a program is enough. What is kept cannot be allocated by other
-/// processes, nor from other pools.
+/// One call at the start of a program is enough. Other processes and other pools cannot allocate
+/// the retained memory.
 ///
 /// ```
 /// # fn main() -> candle_core::Result<()> {
@@ -22,7 +22,7 @@ use candle_core::{Device, Result};
 /// ```
 ///
 /// # Errors
-/// Where the driver has no such pool for a CUDA device.
+/// If the driver has no such pool for a CUDA device.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA has a pool"))]
 pub fn keep_memory(device: &Device, most_bytes: u64) -> Result<()> {
     match device {
@@ -42,10 +42,10 @@ mod cuda {
         let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let mut pool = std::ptr::null_mut();
         let mut bytes = most_bytes;
-        // SAFETY: the device is there; this writes its pool to the pointer.
+        // SAFETY: the device exists; this writes its pool to the pointer.
         let mut code = unsafe { sys::cuDeviceGetMemPool(&mut pool, ordinal) };
         if code == sys::CUresult::CUDA_SUCCESS {
-            // SAFETY: the pool is there as long as its device, and the attribute is a `cuuint64_t`.
+            // SAFETY: the pool exists as long as its device, and the attribute is a `cuuint64_t`.
             code = unsafe { sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut bytes).cast()) };
         }
         match code {

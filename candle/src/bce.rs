@@ -7,7 +7,7 @@ use fused_loss::reduction::{ElementwiseReduction, Mean};
 use fused_loss::{Float, Grads, Stream, View, ViewMut, Workspace};
 
 /// Binary cross-entropy of logits and targets of one shape and type, with the sigmoid in the same
-/// pass, so that no logit is too large for it.
+/// pass, so that large logits do not overflow.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -25,10 +25,10 @@ use fused_loss::{Float, Grads, Stream, View, ViewMut, Workspace};
 /// # }
 /// ```
 ///
-/// What is computed is that of [`fused_loss::BceWithLogits`]; gradients go to logits and targets,
-/// not to the weights. Each weight is of the input's type and of one of these shapes, C being the
-/// input's last dimension: `[]`, one for all; `[C]`, one a column; the input's with a last
-/// dimension of 1, one a row; the input's, one an element.
+/// It computes [`fused_loss::BceWithLogits`]. Logits and targets get gradients, weights do not.
+/// Each weight has the input's type. Its shape is `[]` (one for all elements), `[C]` (one per
+/// column, C being the input's last dimension), the input's with a last dimension of 1 (one per
+/// row), or the input's (one per element).
 #[derive(Clone, Debug)]
 pub struct BceWithLogits<R = Mean> {
     weight: Option<Tensor>,
@@ -52,8 +52,8 @@ impl Default for BceWithLogits {
 
 /// Copies with one option changed.
 impl<R> BceWithLogits<R> {
-    /// With weights of the terms, which are constants. A mean is divided by the number of elements
-    /// whatever they are.
+    /// With weights of the terms, which are constants. A mean divides by the number of elements,
+    /// whatever the weights.
     #[must_use]
     pub fn weight(self, weight: &Tensor) -> Self {
         BceWithLogits { weight: Some(weight.clone()), ..self }
@@ -65,7 +65,7 @@ impl<R> BceWithLogits<R> {
         BceWithLogits { pos_weight: Some(pos_weight.clone()), ..self }
     }
 
-    /// With another reduction, as that of [`Mse`](crate::Mse).
+    /// With another reduction; the choices are those of [`Mse`](crate::Mse).
     #[must_use]
     pub fn reduction<Q: ElementwiseReduction>(self, reduction: Q) -> BceWithLogits<Q> {
         let BceWithLogits { weight, pos_weight, .. } = self;

@@ -1,10 +1,10 @@
-//! What the kernel has found of a loss's targets. It lies behind the values, in the loss's storage.
+//! The kernel's report on a loss's targets. It is stored after the values, in the loss's storage.
 
 use crate::memory::{Memory, Operand};
 use candle_core::{CpuStorage, DType, Result, Tensor, bail};
 use fused_loss::{Error, TargetFault};
 
-/// Where the [`TargetFault`] is of a loss of so many values: bytes from the start of its storage.
+/// The offset of the [`TargetFault`] in the storage of a loss with this many values, in bytes.
 pub(crate) fn fault_offset(values: usize, dtype: DType) -> usize {
     (values * dtype.size_in_bytes()).next_multiple_of(align_of::<TargetFault>())
 }
@@ -18,15 +18,15 @@ pub(crate) fn len_with_fault(values: usize, dtype: DType) -> usize {
 /// [`CrossEntropy`](crate::CrossEntropy) has returned, and says whether all of its targets were
 /// classes or ignored.
 ///
-/// The kernel finds a bad target, and the call has returned by then: a loss that it is part of is
-/// NaN, and so is the gradient of its row. candle reads tensors itself and knows nothing of it, so
-/// ask here: where a loss is NaN, or wherever a training loop reads its loss anyway. This copies
-/// the loss from the device, as `to_scalar` does.
+/// The kernel finds a bad target after the call has returned. A loss over it is NaN, and so is the
+/// gradient of its row. candle reads tensors itself and does not see the report, so call this if a
+/// loss is NaN, or wherever a training loop reads its loss anyway. This copies the loss from the
+/// device, as `to_scalar` does.
 ///
 /// # Errors
 /// With [`fused_loss::Error::TargetOutOfRange`]'s text: the lowest such row, its target, and the
-/// number of classes. Also for a tensor that is no such loss: what is computed from one, as
-/// `(loss * 0.5)?`, does not have what was found of the targets.
+/// number of classes. Also for a tensor that is not such a loss: a tensor computed from one, such
+/// as `(loss * 0.5)?`, does not carry the report on the targets.
 pub fn check(loss: &Tensor) -> Result<()> {
     let (storage, layout) = loss.storage_and_layout();
     let operand = Operand::new(&storage, layout)?;

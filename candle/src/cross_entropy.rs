@@ -30,11 +30,11 @@ use fused_loss::{Float, Targets};
 /// # }
 /// ```
 ///
-/// What is computed is that of [`fused_loss::CrossEntropy`]; gradients go to the logits and to
-/// probabilities, not to `weight`. Loss and upstream gradient are `f32`, of `f64` logits `f64`.
+/// It computes [`fused_loss::CrossEntropy`]. The logits and probabilities get gradients, `weight`
+/// does not. Loss and upstream gradient are `f32`, or `f64` for `f64` logits.
 ///
-/// A class that is neither one of the logits' nor `ignore_index` makes the loss NaN, and is told
-/// of by [`check`](crate::check()).
+/// A target that is neither a class nor `ignore_index` makes the loss NaN, and
+/// [`check`](crate::check()) reports it.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy<R = Mean> {
     weight: Option<Tensor>,
@@ -72,14 +72,14 @@ impl<R> CrossEntropy<R> {
         CrossEntropy { weight: Some(weight.clone()), ..self }
     }
 
-    /// Rows with this target do not count: neither in the loss nor in what a mean divides by. It
-    /// need not be a class. Negative with probabilities, of which none is ignored.
+    /// Rows with this target do not count, neither in the loss nor in the divisor of a mean. It
+    /// need not be a class. With probabilities, of which no row is ignored, it must be negative.
     #[must_use]
     pub fn ignore_index(self, ignore_index: i64) -> Self {
         CrossEntropy { ignore_index, ..self }
     }
 
-    /// ε, from 0 to 1: the part of every target that goes to all classes alike.
+    /// ε, from 0 to 1: the part of every target that is spread evenly over all classes.
     #[must_use]
     pub fn label_smoothing(self, label_smoothing: f64) -> Self {
         CrossEntropy { label_smoothing, ..self }
@@ -107,7 +107,7 @@ impl<R: SampleReduction + Send + Sync + 'static> TensorLoss for CrossEntropy<R> 
             this.weight = Some(constant("weight", weight, input)?);
         }
         let classes = matches!(target.dtype(), DType::U32 | DType::I64 | DType::U8 | DType::I32);
-        // A class has no gradient, wherever it came from: what computed it is not walked back.
+        // A class has no gradient, so the backward pass need not visit what computed it.
         let target = if classes { target.detach().contiguous()? } else { for_rows(target)? };
         for_rows(input)?.apply_op2(&target, this)
     }
@@ -141,9 +141,8 @@ impl<R: SampleReduction> CrossEntropy<R> {
         Ok((loss.finish()?, Shape::from(of_loss.dims())))
     }
 
-    /// The gradients of logits and probabilities, as far as they are wanted: from the logits, in
-    /// one pass, so that a forward pass has nothing to keep. What the pass computes beside them is
-    /// the loss once more, which is dropped.
+    /// The requested gradients of logits and probabilities. One pass computes them from the logits,
+    /// so the forward pass saves nothing. The pass also computes the loss again, which is dropped.
     fn backward_of<T: Float>(
         &self,
         [input, target, upstream]: [Operand<'_>; 3],

@@ -18,44 +18,43 @@
 //! # }
 //! ```
 //!
-//! - [`cross_entropy`], [`nll`], [`mse`], [`huber`], [`binary_cross_entropy_with_logit`]: as
-//!   `candle_nn::loss` has them.
+//! - [`cross_entropy`], [`nll`], [`mse`], [`huber`], [`binary_cross_entropy_with_logit`]: with the
+//!   signatures of `candle_nn::loss`.
 //! - [`CrossEntropy`], [`Mse`], [`Huber`], [`SmoothL1`], [`BceWithLogits`], [`KlDiv`]: with all
 //!   options and reductions, as `KlDiv::new().log_target(true).reduction(Sum).loss(&p, &q)`, by
 //!   [`TensorLoss`].
 //! - [`check()`]: whether all targets were classes.
-//! - [`keep_memory`]: steps that do not begin by mapping the memory that the last one unmapped.
+//! - [`keep_memory`]: stops each step from unmapping memory that the next one maps again.
 //!
 //! # What is computed, and where
 //!
-//! The kernels are those of [`fused_loss`], for `f32`, `f64`, `f16` and `bf16`. `f16` and `bf16`
-//! are computed in `f32`, and a loss of them that is a scalar or one of rows is `f32`: there is no
-//! need to convert logits first. They run on candle's stream, and results are allocated by candle.
+//! The kernels are those of [`fused_loss`], for `f32`, `f64`, `f16` and `bf16`. For `f16` and
+//! `bf16` they compute in `f32`, and a scalar loss or a loss per row is `f32`, so there is no need
+//! to convert logits first. They run on candle's stream, and results are allocated by candle.
 //!
-//! - `Device::Cuda` with the feature `cuda`. Devices made by `Device::new_cuda` work on a stream of
-//!   each thread, those of `new_cuda_with_stream` on one of their own; both do here.
+//! - `Device::Cuda` with the feature `cuda`. Devices made by `Device::new_cuda` use one stream per
+//!   thread, those made by `new_cuda_with_stream` one stream each; both are supported.
 //! - `Device::Cpu` with the feature `emulator`: the same kernels on the CPU, very slow, for tests
-//!   on a machine without a GPU. A process uses one or the other: the emulator, once used, stands
-//!   in for the driver.
+//!   on a machine without a GPU. A process uses either the emulator or a GPU, not both.
 //! - Metal: an error.
 //!
-//! Rows of logits may be apart (`narrow` of the last dimension, a padded vocabulary): they are read
-//! where they lie. Of other tensors that are not contiguous, transposed ones for example, a
-//! contiguous copy is made first, through candle's tape.
+//! Rows of logits may have gaps between them (`narrow` of the last dimension, a padded vocabulary);
+//! the kernels read them without a copy. Other tensors that are not contiguous, for example
+//! transposed ones, are first copied to contiguous ones, through candle's tape.
 //!
 //! # What a training step costs
 //!
-//! Forward reads the logits once, and keeps nothing for backward. Backward reads them again and
-//! writes their gradient, scaled by what arrives from upstream: `(loss * 0.5)?.backward()`, a loss
-//! used twice and a second `backward` are right. Without a variable behind the logits only the
-//! former happens.
+//! Forward reads the logits once, and saves nothing for backward. Backward reads them again and
+//! writes their gradient, scaled by the upstream gradient: `(loss * 0.5)?.backward()`, a loss used
+//! twice and a second `backward` give the right results. If no variable leads to the logits, only
+//! the forward pass runs.
 //!
 //! candle then adds that gradient to zeros: for the first gradient of a tensor that is not the
-//! result of `backward`, it allocates as much again, fills it with zeros, and adds. These are four
-//! passes over a tensor of the logits' size, which cost several times what the loss does, and
-//! candle has no way around them for an operation of another crate's.
+//! result of `backward`, it allocates a second tensor of that size, fills it with zeros, and adds.
+//! These are four passes over a tensor of the logits' size. They take several times as long as the
+//! loss, and an operation defined outside candle cannot avoid them.
 //!
-//! What costs most, unless [`keep_memory`] was called, is to allocate tensors of that size.
+//! Unless you call [`keep_memory`], allocating tensors of that size takes longest.
 #![deny(missing_docs)]
 
 mod allocator;
@@ -78,19 +77,19 @@ pub use nll::nll;
 
 use candle_core::{Device, Error, Result, Tensor, bail};
 
-/// A loss of candle's tensors.
+/// A loss of candle tensors.
 pub trait TensorLoss {
-    /// The loss of an input and a target, which are on one device. On candle's tape, if one of them
-    /// is.
+    /// The loss of an input and a target, which are on one device. It is on candle's tape if one of
+    /// them is.
     ///
     /// # Errors
-    /// Where shapes, types or options do not fit, or the device has none of these kernels.
+    /// If shapes, types or options do not fit, or if the device has none of these kernels.
     fn loss(&self, input: &Tensor, target: &Tensor) -> Result<Tensor>;
 }
 
 /// The cross-entropy of logits, of shape `[N, C]`, and targets, classes of shape `[N]`: the mean of
 /// those rows whose target is not −100. A drop-in for `candle_nn::loss::cross_entropy`; see
-/// [`CrossEntropy`] for options, and [`check()`] for a target that is no class.
+/// [`CrossEntropy`] for options, and [`check()`] for a target that is not a class.
 ///
 /// # Errors
 /// Where shapes, types or devices do not fit.
@@ -117,9 +116,9 @@ pub fn huber(inp: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
 }
 
 /// The binary cross-entropy of logits and targets of one shape and type: the elements' mean. A
-/// drop-in for `candle_nn::loss::binary_cross_entropy_with_logit`, whose sigmoid is rounded to 1
-/// from a logit of 17 on, in `f32`, which makes its loss infinite or NaN; this one is right there
-/// too. See [`BceWithLogits`] for weights and other reductions.
+/// drop-in for `candle_nn::loss::binary_cross_entropy_with_logit`, whose sigmoid in `f32` rounds to
+/// 1 from a logit of 17 on, which makes its loss infinite or NaN; this one is right there too. See
+/// [`BceWithLogits`] for weights and other reductions.
 ///
 /// # Errors
 /// Where shapes, types or devices do not fit.
@@ -127,13 +126,13 @@ pub fn binary_cross_entropy_with_logit(inp: &Tensor, target: &Tensor) -> Result<
     BceWithLogits::new().loss(inp, target)
 }
 
-/// The library's error as one of candle's.
+/// The library's error as a candle error.
 fn wrap(error: fused_loss::Error) -> Error {
     Error::wrap(error)
 }
 
-/// The tensor, on a device with these kernels, with its rows as the kernels take them: where it
-/// lies, or in a contiguous copy.
+/// The tensor, if it is on a device with these kernels and its rows are laid out as the kernels
+/// take them, or a contiguous copy of it.
 fn for_rows(tensor: &Tensor) -> Result<Tensor> {
     has_kernels(tensor.device())?;
     match memory::row_stride(tensor.layout()) {
@@ -142,7 +141,7 @@ fn for_rows(tensor: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// That there are kernels for tensors on `device`.
+/// Refuses a device for whose tensors there are no kernels.
 fn has_kernels(device: &Device) -> Result<()> {
     match device {
         Device::Metal(_) => bail!("{}", memory::NO_METAL),
@@ -152,8 +151,8 @@ fn has_kernels(device: &Device) -> Result<()> {
     }
 }
 
-/// A tensor among the options of a loss of `input`, as the kernels take it. It gets no gradient,
-/// and is refused where it would have one.
+/// A tensor among the options of a loss of `input`, as the kernels take it. It gets no gradient, so
+/// it is refused if it is on the tape.
 fn constant(argument: &str, tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
     if tensor.track_op() {
         bail!("{argument}: expected a constant, got a tensor on the tape; see Tensor::detach")
@@ -199,7 +198,7 @@ macro_rules! for_float {
 }
 use for_float;
 
-/// The result of a forward pass, as an operation of candle's on that device returns it.
+/// The result of a forward pass, as a candle operation on that device returns it.
 macro_rules! storage_of {
     ($device:ident, $forward:expr) => {
         match $forward? {

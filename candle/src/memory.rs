@@ -1,6 +1,6 @@
 //! The memory of candle's tensors, as calls of the library take it.
 //!
-//! On CUDA it is candle's own memory, used where it lies and on candle's stream. On the CPU it is
+//! On CUDA it is candle's own memory, used without a copy and on candle's stream. On the CPU it is
 //! copied to the emulator's device and back.
 
 use crate::queue::Place;
@@ -19,7 +19,7 @@ use candle_core::cuda_backend::{
     cudarc::driver::{DevicePtr, DevicePtrMut, SyncOnDrop},
 };
 
-/// A tensor's storage, and how the tensor lies in it.
+/// A tensor's storage, and the tensor's layout in it.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     pub(crate) memory: Memory<'a>,
@@ -91,15 +91,15 @@ pub(crate) const NO_CPU: &str = "fused-loss-candle computes on CUDA devices; its
     `emulator` runs the same kernels on the CPU, for tests. Otherwise, on the CPU use \
     candle_nn::loss";
 
-/// Elements from the start of a row, the last dimension, to the start of the next, where elements
-/// of a row lie beside each other and rows are equally far apart.
+/// Elements from the start of a row, the last dimension, to the start of the next, if the elements
+/// of a row are adjacent and rows are equally far apart.
 pub(crate) fn row_stride(layout: &Layout) -> Option<usize> {
     let (dims, strides) = (layout.dims(), layout.stride());
     let cols = dims.last().copied().unwrap_or(1);
     if dims.contains(&0) {
         return Some(cols);
     }
-    // Dimensions of one element have no stride that matters.
+    // The stride of a dimension of size 1 does not matter.
     let mut of_more = dims.iter().zip(strides).rev().filter(|&(&dim, _)| dim != 1);
     if cols != 1 && of_more.next().is_some_and(|(_, &stride)| stride != 1) {
         return None;
@@ -116,7 +116,7 @@ pub(crate) fn row_stride(layout: &Layout) -> Option<usize> {
     (row >= cols).then_some(row)
 }
 
-/// What keeps the memory of a call until its work is queued.
+/// What must live until the work of a call is queued, so that its memory does.
 pub(crate) enum Held<'a> {
     /// Of the emulator.
     Emulated { _memory: fused_loss::Tensor<u8> },
@@ -141,9 +141,9 @@ impl Input<'_> {
     /// The memory as a call takes it. Its elements are of type `T`.
     pub(crate) fn view<T: Element>(&self) -> Result<View<'_, T>> {
         let (address, shape, stride) = (self.address, self.shape, self.row_stride);
-        // SAFETY: the tensor's elements lie so from that address on, and stay until the work that
-        // is queued while `self` is there has used them: candle frees memory in the order of the
-        // stream, and the emulator's is dropped behind all work that was queued.
+        // SAFETY: the tensor's elements have this layout from that address on, and live until work
+        // that is queued while `self` lives has used them: candle frees memory in the order of the
+        // stream, and the emulator's memory is dropped after all queued work.
         unsafe { View::from_raw_strided(self.gpu, address, shape, stride) }.map_err(wrap)
     }
 
@@ -168,7 +168,7 @@ pub(crate) fn view_option<'a, T: Element>(
     input.as_ref().map(Input::view).transpose()
 }
 
-/// Memory for the result of a call, of candle's allocator.
+/// Memory for the result of a call, from candle's allocator.
 pub(crate) enum Output {
     Emulated {
         memory: fused_loss::Tensor<u8>,
@@ -188,11 +188,11 @@ pub(crate) struct Target<'a> {
 impl Target<'_> {
     /// Its first elements, as a call takes them.
     pub(crate) fn view<T: Element>(&mut self, shape: Shape) -> Result<ViewMut<'_, T>> {
-        // SAFETY: `Output::new` was asked for these elements; nobody else knows the memory yet.
+        // SAFETY: `Output::new` allocated these elements; no other code knows the memory yet.
         unsafe { ViewMut::from_raw(self.gpu, self.address, shape) }.map_err(wrap)
     }
 
-    /// As [`view`](Self::view), with room for what is said of targets, `offset` bytes behind the
+    /// As [`view`](Self::view), with room for the report on targets, `offset` bytes after the
     /// start.
     pub(crate) fn loss<T: Element>(
         &mut self,
@@ -200,7 +200,7 @@ impl Target<'_> {
         offset: usize,
     ) -> Result<ViewMut<'_, T>> {
         let fault = self.address + offset as u64;
-        // SAFETY: `Output::new` was asked for these bytes too, behind the elements.
+        // SAFETY: `Output::new` allocated these bytes too, after the elements.
         unsafe { self.view::<T>(shape)?.with_target_fault(fault) }.map_err(wrap)
     }
 }
@@ -250,7 +250,7 @@ impl Output {
     }
 }
 
-/// candle's name of a type of the library's.
+/// candle's name for a type of the library.
 pub(crate) fn dtype_of<T: Float>() -> DType {
     match T::DTYPE {
         Dtype::F32 => DType::F32,
@@ -292,7 +292,7 @@ macro_rules! dtypes {
             Ok((address + offset as u64, Held::Cuda { _used: used }))
         }
 
-        /// The address of memory that is all a call's.
+        /// The address of memory that only a call uses.
         #[cfg(feature = "cuda")]
         fn write_cuda<'a>(
             storage: &'a mut CudaStorage,

@@ -2,17 +2,18 @@
 
 use candle_core::{Result, Tensor, bail};
 
-/// The negative log-likelihood: the mean of `-inp[n, target[n]]`, where `inp` holds
-/// log-probabilities, of shape `[N, C]`, and `target` classes (`u32`, `i64` or `u8`), of shape
+/// The negative log-likelihood: the mean of `-inp[n, target[n]]`, where `inp` has
+/// log-probabilities, of shape `[N, C]`, and `target` has classes (`u32`, `i64` or `u8`), of shape
 /// `[N]`. A drop-in for `candle_nn::loss::nll`.
 ///
 /// It is made of candle's own operations, on any device: it reads `N` numbers, and there is nothing
-/// to fuse. A target that is no class makes the loss NaN, on CUDA too, where candle's reads
-/// whatever is there. Of logits, [`cross_entropy`](crate::cross_entropy()) is the loss without the
-/// pass that computes their log-probabilities.
+/// to fuse. A target that is not a class makes the loss NaN. It does so on CUDA too, where candle's
+/// own loss reads memory outside the row. If you have logits, use
+/// [`cross_entropy`](crate::cross_entropy()), which needs no separate pass to compute
+/// log-probabilities.
 ///
 /// # Errors
-/// Where shapes do not fit.
+/// If shapes do not fit.
 pub fn nll(inp: &Tensor, target: &Tensor) -> Result<Tensor> {
     let (rows, classes) = match inp.dims() {
         &[rows, classes] => (rows, classes),

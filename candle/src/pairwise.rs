@@ -8,14 +8,14 @@ use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction, Reduction
 use fused_loss::{Float, Grads, Huber, KlDiv, Mse, SmoothL1, Stream, View, ViewMut, Workspace};
 use std::ops::Deref;
 
-/// A loss of the library's, whatever its name.
+/// One of the library's elementwise losses.
 pub(crate) trait Pairwise: Send + Sync + 'static {
     const NAME: &'static str;
     type Reduction: Reduction;
 
     fn reduction(&self) -> Self::Reduction;
 
-    /// Its options that are tensors, as [`constant`](crate::constant) has them.
+    /// Its options that are tensors, as [`constant`](crate::constant) returns them.
     fn weights(&self) -> [Option<&Tensor>; 2] {
         [None, None]
     }
@@ -96,7 +96,7 @@ pairwise! {
     KlDiv, "fused kl_div", DivergenceReduction;
 }
 
-/// The loss of an input and a target, as an operation of candle's.
+/// The loss of an input and a target, as a candle operation.
 pub(crate) fn on_tape<L: Pairwise>(loss: L, input: &Tensor, target: &Tensor) -> Result<Tensor> {
     for_rows(input)?.apply_op2(&for_rows(target)?, Op(loss))
 }
@@ -130,7 +130,7 @@ impl<L: Pairwise> Op<L> {
         Ok((loss.finish()?, Shape::from(of_loss.dims())))
     }
 
-    /// The gradients of input and target, as far as they are wanted.
+    /// The requested gradients of input and target.
     fn backward_of<T: Float>(
         &self,
         [input, target, upstream]: [Operand<'_>; 3],
@@ -162,7 +162,7 @@ pub(crate) fn operands<'a, S: Deref<Target = Storage>>(
     Ok([operand(0)?, operand(1)?, operand(2)?])
 }
 
-/// Memory for the gradients that are wanted, of the shape of the input.
+/// Memory for the requested gradients, of the shape of the input.
 pub(crate) fn gradients(
     place: &Place,
     input: &Input<'_>,
@@ -185,7 +185,7 @@ pub(crate) fn writes<'a>(
     Ok([write(of_input)?, write(of_target)?])
 }
 
-/// What a call is told of the gradients to write.
+/// The gradients that a call should write.
 pub(crate) fn grads<'a, T: Float, V: Float>(
     of_input: &'a mut Option<Target<'_>>,
     of_target: &'a mut Option<Target<'_>>,

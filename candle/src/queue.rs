@@ -12,7 +12,7 @@ use candle_core::{CudaDevice, cuda_backend::cudarc::driver::CudaStream};
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
-/// Where a call's tensors are, and the stream that it is queued on.
+/// The device of a call's tensors, and the stream that it is queued on.
 pub(crate) enum Place {
     /// The CPU: the emulator's device.
     Cpu(Gpu),
@@ -65,13 +65,13 @@ impl Place {
         }
     }
 
-    /// Has `queue` queue a call on the stream, which it gets with scratch memory of its own. On the
+    /// Lets `queue` queue a call on the stream, and gives it scratch memory for that stream. On the
     /// emulator the work is done when this returns.
     pub(crate) fn queue(
         &self,
         queue: impl FnOnce(&Stream, &mut Workspace) -> fused_loss::Result<()>,
     ) -> Result<()> {
-        // candle's default stream is another on each thread, and so is this.
+        // candle's default stream differs from thread to thread, and so does this.
         thread_local! {
             static QUEUES: RefCell<Vec<Queue>> = const { RefCell::new(Vec::new()) };
         }
@@ -105,9 +105,10 @@ impl Place {
             }
             #[cfg(feature = "cuda")]
             Place::Cuda { stream: candle, .. } => {
-                // SAFETY: a stream of the device's primary context, as cudarc's are, and there as
-                // long as `Queue` has it. A captured call uses nothing of the library's but the
-                // workspace and the stream, which stay until candle's stream goes.
+                // SAFETY: it is a stream of the device's primary context, like all of cudarc's, and
+                // exists as long as `Queue` refers to it. Of the library's objects, a captured call
+                // uses only the workspace and the stream, which live until candle's stream is
+                // dropped.
                 let stream = unsafe { Stream::from_raw(gpu, candle.cu_stream().cast()) };
                 Ok(Queue { workspace, stream: stream.map_err(wrap)?, candle: Some(candle.clone()) })
             }
@@ -119,7 +120,7 @@ impl Place {
 struct Queue {
     workspace: Workspace,
     stream: Stream,
-    /// Behind the stream, which it outlives so.
+    /// Declared after the stream, so that it is dropped later.
     candle: Option<Candle>,
 }
 
@@ -129,7 +130,7 @@ type Candle = Arc<CudaStream>;
 type Candle = std::convert::Infallible;
 
 impl Queue {
-    /// Whether anybody but this knows candle's stream.
+    /// Whether any other code refers to candle's stream.
     fn is_in_use(&self) -> bool {
         match &self.candle {
             None => true,

@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 /// multiprocessor matters more than blocks that live long.
 const SMALL_VECTORS: usize = 256 << 10;
 
-/// The vectors of a block of a small input: one tile, so that no block is without one. Chosen, not
+/// The vectors of a block of a small input: one tile, so that every block has a tile. Chosen, not
 /// searched for.
 const SMALL_TILE: usize = 256;
 
@@ -120,7 +120,7 @@ pub(crate) struct IndexedTiles {
 }
 
 impl IndexedTiles {
-    /// The tiles of rows of `of_row` vectors each, which are of one row unless rows can be joined.
+    /// The tiles of rows of `of_row` vectors each. A tile has one row unless rows can be joined.
     pub(crate) fn new(of_row: u64, is_aligned: bool, can_join: bool) -> Self {
         let of_warp = 32 * if is_aligned { INDEXED_FLIGHT as u64 } else { 1 };
         let most = u64::from(ROWS_BLOCK) / 32 * of_warp;
@@ -133,18 +133,18 @@ impl IndexedTiles {
         let most_rows = if can_join { most / of_row } else { 1 };
         let idle = |rows: u64| (rows * of_row).next_multiple_of(of_warp) - rows * of_row;
         let idle_per_row = |rows: &u64| idle(*rows) * most / rows;
-        // Of several with as few idle lanes, the one with most rows.
+        // If several leave equally few lanes idle, take the one with the most rows.
         let sizes = (most_rows.div_ceil(2)..=most_rows).rev();
         let rows = sizes.min_by_key(idle_per_row).unwrap_or(1);
         IndexedTiles { rows: rows as u32, parts: 1, vectors: (rows * of_row) as u32 }
     }
 }
 
-/// Vectors for which a pass that sums has one wave of blocks more. Blocks of few vectors do not
-/// outweigh their sums; those of many, which begin in the order of memory, read it faster. H200,
-/// 2026-11-29, forward, ceiling ÷ ours with 1, 4 and 16 waves: squared error, bf16, 5 million
-/// vectors 0.82, 0.82, 0.72; f32, 18 million 0.95, 0.96, 0.97; f16, 100 million 0.92, 0.94, 0.96.
-/// More waves than 16 were not tried.
+/// For each multiple of this many vectors, a pass that sums has one wave of blocks more. If a block
+/// has few vectors, its sum costs too much; if there are many vectors, blocks that begin in the
+/// order of memory read it faster. H200, 2026-11-29, forward, ceiling ÷ ours with 1, 4 and 16
+/// waves: squared error, bf16, 5 million vectors 0.82, 0.82, 0.72; f32, 18 million 0.95, 0.96,
+/// 0.97; f16, 100 million 0.92, 0.94, 0.96. More waves than 16 were not tried.
 const WAVE_VECTORS: usize = 4 << 20;
 
 /// The launch of an indexed kernel over tiles. It has at least one block, which writes the loss
@@ -163,9 +163,9 @@ pub(crate) fn indexed(pass: Pass, args: &IndexedArgs, device: Device) -> Launch 
     Launch { blocks: tiles.min(most) as u32, threads, shared_bytes: 0, cooperative: false }
 }
 
-/// The launch of a dense backward pass over `len` elements of `element_bytes` each, of rows that
-/// have an upstream gradient each: a tile for each block, as other backward passes have. Grids of
-/// fewer blocks were not compared.
+/// The launch of a dense backward pass over `len` elements of `element_bytes` each, over rows with
+/// one upstream gradient each: each block has a tile, as in other backward passes. Grids of fewer
+/// blocks were not compared.
 pub(crate) fn backward_by_row(len: usize, element_bytes: usize) -> Launch {
     let vectors = (len / (16 / element_bytes)).max(1);
     let blocks = vectors.div_ceil(DENSE_FLIGHT * ROWS_BLOCK as usize).min(i32::MAX as usize) as u32;

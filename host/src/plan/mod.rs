@@ -1,6 +1,6 @@
 //! How work is cut into blocks, as pure functions of sizes and of what a device has room for. So
-//! the same input is summed in the same order on all devices with as many multiprocessors and as
-//! much shared memory; dense tensors of elementwise losses, on every device.
+//! two devices with the same number of multiprocessors and as much shared memory sum the same input
+//! in the same order. For dense tensors of elementwise losses, all devices do.
 
 mod elementwise;
 pub(crate) mod packed;
@@ -56,18 +56,18 @@ pub(crate) enum Pass {
     ForwardBackward,
 }
 
-/// Enough blocks to keep every multiprocessor busy: 8 for each of an H100's. With fewer long rows
-/// than that, rows are split.
+/// Enough blocks to keep every multiprocessor busy: 8 for each of an H100's. If there are fewer
+/// long rows than that, rows are split.
 const MANY_BLOCKS: usize = 132 * 8;
 
-/// 2³² ÷ `divisor`, rounded up, by which kernels divide numbers below 2¹⁶; 0, as they take it, for
-/// a divisor of 1.
+/// 2³² ÷ `divisor`, rounded up, which kernels use to divide numbers below 2¹⁶. It is 0 for a
+/// divisor of 1, as the kernels expect.
 fn reciprocal(divisor: usize) -> u32 {
     (1_u64 << 32).div_ceil(divisor as u64) as u32
 }
 
-/// The most bytes of a gap between rows that is read with them: a sector of memory or, of longer
-/// rows, half of a row. Chosen, not searched for; gaps of a quarter of a row were measured.
+/// The most bytes of a gap between rows that is read together with them: a sector of memory or, for
+/// longer rows, half of a row. Chosen, not searched for; gaps of a quarter of a row were measured.
 fn most_gap_bytes(row_bytes: usize) -> usize {
     (row_bytes / 2).max(32)
 }

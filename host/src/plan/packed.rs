@@ -12,16 +12,16 @@ use self::space::{Placed, Space, Tiles};
 use super::{Launch, Pass, Regime, reciprocal};
 use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES, saved};
 
-/// The most bytes of a packed row, where no line below says otherwise. H200, 2026-11-26, bf16,
+/// The most bytes of a packed row, unless a line below says otherwise. H200, 2026-11-26, bf16,
 /// ceiling ÷ ours with a block per row and packed: 1032 columns forward 0.30 and 0.69,
 /// forward-backward 0.40 and 0.77; 2048 columns 0.70 and 0.81, 0.75 and 0.84.
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The same for the forward pass. H200, 2026-11-27, ceiling ÷ ours with a block per row, of four
-/// vectors a thread, and packed; with more vectors a thread, as now, such blocks were not compared:
-/// f32, 1040 columns 0.59 and 0.87, 1200 columns 0.83 and 0.86; bf16, 2184 columns 0.49 and 0.82,
-/// 2448 columns 0.83 and 0.82, 2600 columns 0.87 and 0.80; with smoothing and weights, f32, 1056
-/// columns 0.59 and 0.71.
+/// The same for the forward pass. H200, 2026-11-27, ceiling ÷ ours with a block per row of four
+/// vectors a thread, and packed (blocks with more vectors a thread, as they have since, were not
+/// compared): f32, 1040 columns 0.59 and 0.87, 1200 columns 0.83 and 0.86; bf16, 2184 columns 0.49
+/// and 0.82, 2448 columns 0.83 and 0.82, 2600 columns 0.87 and 0.80; with smoothing and weights,
+/// f32, 1056 columns 0.59 and 0.71.
 const MOST_ROW_BYTES_FORWARD: usize = 4864;
 
 /// The same for rows of f32 that are not on 16-byte boundaries. H200, 2026-11-27, ceiling ÷ ours
@@ -33,8 +33,8 @@ const MOST_ROW_BYTES_OFF_BOUNDARIES: usize = 5632;
 /// The same for loss and gradients, by the bytes of an element. H200, 2026-11-27, ceiling ÷ ours
 /// with a block per row and packed: f32, 1072 columns 0.76 and 0.84, 1248 columns 0.90 and 0.84;
 /// bf16, 2109 columns 0.74 and 0.79, 2581 columns 0.76 and 0.80, 2768 columns 0.84 and 0.80. With
-/// the gradients of now (2026-11-29): bf16, 2769 columns 0.85 and 0.81, 2999 columns 0.88 and 0.66;
-/// f32, 1249 columns 0.85 and 0.83, 1499 columns 0.89 and 0.83.
+/// the present code for gradients (2026-11-29): bf16, 2769 columns 0.85 and 0.81, 2999 columns 0.88
+/// and 0.66; f32, 1249 columns 0.85 and 0.83, 1499 columns 0.89 and 0.83.
 const fn most_row_bytes_with_loss(element_bytes: usize) -> usize {
     if element_bytes == 2 { 5200 } else { 4864 }
 }
@@ -44,13 +44,13 @@ const fn most_row_bytes_with_loss(element_bytes: usize) -> usize {
 /// not compared.
 const MOST_ROW_BYTES_OF_TWO: usize = 6000;
 
-/// The same for the forward pass in f64, for classes, of rows on 16-byte boundaries and of others.
-/// A warp that streams a row spends as long on a tile of 2 KiB at its end as on a whole one, and an
-/// 8 KiB row that is off a boundary has five. H200, 2026-11-27, ceiling ÷ ours streamed and packed:
-/// 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77; 1001 columns 0.71 and 0.74, 1023 columns
-/// 0.66 and 0.76, 1025 columns 0.65 and 0.73, 1050 columns 0.70 and 0.75. When the tiles at a row's
-/// ends were streamed vector by vector: 513 columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1300
-/// columns 0.70 and 0.59.
+/// The same for the forward pass in f64, for classes: of rows on 16-byte boundaries, and of others.
+/// A warp that streams a row needs as long for a partial tile at its end as for a whole one of 2
+/// KiB, and an unaligned row of 8 KiB has five tiles. H200, 2026-11-27, ceiling ÷ ours streamed and
+/// packed: 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77; 1001 columns 0.71 and 0.74, 1023
+/// columns 0.66 and 0.76, 1025 columns 0.65 and 0.73, 1050 columns 0.70 and 0.75. Measured when the
+/// tiles at a row's ends were still streamed vector by vector: 513 columns 0.41 and 0.71, 700
+/// columns 0.53 and 0.73, 1300 columns 0.70 and 0.59.
 const MOST_ROW_BYTES_F64: [usize; 2] = [8000, 8400];
 
 /// The same for elementwise losses. H200, 2026-11-29, ceiling ÷ ours cut into tiles and packed:
@@ -83,8 +83,8 @@ fn most_row_bytes(pass: Pass, rows: Rows) -> usize {
 }
 
 /// The blocks of [`Regime::Packed`] that registers allow on a multiprocessor for class targets of
-/// 16 and 32 bits, as the kernels' table says. [`Space`] says how many blocks' tiles of other rows
-/// are to fit.
+/// 16 and 32 bits, as the kernels' table says. For other rows, [`Space`] says how many blocks'
+/// tiles should fit.
 const RESIDENT_BLOCKS: usize = 5;
 
 const WARPS: usize = PACKED_BLOCK as usize / 32;
@@ -106,8 +106,8 @@ pub(crate) struct Packed {
 
 impl Packed {
     /// The blocks of a launch over `rows` rows: at most [`waves`](Self::waves) times as many as the
-    /// device has room for. In several waves each takes as many tiles as any other: blocks of three
-    /// tiles beside some of two would leave the last wave waiting.
+    /// device has room for. With several waves, all blocks take the same number of tiles, because a
+    /// mix of three and two would make the last wave wait.
     pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
         let waves = self.waves(pass);
         let room = device.blocks(self.shared_bytes);
@@ -116,21 +116,23 @@ impl Packed {
         if waves == 1 {
             return blocks.min(most);
         }
-        // A second stage is of no use to a warp of one tile, unless there are no more tiles.
+        // A warp with only one tile cannot use its second stage, so give each two tiles if there
+        // are enough.
         let has_two_stages = self.args.stage_bytes != 0;
         let least = if has_two_stages && blocks > room { 2 } else { 1 };
         blocks.div_ceil(blocks.div_ceil(most).max(least))
     }
 
     /// How many times as many blocks a launch has as the device has room for. Blocks that begin in
-    /// the order of memory keep reads, and reads and writes, closer together than persistent ones,
-    /// but each has to begin and to end: H200, forward-backward, 524288×256 f32, 0.92 instead of
-    /// 0.88 of the memory's limit; forward with several lanes per row, no gain; with one, of 3
-    /// columns in f32 0.92 instead of 0.87. With 8, 16 and 32 waves (2026-11-27): 1000 MiB of f32
+    /// the order of memory keep their accesses closer together than persistent ones, but each costs
+    /// a start and an end: H200, forward-backward, 524288×256 f32, 0.92 instead of 0.88 of the
+    /// memory's limit; forward with several lanes per row, no gain; with one, of 3 columns in f32
+    /// 0.92 instead of 0.87. With 8, 16 and 32 waves (2026-11-27): 1000 MiB of f32
     /// forward-backward, 33 columns 0.89, 0.91, 0.92; 500 MiB of f32 backward, 229 columns 0.91,
     /// 0.94, 0.96; 500 MiB of f16 forward-backward, 6 columns 0.68, 0.68, 0.66; 180 MiB, 42 columns
     /// 0.80, 0.77, 0.77; and with 8 and 16, 300 MiB of bf16 forward, 9 columns 0.81, 0.80, 256 MiB
-    /// of 10 columns 0.83, 0.80. Forward passes of elementwise losses were not tried with one.
+    /// of 10 columns 0.83, 0.80. Forward passes of elementwise losses with one lane per row were
+    /// not tried.
     fn waves(&self, pass: Pass) -> usize {
         match (pass, self.regime) {
             (Pass::Forward, Regime::Packed) if !self.is_elementwise => 1,
@@ -189,13 +191,13 @@ impl Device {
 /// least.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
-/// How many of `rows` rows there are for each warp that `multiprocessors` have room for.
+/// The number of rows for each warp, with as many warps as `multiprocessors` have room for.
 pub(crate) fn rows_of_warp(rows: usize, multiprocessors: usize) -> usize {
     rows / (multiprocessors * RESIDENT_BLOCKS * WARPS)
 }
 
-/// How rows are packed, of which there are `rows_of_warp` for each warp; `None` if they are too
-/// long, or need more shared memory than a block may have.
+/// How rows are packed if there are `rows_of_warp` for each warp; `None` if they are too long, or
+/// need more shared memory than a block may have.
 pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Packed> {
     let row_bytes = rows.row_bytes();
     if row_bytes > most_row_bytes(pass, rows) {

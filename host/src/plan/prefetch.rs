@@ -1,5 +1,5 @@
-//! What kernels of cross-entropy prefetch into the L2 cache. None of it changes the order in which
-//! anything is summed.
+//! What kernels of cross-entropy prefetch into the L2 cache. Prefetching does not change the order
+//! of any sum.
 
 use super::{Pass, Regime, RowsLaunch, SamplesLaunch};
 use kernels_gpu::abi::{CACHE_LINE, STREAM_DEPTH, WARP_TILE_BYTES};
@@ -34,7 +34,7 @@ pub(crate) fn ahead(
     if row_bytes < CACHE_LINE as usize || pass == Pass::Forward {
         return none;
     }
-    // Whole rows, so far ahead that the prefetched rows take one `fraction`-th of the cache.
+    // Whole rows, so far ahead that the prefetched rows fill 1/`fraction` of the cache.
     let share = |fraction| Ahead {
         rows: (cache.bytes / fraction / row_bytes) as u32,
         bytes: row_bytes as u32,
@@ -73,10 +73,10 @@ pub(crate) fn wants_shared_of_one_more(row_bytes: usize) -> bool {
 
 /// What the first blocks of a launch over rows of `row_bytes` prefetch into the L2 cache while the
 /// launch before it ends (programmatic dependent launch): the beginnings of their rows, or the
-/// tiles that their warps stream first. It is not so much that it evicts what the launch before has
-/// written or still reads. H200, 2026-11-28, streamed, ceiling ÷ ours without and with it: f64,
-/// 5729×1464 0.62 and 0.63, 64×130448 0.66 and 0.68, 4095×16385 0.87 and 0.87; f32 with smoothing
-/// and weights, 32768×2048 0.84 and 0.85.
+/// tiles that their warps stream first. The amount is limited, so that it does not evict what the
+/// previous launch has written or still reads. H200, 2026-11-28, streamed, ceiling ÷ ours without
+/// and with it: f64, 5729×1464 0.62 and 0.63, 64×130448 0.66 and 0.68, 4095×16385 0.87 and 0.87;
+/// f32 with smoothing and weights, 32768×2048 0.84 and 0.85.
 pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
     let RowsLaunch { launch, group_threads, .. } = plan.rows;
     let (groups, bytes) = match plan.regime {

@@ -25,18 +25,18 @@ const TILE_BYTES: usize = (STAGED_BATCH_VECTORS * VECTOR_BYTES) as usize;
 /// The fewest tiles of a part: 8 KiB. Chosen, not searched for.
 const MIN_PART_TILES: usize = 4;
 
-/// Whether rows are shared by several blocks in the pass that computes loss and gradients although
-/// a block has a kernel for rows of any length: it would read much of these rows twice. What it
-/// holds of a row in registers and shared memory is 260 KB in f32, 290 KB in 16 bits, and too
-/// little in f64. H200, 2026-11-26, ceiling ÷ ours with a block and with several blocks per row:
-/// f32, 65536 columns 0.92 and 0.89, 80001 0.82 and 0.86, 128256 0.70 and 0.88; bf16, 151936
-/// columns 0.87 and 0.83, 200000 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and
-/// 0.78. With label smoothing, whose blocks are half as large, several blocks hide the loads of the
-/// class weights better (H200, 2026-11-27): bf16, 58000 columns 0.46 and 0.43, 70000 0.41 and 0.47,
-/// 131072 0.37 and 0.52; f32, 32000 columns 0.53 and 0.55, 65536 0.40 and 0.57. Where
-/// probabilities or class weights are staged too, so are all rows that one block has no room to
-/// stage (2026-11-28, from probabilities): f32, 20,984 columns 0.61 and 0.80, 131,072 columns 0.56
-/// and 0.83; f64, 8192 columns 0.33 and 0.70.
+/// Whether several blocks share a row in the pass that computes loss and gradients. A single block
+/// can take rows of any length, but reads most of a long row twice: its registers and shared memory
+/// have room for 260 KB of a row in f32, 290 KB in 16 bits, and too little in f64. H200,
+/// 2026-11-26, ceiling ÷ ours with a block and with several blocks per row: f32, 65536 columns 0.92
+/// and 0.89, 80001 0.82 and 0.86, 128256 0.70 and 0.88; bf16, 151936 columns 0.87 and 0.83, 200000
+/// 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and 0.78. With label smoothing,
+/// whose blocks are half as large, several blocks hide the loads of the class weights better (H200,
+/// 2026-11-27): bf16, 58000 columns 0.46 and 0.43, 70000 0.41 and 0.47, 131072 0.37 and 0.52; f32,
+/// 32000 columns 0.53 and 0.55, 65536 0.40 and 0.57. If probabilities or class weights are staged
+/// too, several blocks share all rows that one block has no room to stage (2026-11-28, from
+/// probabilities): f32, 20,984 columns 0.61 and 0.80, 131,072 columns 0.56 and 0.83; f64, 8192
+/// columns 0.33 and 0.70.
 pub(crate) fn is_split(
     row_bytes: usize,
     element_bytes: usize,
@@ -53,14 +53,14 @@ pub(crate) fn is_split(
     row_bytes > most
 }
 
-/// The launch over `rows` rows of `cols` elements and of this `alignment`, of logits alone or, with
-/// `tensors` of 2, also of probabilities or class weights, in blocks of at most `threads` threads,
-/// each of which may have `dynamic_bytes` of dynamic shared memory if it is alone on its
-/// multiprocessor. `None` if there is no row, or one has more bytes than the shared memory of the
-/// whole device.
+/// The launch over `rows` rows of `cols` elements and of this `alignment`. The rows are of logits,
+/// with `tensors` of 2 also of probabilities or class weights. A block has at most `threads`
+/// threads, and at most `dynamic_bytes` of dynamic shared memory, which it gets if it is alone on
+/// its multiprocessor. `None` if there is no row, or one has more bytes than the shared memory of
+/// the whole device.
 ///
-/// In f64 a multiprocessor has one smaller block more than its registers have room for of the
-/// others, where shared memory has room for it too: H200, 2026-11-27, ceiling ÷ ours with two and
+/// In f64, a multiprocessor takes one block more if blocks are smaller than its registers allow,
+/// provided that shared memory has room for it too: H200, 2026-11-27, ceiling ÷ ours with two and
 /// with three blocks, 2749×14300 0.66 and 0.75, 6116×15000 0.70 and 0.80, 4368×18001 0.70 and 0.78,
 /// but 1966×20000, a row of which is in three small blocks instead of two, 0.76 and 0.74.
 pub(crate) fn split(
@@ -76,12 +76,12 @@ pub(crate) fn split(
     let lanes = VECTOR_BYTES as usize / element_bytes;
     let vectors = cols / lanes + most_lead(alignment);
     let tiles = vectors.div_ceil(STAGED_BATCH_VECTORS as usize);
-    // What is not dynamic, of each block's share of the multiprocessor's shared memory.
+    // The part of each block's share of the multiprocessor's shared memory that is not dynamic.
     let others = shared_bytes - dynamic_bytes as usize;
     let tile_bytes = tensors * TILE_BYTES;
     let room_beside = |blocks: usize| (shared_bytes / blocks).saturating_sub(others) / tile_bytes;
     let fewest_of = |room: usize| tiles.div_ceil(room.max(1));
-    // Smaller blocks, if a row is in as few of them as of larger ones, and there are rows for all.
+    // Use smaller blocks if a row does not need more of them, and if there are rows for all.
     let small = registers_for + 1;
     let fewest_small = fewest_of(room_beside(small));
     let (resident, threads) = if element_bytes == 8
@@ -102,8 +102,8 @@ pub(crate) fn split(
     let (groups, parts) = if at_once >= fewest {
         (rows, at_once)
     } else {
-        // As few blocks as have room for a row, and as many rows at a time as that leaves blocks
-        // for; then as few as take no more rounds.
+        // Share each row among as few blocks as have room for it, and compute as many rows at a
+        // time as there are blocks for; then reduce that number as long as it takes no more rounds.
         let rounds = rows.div_ceil(blocks / fewest);
         let groups = rows.div_ceil(rounds);
         (groups, (blocks / groups).min(most))
@@ -132,10 +132,11 @@ mod tests {
     const DEVICE: Device =
         Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 };
 
-    /// Of a block that is alone, besides 2432 bytes of its arrays and the driver's KiB.
+    /// The dynamic bytes of a block that is alone, besides 2432 bytes of its arrays and the
+    /// driver's KiB.
     const DYNAMIC_BYTES: u32 = (227 << 10) - 2432;
 
-    /// Bytes that a block may stage beside another one.
+    /// Bytes that a block may stage if another block shares its multiprocessor.
     const ROOM: u32 = (228 << 10) / 2 - 2432 - 1024;
 
     fn plan(rows: usize, cols: usize, element_bytes: usize) -> Option<Split> {

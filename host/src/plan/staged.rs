@@ -1,5 +1,5 @@
-//! Rows that a block stages in shared memory, with loss and gradients: which rows, and how many
-//! threads share one.
+//! Rows that a block stages in shared memory to compute loss and gradients: which rows, and how
+//! many threads share one.
 
 use super::packed::{Device, RESERVED};
 use kernels_gpu::abi::{CACHE_LINE, STAGED_BATCH_VECTORS, VECTOR_BYTES};
@@ -9,7 +9,7 @@ use kernels_gpu::abi::{CACHE_LINE, STAGED_BATCH_VECTORS, VECTOR_BYTES};
 pub(crate) struct Staged {
     pub(crate) threads: u32,
     pub(crate) shared_bytes: usize,
-    /// Vectors of logits, behind which another tensor is staged; 0 if there is none.
+    /// Vectors of logits, after which another tensor is staged; 0 if there is none.
     pub(crate) staged_vectors: u32,
 }
 
@@ -29,20 +29,20 @@ const fn min_bytes(element_bytes: usize, tensors: usize) -> usize {
 }
 
 /// Vectors of a row per thread of a block that stages a row in shared memory, where there are rows
-/// for all multiprocessors: of logits alone, and of each tensor where there are two. So many
-/// threads have registers in as many blocks as shared memory has room for. H200, 2026-11-28,
+/// for all multiprocessors: of logits alone, and of each tensor where there are two. With that
+/// many, as many blocks fit by their registers as by shared memory. H200, 2026-11-28,
 /// forward-backward from probabilities, ceiling ÷ ours with 8, 12, 14 and 16: f32, 2048 columns
 /// 0.97, 0.97, 0.97, 0.95, 4616 columns 0.86, 0.94, 0.94, 0.94; f64, 1423 columns 0.75, 0.85, 0.85,
 /// 0.85, 1984 columns 0.92, 0.95, 0.95, 0.94. For logits alone the number was chosen, not searched
 /// for.
 const VECTORS: [usize; 2] = [16, 14];
 
-/// Where there are few rows, more threads share each, until a thread has so many vectors. H200,
+/// If there are few rows, more threads share each, until a thread has only this many vectors. H200,
 /// 2324×1024 in f64: 0.27 of the ceiling with a warp per row, 0.52 with three.
 const FEWEST_VECTORS: usize = 4;
 
-/// The fewest blocks of a multiprocessor, of those that stage a row each: while one computes,
-/// another loads or stores.
+/// The fewest blocks per multiprocessor that stage a row each: while one computes, another loads or
+/// stores.
 const BLOCKS: usize = 2;
 
 /// Bytes of the kernel's arrays in shared memory, beside the row.
@@ -96,11 +96,10 @@ pub(super) fn plan(
 /// one and 0.60 with two, 8192 columns of bf16 0.94 with two and 0.90 with four, 19,880 columns
 /// 0.66 with four and 0.78 with eight.
 ///
-/// For other elements, a warp has three or four batches of the row: as many as leave the fewest
-/// warps without one in the last turn. H200, 2026-11-29, with four and with three: f32, 1819
-/// columns, of four batches, 0.90 and 0.93, 3315 columns, of seven, 0.94 and 0.90; f64, 1024
-/// columns, of four, 0.89 and 0.92; with one warp and with two, f32, 1511 columns, of three, 0.90
-/// and 0.78.
+/// For other elements, a warp has three or four batches of the row, whichever leaves fewer warps
+/// idle in the last turn. H200, 2026-11-29, with four and with three: f32, 1819 columns, of four
+/// batches, 0.90 and 0.93, 3315 columns, of seven, 0.94 and 0.90; f64, 1024 columns, of four, 0.89
+/// and 0.92; with one warp and with two, f32, 1511 columns, of three, 0.90 and 0.78.
 fn fewest_warps(vectors: usize, element_bytes: usize, tensors: usize, batch: usize) -> usize {
     let vectors_of_warp = 32 * VECTORS[tensors - 1];
     if element_bytes == 2 {

@@ -31,8 +31,8 @@ fn ring_bytes(rows: &Rows) -> usize {
     STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize
 }
 
-/// The most parts of a row that its last warp merges alone, about. With more, blocks merge the
-/// parts of their warps first. Chosen, not searched for.
+/// About the most parts of a row that its last warp merges alone. If there are more, blocks first
+/// merge the parts of their warps. Chosen, not searched for.
 const MOST_PARTS: usize = 96;
 
 /// The launch over `count` rows: as many warps as are resident, each with an equal share of all

@@ -1,5 +1,6 @@
-//! Elementwise losses that are reduced by row, and gradients of rows with gaps with a loss that is
-//! not: how rows that are too long to be packed are cut into the tiles of persistent blocks.
+//! How rows that are too long to be packed are cut into tiles for persistent blocks. This is for
+//! elementwise losses that are reduced by row, and for other losses with gradients of rows with
+//! gaps.
 
 use super::packed::{Device, RESERVED};
 use super::{Launch, RowsLaunch};
@@ -35,11 +36,12 @@ const WARPS: usize = BLOCK / 32;
 /// a multiprocessor then have shared memory for their stages.
 const MOST_VECTORS: usize = 4 * BLOCK;
 
-/// The fewest tiles of a row, or of a part of one, that all warps of a block share rather than that
-/// each computes one. H200, 2026-11-29, ceiling ÷ ours alone and shared: squared error, f64,
-/// forward, 131072 columns 0.91 and 0.95; divergence, f32, forward, 131072 columns 0.86 and 0.91.
-/// With 8 tiles, memory is as much faster, but where arithmetic limits, the sum and the edges of a
-/// row take eight warps' time: divergence, bf16, forward, 8241 columns 0.66 and 0.62.
+/// The fewest tiles of a row, or of a part of one, for which all warps of a block share it. Below
+/// that, each warp computes one alone. H200, 2026-11-29, ceiling ÷ ours alone and shared: squared
+/// error, f64, forward, 131072 columns 0.91 and 0.95; divergence, f32, forward, 131072 columns 0.86
+/// and 0.91. With 8 tiles, memory-bound losses gain as much, but for losses that arithmetic limits,
+/// the sum and the edges of a row take the time of eight warps: divergence, bf16, forward, 8241
+/// columns 0.66 and 0.62.
 const LEAST_SHARED: usize = 32;
 
 /// The fewest bytes of a row that is cut. Shorter ones that are not packed have a row group each.
@@ -59,7 +61,7 @@ impl Rows {
         self.cols * self.element_bytes
     }
 
-    /// Vectors of shared memory behind those of a warp.
+    /// Vectors of padding in shared memory after those of a warp.
     fn padding(&self) -> usize {
         if self.alike { 0 } else { TiledArgs::PADDING as usize }
     }
@@ -112,8 +114,8 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
     Some(launch(rows.stage_bytes(vectors), items.min(blocks), splits, args))
 }
 
-/// The parts of a row of `tiles` tiles, and the tiles of a part, with which the warp that has most
-/// to do is done first. The costs are in thousandths of a tile's, estimated for an H200.
+/// How many parts a row of `tiles` tiles has, and how many tiles a part has, such that the busiest
+/// warp finishes earliest. The costs are in thousandths of a tile's, estimated for an H200.
 fn splits(rows: &Rows, tiles: usize, blocks: usize) -> (usize, usize) {
     /// Besides its tiles, a part has edges, and a sum.
     const PART: usize = 250;

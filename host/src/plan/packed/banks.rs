@@ -4,11 +4,11 @@
 use super::{Rows, VECTOR};
 use kernels_gpu::abi::WordSteps;
 
-/// Which words of a row its `lanes` have, where rows are `row_step` bytes apart in shared memory:
-/// whichever has fewer bank conflicts, turns in words or in chunks. H200, 2026-11-27, f32, ceiling
-/// ÷ ours with turns in chunks and so: forward-backward, 901 columns 0.60 and 0.74, 1001 columns
-/// 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001 columns 0.87 and 0.90. With turns in
-/// words, 511 columns forward 0.65 instead of 0.86.
+/// Which words of a row each of its `lanes` reads, if rows are `row_step` bytes apart in shared
+/// memory. The lanes take turns either in words or in chunks, whichever has fewer bank conflicts.
+/// H200, 2026-11-27, f32, ceiling ÷ ours with turns in chunks and with this rule: forward-backward,
+/// 901 columns 0.60 and 0.74, 1001 columns 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001
+/// columns 0.87 and 0.90. With turns in words, 511 columns forward 0.65 instead of 0.86.
 pub(super) fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
     let [by_words, by_chunks] = conflicts_of_words(rows, row_step, lanes);
     let word = word_of(rows);
@@ -22,9 +22,9 @@ fn word_of(rows: &Rows) -> usize {
     rows.element_bytes.max(4)
 }
 
-/// Whether rows may have a head and a tail, which are in the last chunk: those of 16-bit elements.
-/// Turns in words would cost them more instructions than there is time for: H200, 2026-11-27, bf16,
-/// forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
+/// Whether rows may have a head and a tail, which are in the last chunk; this is so for 16-bit
+/// elements. Turns in words would cost these more instructions than there is time for: H200,
+/// 2026-11-27, bf16, forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
 fn has_edges(rows: &Rows) -> bool {
     rows.element_bytes == 2
 }

@@ -1,4 +1,4 @@
-//! How rows lie in memory, and what follows from that for how they are packed.
+//! How rows are laid out in memory, and what follows from that for packing them.
 
 use super::VECTOR;
 use crate::plan::{Pass, Regime, most_gap_bytes};
@@ -63,7 +63,7 @@ impl Rows {
         self.access(self.alignment.min(self.store_alignment)) == 2
     }
 
-    /// The regime that takes rows which are short enough for a tile.
+    /// The regime for rows that are short enough for a tile.
     pub(super) fn regime(&self, pass: Pass) -> Regime {
         let is_narrow = self.cols <= lane_row_cols(self.element_bytes as u32) as usize;
         if self.has_lane_rows && is_narrow {
@@ -122,16 +122,17 @@ impl Rows {
     }
 
     /// Whether the rows that are written, `steps` bytes apart in shared memory, have no gaps there.
-    /// They may have some though they have none in global memory: where gradients overwrite the
-    /// tiles that were read, and then for one of the two tensors alone.
+    /// They may have gaps there even if there are none in global memory: gradients that overwrite
+    /// the tiles that were read take over those tiles' gaps, possibly for only one of the two
+    /// tensors.
     pub(super) fn has_steps_without_gaps(&self, steps: [usize; 2]) -> bool {
         let mut rows = self.store_strides.iter().zip(steps);
         rows.all(|(&stride, step)| stride == 0 || step == self.row_bytes())
     }
 
-    /// The units in which rows that are no span are stored, as [`TileArgs::store_units`] says; 0 if
-    /// rows are stored one by one, by vectors. Rows that are short, and do not begin and end at
-    /// vectors, have little beside head and tail.
+    /// The units in which rows are stored if a tile is not one span, as in
+    /// [`TileArgs::store_units`]; 0 if rows are stored one by one, by vectors. Units are for short
+    /// unaligned rows, which consist mostly of head and tail.
     pub(super) fn store_units(&self, store_access: usize) -> usize {
         if self.row_bytes() > MOST_BYTES_IN_UNITS || store_access == VECTOR {
             return 0;
@@ -164,9 +165,9 @@ impl Rows {
         are_spans && !is_apart
     }
 
-    /// Whether rows that are as far apart in shared memory as in global memory begin in one bank or
-    /// in two. Several lanes per row cannot avoid that they collide there, unless rows are on
-    /// 16-byte boundaries and read in another order ([`banks::order`]).
+    /// Whether rows begin in only one or two banks if they are as far apart in shared memory as in
+    /// global memory. Several lanes per row cannot avoid that they collide there, unless rows are
+    /// on 16-byte boundaries and read in another order ([`banks::order`]).
     pub(crate) fn would_collide(&self) -> bool {
         let is_far_apart = |stride: &usize| *stride > 0 && stride.is_multiple_of(HALF_LINE);
         self.access(self.alignment) < VECTOR && self.strides.iter().any(is_far_apart)
@@ -179,8 +180,8 @@ impl Rows {
         self.would_collide() && self.strides.iter().any(has_gap)
     }
 
-    /// The most bytes of rows for which it takes less time to copy each by itself than to read rows
-    /// that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off, ceiling ÷ ours
+    /// The most bytes of a row for which it takes less time to copy each row separately than to read
+    /// rows that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off, ceiling ÷ ours
     /// with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns 0.65 and 0.74;
     /// forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75; backward, 128
     /// columns 0.69 and 0.70. In f64 (2026-11-30): forward-backward, 32 columns 0.29 and 0.51, 128

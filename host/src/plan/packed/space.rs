@@ -12,8 +12,8 @@ pub(super) const fn warp_bytes_of(blocks: usize) -> usize {
     bytes / WARPS / CACHE_LINE as usize * CACHE_LINE as usize
 }
 
-/// The bytes of shared memory that a warp can have if as few blocks as are enough for any rows are
-/// to fit: three.
+/// The bytes of shared memory that a warp can have if three blocks are to fit, which are enough for
+/// any rows.
 const MOST_WARP_BYTES: usize = warp_bytes_of(3);
 
 /// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
@@ -26,9 +26,8 @@ const SMALL_ROW_BYTES: usize = 128;
 
 /// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp, six
 /// or seven blocks fit into the shared memory of an H100's multiprocessor, whose registers allow
-/// seven. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and
-/// 5000 bytes: 0.81, 0.88, 0.89; with as many waves as there are now, 0.92 and 0.91 with 3680 and
-/// 5000.
+/// seven. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and 5000 bytes:
+/// 0.81, 0.88, 0.89; with the present number of waves, 0.92 and 0.91 with 3680 and 5000.
 const LANES_STAGE_BYTES: usize = 3680;
 
 /// The same in f64, whose registers allow fewer blocks. H200, 2026-11-27, ceiling ÷ ours with 3680,
@@ -48,10 +47,10 @@ const WIDE_BACKWARD_STAGE_BYTES: usize = 3600;
 /// The most bank conflicts of an elementwise loss, if more lanes per row have fewer.
 const MOST_CONFLICTS: usize = 4;
 
-/// Tiles of a warp that are many: the first one's load, which no other computation hides, is a
-/// small part of all. Of the shapes at [`Space::tiles_of_one_turn`], those of 2 and 3 tiles lost,
-/// and those of 20 and more gained. 24361×757, of 4, was at 0.65 with two stages and 0.67 with one;
-/// between 4 and 20 nothing was measured.
+/// From this many tiles per warp on, the load of the first tile, which no computation hides, is a
+/// small part of the whole. Of the shapes at [`Space::tiles_of_one_turn`], those of 2 and 3 tiles
+/// lost, and those of 20 and more gained. 24361×757, of 4, was at 0.65 with two stages and 0.67
+/// with one; between 4 and 20 nothing was measured.
 const MANY_TILES: usize = 16;
 
 /// The most stages of a warp: one tile is computed while the other is loaded.
@@ -180,12 +179,12 @@ impl Space<'_> {
         packed_stages(element_bytes, one_lane, loss, gradients).map(|stages| stages as usize)
     }
 
-    /// The tiles of an elementwise loss: a warp works on as many rows at the same time as there is
-    /// room for in one stage, and has a second stage, and more of such turns in each, if there is
-    /// room for them too. What is done once in a turn costs more than bank conflicts: H200,
-    /// 2026-11-29, forward, ceiling ÷ ours with at most 128 bytes a lane and two conflicts, and so:
-    /// squared error, bf16, 129 columns 0.55 and 0.90, f32, 257 columns 0.83 and 0.94. How many
-    /// blocks are to have room was chosen, not searched for.
+    /// The tiles of an elementwise loss. A warp works on as many rows at the same time as one stage
+    /// has room for; if there is more room, it has a second stage and several such turns per stage.
+    /// The work done once per turn costs more than bank conflicts: H200, 2026-11-29, forward,
+    /// ceiling ÷ ours with at most 128 bytes a lane and two conflicts, and with this rule: squared
+    /// error, bf16, 129 columns 0.55 and 0.90, f32, 257 columns 0.83 and 0.94. The number of blocks
+    /// to leave room for was chosen, not searched for.
     fn elementwise_tiles(&self) -> Tiles {
         let conflicts = |rows| banks::conflicts_by_words(self.rows, self.read.steps[0], 32 / rows);
         let fits = |rows: usize, stages: usize, blocks: usize| {
@@ -211,15 +210,15 @@ impl Space<'_> {
         Tiles { rows: warp_rows, warp_rows, stages: 1 }
     }
 
-    /// As many rows as there is room for, all of which a warp works on at the same time:
-    /// what is done once in a turn takes as many instructions for few rows as for many. That counts
-    /// for more than to load a tile while another is computed, which other warps do as well. H200,
-    /// 2026-11-27, bf16, ceiling ÷ ours with half as many rows in two stages, and so: forward, 513
-    /// columns 0.71 and 0.82, 1040 columns 0.75 and 0.84; forward-backward, 129 columns 0.61 and
-    /// 0.82, 1064 columns 0.75 and 0.84.
+    /// As many rows as there is room for, all of which a warp works on at the same time, because
+    /// the work done once per turn takes as many instructions for few rows as for many. That
+    /// matters more than loading a tile while another is computed, because other warps overlap
+    /// loads too. H200, 2026-11-27, bf16, ceiling ÷ ours with half as many rows in two stages, and
+    /// with this rule: forward, 513 columns 0.71 and 0.82, 1040 columns 0.75 and 0.84;
+    /// forward-backward, 129 columns 0.61 and 0.82, 1064 columns 0.75 and 0.84.
     ///
-    /// Forward passes of many tiles in f64 have one stage where two would halve the rows. H200,
-    /// 2026-11-29, ceiling ÷ ours with two stages and with one: 4919898×53 0.76 and 0.86,
+    /// Forward passes of many tiles in f64 use one stage if two would halve the number of rows.
+    /// H200, 2026-11-29, ceiling ÷ ours with two stages and with one: 4919898×53 0.76 and 0.86,
     /// 221579×513 0.76 and 0.83; but of few tiles, 200000×65 0.64 and 0.60, 34495×520 0.69 and
     /// 0.61.
     fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
@@ -240,16 +239,17 @@ impl Space<'_> {
         Tiles { rows: warp_rows, warp_rows, stages }
     }
 
-    /// The blocks whose tiles are to fit into a multiprocessor's shared memory, of rows that lanes
-    /// share: at most as many as its registers have room for. H200, 2026-11-27, ceiling ÷ ours with
-    /// three, four and five blocks: forward-backward, bf16, 200 columns 0.88, 0.88, 0.85, 229
-    /// columns 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64, 24 columns 0.87, 0.86, 0.72,
-    /// 200 columns 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75, 0.79, 0.79, 408 columns 0.85,
-    /// 0.85, 0.70; f32, 90 columns 0.80, 0.80, 0.88. With three and four: forward, f64, 128 columns
-    /// 0.82 and 0.72, 512 columns 0.76 and 0.67, 1.6 million rows of 24 columns 0.79 and 0.80. From
-    /// probabilities, with three, four and five: backward, bf16, 719 columns 0.92, 0.92, 0.74, 257
-    /// columns 0.74, 0.78, 0.78; forward, bf16, 1536 columns 0.93, 0.93, 0.78; f32, 719 columns
-    /// 0.86, 0.86, 0.66; forward-backward, f64, 127 columns 0.57 with three and 0.44 with four.
+    /// The number of blocks whose tiles should fit into a multiprocessor's shared memory, for rows
+    /// that several lanes share. It is at most the number for which there are registers. H200,
+    /// 2026-11-27, ceiling ÷ ours with three, four and five blocks: forward-backward, bf16, 200
+    /// columns 0.88, 0.88, 0.85, 229 columns 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64,
+    /// 24 columns 0.87, 0.86, 0.72, 200 columns 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75,
+    /// 0.79, 0.79, 408 columns 0.85, 0.85, 0.70; f32, 90 columns 0.80, 0.80, 0.88. With three and
+    /// four: forward, f64, 128 columns 0.82 and 0.72, 512 columns 0.76 and 0.67, 1.6 million rows
+    /// of 24 columns 0.79 and 0.80. From probabilities, with three, four and five: backward, bf16,
+    /// 719 columns 0.92, 0.92, 0.74, 257 columns 0.74, 0.78, 0.78; forward, bf16, 1536 columns
+    /// 0.93, 0.93, 0.78; f32, 719 columns 0.86, 0.86, 0.66; forward-backward, f64, 127 columns 0.57
+    /// with three and 0.44 with four.
     fn blocks(&self, pass: Pass) -> usize {
         let has_two_tiles = self.rows.tiles == 2;
         match (self.rows.element_bytes, pass) {
@@ -261,12 +261,12 @@ impl Space<'_> {
         }
     }
 
-    /// At most `most` rows, and so few that every warp has two tiles, or one if it has most to do
-    /// once a tile: with fewer tiles, some warps would have twice as many as others. H200,
-    /// 2026-11-27, ceiling ÷ ours with as many rows as there is room for, and so: f32 backward,
-    /// 4505×1024, 0.62 and 0.73; bf16 forward, 70280×255, 0.46 and 0.55. With two tiles for each
-    /// warp, bf16 forward-backward, 8190×1280 is at 0.43 instead of 0.49. Calls with fewer rows
-    /// than warps have as many as there is room for; they were not measured.
+    /// At most `most` rows, and so few that every warp has two tiles, or one tile if most of its
+    /// work is per tile. With fewer tiles, some warps would have twice as many as others. H200,
+    /// 2026-11-27, ceiling ÷ ours with as many rows as there is room for, and with this rule: f32
+    /// backward, 4505×1024, 0.62 and 0.73; bf16 forward, 70280×255, 0.46 and 0.55. With two tiles
+    /// for each warp, bf16 forward-backward, 8190×1280 is at 0.43 instead of 0.49. Calls with fewer
+    /// rows than warps have as many as there is room for; they were not measured.
     fn shared_out(&self, pass: Pass, most: usize) -> usize {
         let tiles = if pass == Pass::ForwardBackward { 1 } else { 2 };
         let mut rows = most;
@@ -276,12 +276,12 @@ impl Space<'_> {
         rows
     }
 
-    /// `rows`, or half or twice as many, which have fewer bank conflicts. Rows whose length is near
-    /// a power of two have some if a warp works on few of them. Twice as many take more shared
-    /// memory than there should be: H200, 2026-11-27, bf16, forward, 2047 columns 0.63 of the
+    /// `rows`, or half or twice as many if those have fewer bank conflicts. Rows whose length is
+    /// near a power of two have some if a warp works on few of them. Twice as many rows take more
+    /// shared memory than the limit: H200, 2026-11-27, bf16, forward, 2047 columns 0.63 of the
     /// ceiling with two rows and 0.75 with four, 255 columns 0.67 with 16 rows and 0.78 with 32.
-    /// But backward, which has less arithmetic, 255 columns 0.87 and 0.81. Where eight rows begin
-    /// in one bank, half as many are faster: f32 backward, 192 columns, one element off, 0.68 and
+    /// But backward, which has less arithmetic, 255 columns 0.87 and 0.81. If eight rows begin in
+    /// one bank, half as many are faster: f32 backward, 192 columns, one element off, 0.68 and
     /// 0.86.
     fn with_few_conflicts(&self, pass: Pass, mut rows: usize) -> usize {
         let step = self.read.steps[0];

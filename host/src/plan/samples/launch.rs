@@ -103,15 +103,15 @@ pub(super) fn long(shape: &Shape) -> SamplesLaunch {
     }
 }
 
-/// Half of the warps that an H100 has room for. Chosen, not searched for: with fewer rows than
-/// these, a row gets more of them.
+/// Half of the warps that an H100 has room for. If there are fewer rows than this, a row gets more
+/// warps. Chosen, not searched for.
 const RESIDENT_WARPS: usize = MULTIPROCESSORS * 32;
 
 /// Vectors that a thread has in flight in kernels whose rows are not register-resident.
 pub(super) const FLIGHT: usize = 4;
 
 /// Vectors of a row for each thread of [`long_forward`], where there are rows for all
-/// multiprocessors. Smaller blocks hide each other's beginnings and ends. H200, 2026-11-27, ceiling
+/// multiprocessors. Smaller blocks overlap each other's starts and ends. H200, 2026-11-27, ceiling
 /// ÷ ours with 4, 8, 12 and 16 vectors: f32, 2767 columns 0.82, 0.90, 0.85, 0.85, 4944 columns
 /// 0.87, 0.98, 0.97, 0.97, 8193 columns 0.94, 0.94, 0.93, 0.89; bf16, 2746 columns 0.71, 0.62,
 /// 0.82, 0.82, 8308 columns 0.65, 0.85, 0.92, 0.93, 9288 columns 0.63, 0.72, 0.69, 0.69.
@@ -119,17 +119,17 @@ const fn vectors_of_thread(element_bytes: usize) -> usize {
     if element_bytes == 2 { 12 } else { 8 }
 }
 
-/// The most bytes of rows that are in flight at once where they take few turns. H200, 2026-11-28,
-/// ceiling ÷ ours with a row's vectors in flight at once and with as many a thread as
-/// [`vectors_of_thread`] says: bf16, 2771 columns, of 22 MiB 0.56 and 0.31, 2653 columns, of 85 MiB
-/// 0.61 and 0.52, of 125 MiB 0.63 and 0.59; f16, 4217 columns, of 30 MiB 0.58 and 0.45; f32, 1501
-/// columns, of 102 MiB 0.77 and 0.65, 2373 columns, of 45 MiB 0.78 and 0.64. But bf16, 5179
-/// columns, of 67 MiB 0.58 and 0.63, and where rows take more turns, f32, 1627 columns, of 325 MiB
-/// 0.73 and 0.81.
+/// The most bytes of a row for which all of its vectors are in flight at once if rows take few
+/// turns. H200, 2026-11-28, ceiling ÷ ours with a row's vectors in flight at once and with as many
+/// a thread as [`vectors_of_thread`] says: bf16, 2771 columns, of 22 MiB 0.56 and 0.31, 2653
+/// columns, of 85 MiB 0.61 and 0.52, of 125 MiB 0.63 and 0.59; f16, 4217 columns, of 30 MiB 0.58
+/// and 0.45; f32, 1501 columns, of 102 MiB 0.77 and 0.65, 2373 columns, of 45 MiB 0.78 and 0.64.
+/// But bf16, 5179 columns, of 67 MiB 0.58 and 0.63, and where rows take more turns, f32, 1627
+/// columns, of 325 MiB 0.73 and 0.81.
 const MOST_ROW_BYTES_IN_FLIGHT: usize = 10_000;
 
-/// A block per row. Few rows have as many warps as have all of a row's vectors in flight at once.
-/// If rows are long enough for the largest block, some are split.
+/// A block per row. If there are few rows, each has enough warps to have all of its vectors in
+/// flight at once. If rows are long enough for the largest block, some are split.
 fn long_forward(shape: &Shape) -> SamplesLaunch {
     let max_warps = shape.kernels.long_block as usize / 32;
     let warps_for = |vectors: usize| shape.vectors.div_ceil(32 * vectors).min(max_warps);
@@ -192,11 +192,11 @@ const MOST_LONG_BLOCKS: usize = 8;
 /// 4000×27000 f32, 0.57 with a block of 14 vectors a thread, 0.63 with two of 26.
 const MOST_LONG_VECTORS: usize = 28;
 
-/// A block per row, of as many threads as as many blocks as possible have registers and shared
-/// memory for: while one computes, another loads or stores. H200, 2026-11-27, ceiling ÷ ours with
-/// one block and with two: 2048×67133 bf16 0.78 and 0.91, 4096×32000 f32 0.89 and 0.94; from
-/// probabilities, 4000×20000 f32 0.54 and 0.63; but with label smoothing, 2000×57500 bf16 0.43
-/// and 0.39.
+/// A block per row, with the number of threads with which the most blocks fit by registers and
+/// shared memory: while one computes, another loads or stores. H200, 2026-11-27, ceiling ÷ ours
+/// with one block and with two: 2048×67133 bf16 0.78 and 0.91, 4096×32000 f32 0.89 and 0.94; from
+/// probabilities, 4000×20000 f32 0.54 and 0.63; but with label smoothing, 2000×57500 bf16 0.43 and
+/// 0.39.
 fn long_forward_backward(shape: &Shape) -> SamplesLaunch {
     let kernels = &shape.kernels;
     let max_threads = kernels.long_block as usize;

@@ -58,7 +58,7 @@ impl SamplesLaunch {
     }
 }
 
-/// Which threads share a row, and where its logits are kept between reading and use.
+/// Which threads share a row, and where its logits are between reading and use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Regime {
     /// One or more lanes per row; a warp stages a tile of rows in shared memory.
@@ -182,8 +182,8 @@ pub(crate) fn samples(
 }
 
 /// How many vectors of a row a block stages in `shared_bytes` of dynamic shared memory, behind the
-/// first `in_registers`, which its threads have in registers. How much shared memory a device has
-/// does not change the order of the sum: a vector is read in the same turn whether it is staged or
+/// first `in_registers`, which its threads have in registers. The amount of shared memory does not
+/// change the order of the sum, because a vector is read in the same turn whether it is staged or
 /// not.
 pub(crate) fn staged_vectors(
     cols: usize,
@@ -198,8 +198,8 @@ pub(crate) fn staged_vectors(
     vectors.min(shared_bytes as usize / 16) as u32
 }
 
-/// Whether it takes longer to read the targets of `rows` rows, of `class_bytes` each, once more
-/// than to launch a kernel that has nothing to do. Rows are counted in 32 bits.
+/// Whether reading the targets of `rows` rows, of `class_bytes` each, a second time takes longer
+/// than launching a kernel that has nothing to do. Rows are counted in 32 bits.
 pub(crate) fn is_optimistic(
     rows: usize,
     [element_bytes, class_bytes]: [usize; 2],
@@ -220,7 +220,7 @@ const LEAST_TARGETS_OF_MULTIPROCESSOR: usize = 64 << 10;
 
 /// How many blocks of `threads` threads sum the class weights of `rows` targets to the normaliser,
 /// which the blocks that compute gradients divide by: no more than the `room` for blocks, so that
-/// none of them waits for another to end. All other blocks wait for them.
+/// none of them waits for another to end, because all other blocks wait for them.
 pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
     let of_threads = |targets: usize| rows.div_ceil(threads as usize * targets);
     let most = of_threads(MANY_TARGETS).clamp(NORMALISER_BLOCKS, MAX_NORMALISER_BLOCKS as usize);
@@ -228,9 +228,9 @@ pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
     of_threads(NORMALISER_FLIGHT).clamp(1, most.min(room).max(1)) as u32
 }
 
-/// The blocks that sum the normaliser, and all others, in a launch that computes again what an
-/// optimistic launch of so many blocks has not, on a device that has `room` for some at once. It
-/// mostly ends at once, and then a block takes 2.5 ns (H200, 2026-11-28), so it has few.
+/// The blocks that sum the normaliser, and all other blocks, of the retry after an optimistic
+/// launch with this many blocks, on a device with `room` for some at once. A retry mostly ends at
+/// once, and then each block costs 2.5 ns (H200, 2026-11-28), so it has few blocks.
 pub(crate) fn retry_blocks([of_normaliser, of_rows]: [u32; 2], room: usize) -> [u32; 2] {
     // One of them adds up what the others publish.
     let most = room as u32 / 2 + 1;
@@ -244,5 +244,6 @@ const RETRY_NORMALISER_BLOCKS: u32 = 64;
 /// rows meanwhile. Chosen, not searched for.
 const NORMALISER_BLOCKS: usize = 512;
 
-/// Targets per thread from which on more blocks sum the normaliser. Chosen, not searched for.
+/// If threads would have more targets than this, more blocks sum the normaliser. Chosen, not
+/// searched for.
 const MANY_TARGETS: usize = 32;

@@ -1,4 +1,4 @@
-//! Rows of a forward pass that several blocks share, each of which has a part of a row.
+//! Rows of a forward pass that are split over several blocks, one part per block.
 
 use super::launch::FLIGHT;
 use super::shape::Shape;
@@ -18,8 +18,9 @@ pub(crate) struct Tail {
     pub(crate) at: u32,
 }
 
-/// How many rows at the end of a pass are split. If each had one block, the blocks that finish last
-/// would leave most of the memory bandwidth unused. On an H200, twice as many rows are no better.
+/// How many rows at the end of a pass are split. If each of these had one block, the last blocks to
+/// finish would leave most of the memory bandwidth unused. On an H200, twice as many rows are no
+/// better.
 const LAST_ROWS: usize = 132 * 2;
 
 /// The most parts of such a row.
@@ -33,8 +34,8 @@ const PART_VECTORS: usize = 2048;
 impl Tail {
     pub(crate) const NONE: Self = Tail { rows: 0, parts: NonZeroU32::MIN, at: 0 };
 
-    /// The rows that are split where each other row has a block of `threads` threads: all, if they
-    /// are too few for all multiprocessors, or the last.
+    /// The rows that are split, if every other row has a block of `threads` threads: all rows if
+    /// there are too few for all multiprocessors, otherwise the last ones.
     pub(super) fn new(shape: &Shape, threads: usize) -> Self {
         let tail = if shape.rows < MANY_BLOCKS {
             Tail::of_all(shape)
@@ -44,7 +45,7 @@ impl Tail {
         tail.unwrap_or(Tail::NONE)
     }
 
-    /// Blocks that the pass has beside one per row.
+    /// Blocks of the pass in addition to one per row.
     pub(super) fn more_blocks(self) -> u32 {
         self.rows * (self.parts.get() - 1)
     }
@@ -52,8 +53,8 @@ impl Tail {
     /// All of a few rows, in parts that are long enough for a block; `None` if the rows are too
     /// short for two parts.
     fn of_all(shape: &Shape) -> Option<Self> {
-        // A part takes the words that its worker publishes, no more than as many sums by an adder
-        // block, and the statistics of its part of the row.
+        // A part takes words for what its worker publishes, at most as many for the sums of an
+        // adder block, and words for the statistics of its part of the row.
         let part_words = shape.words_of_worker() + shape.sums() + STATS_PARTS;
         let room = MAX_PARTIALS as usize / part_words as usize;
         let parts = (shape.vectors / PART_VECTORS).min(room / shape.rows.max(1));
@@ -64,8 +65,8 @@ impl Tail {
         Some(Tail { rows: shape.rows as u32, parts: NonZeroU32::new(parts as u32)?, at })
     }
 
-    /// The last of many rows; `None` if they are too short for two parts of what the block of a row
-    /// has in flight, or if the workspace has no room for what the parts publish.
+    /// The last of many rows. `None` if they are too short for two parts, each as long as what a
+    /// row's block has in flight, or if the workspace has no room for what the parts publish.
     fn of_last(shape: &Shape, threads: usize) -> Option<Self> {
         let parts = (shape.vectors / (FLIGHT * threads)).min(LAST_ROW_PARTS);
         if shape.rows < 2 * LAST_ROWS || parts < 2 {
@@ -80,8 +81,8 @@ impl Tail {
     }
 }
 
-/// The words of the workspace for what `workers` workers publish, and what the adder blocks sum of
-/// it. What the parts of split rows publish is behind them.
+/// The words of the workspace for what `workers` workers publish and for the sums of the adder
+/// blocks. The words for the parts of split rows come after these.
 fn words_before(shape: &Shape, workers: usize) -> u32 {
     let workers = workers as u32;
     let sums = shape.sums() * workers.div_ceil((1 << ADDER_SHIFT) - 1);

@@ -37,16 +37,16 @@ impl Shape {
         }
     }
 
-    /// Whether rows are faster in the registers of `row_lanes` lanes than packed: all but those of
-    /// 16-bit elements whose exponentials are computed, unless they are few, and those of f64 whose
-    /// losses and gradients are, that leave an eighth of the registers empty or more. H200,
-    /// 2026-11-27, ceiling ÷ ours in registers and packed: 256 MiB of bf16 forward, 384 columns
-    /// 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86; forward-backward, 384
-    /// columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384 columns 0.97 and 0.91; f32
-    /// forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of 424 columns, 0.72 and 0.62,
-    /// and forward-backward, 848 columns (2026-11-28), of 64 MiB 0.81 and 0.64, of 128 MiB 0.84 and
-    /// 0.77, of 512 MiB 0.86 and 0.93. f64 forward-backward, 96 columns 0.61 and 0.82, 100 columns
-    /// 0.63 and 0.68, 240 columns 0.73 and 0.69.
+    /// Whether rows are faster in the registers of `row_lanes` lanes than packed. They are, except
+    /// for rows that leave an eighth of the registers empty or more and are either of 16-bit
+    /// elements whose exponentials are computed, unless there are few rows, or of f64 with loss and
+    /// gradients. H200, 2026-11-27, ceiling ÷ ours in registers and packed: 256 MiB of bf16
+    /// forward, 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86;
+    /// forward-backward, 384 columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384
+    /// columns 0.97 and 0.91; f32 forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of
+    /// 424 columns, 0.72 and 0.62, and forward-backward, 848 columns (2026-11-28), of 64 MiB 0.81
+    /// and 0.64, of 128 MiB 0.84 and 0.77, of 512 MiB 0.86 and 0.93. f64 forward-backward, 96
+    /// columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240 columns 0.73 and 0.69.
     fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
         let registers = self.kernels.per_thread * row_lanes;
         let is_full = 8 * self.vectors > 7 * registers;
@@ -74,13 +74,13 @@ impl Shape {
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }
 
-    /// Whether rows of more than [`fits_warp`](Self::fits_warp) are faster in the registers of a
-    /// warp than packed: with gradients in f32, all; others where few turns are taken, or one turn
-    /// of 16-bit elements that leave more than five sixteenths of the registers empty; and those
-    /// that fill the registers. H200, 2026-11-28, ceiling ÷ ours in registers and packed: f32
-    /// forward-backward, 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and 0.88, 544
-    /// columns 0.90 and 0.81; forward, 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB 0.81 and
-    /// 0.79, of 405 MiB 0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91. 16 bits
+    /// Whether rows longer than [`fits_warp`](Self::fits_warp) allows are faster in the registers
+    /// of a warp than packed. In f32 with gradients all are. Other rows are if they fill the
+    /// registers or take few turns; 16-bit elements that leave more than five sixteenths of the
+    /// registers empty must take only one turn. H200, 2026-11-28, ceiling ÷ ours in registers and
+    /// packed: f32 forward-backward, 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and
+    /// 0.88, 544 columns 0.90 and 0.81; forward, 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB
+    /// 0.81 and 0.79, of 405 MiB 0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91. 16 bits
     /// forward-backward, 2048 columns, of 24 MiB 0.77 and 0.50, of 294 MiB 0.91 and 0.90; 1336
     /// columns, of 78 MiB 0.70 and 0.70; 1344 columns, of 105 MiB 0.73 and 0.78; forward, 2000
     /// columns, of 70 MiB 0.79 and 0.61, of 534 MiB 0.91 and 0.86; 1448 columns, of 25 MiB 0.63 and
@@ -132,7 +132,7 @@ impl Shape {
             && self.are_peeled(block_rows, per_thread, lanes)
     }
 
-    /// Whether there are so few rows of more than [`fits_warp`](Self::fits_warp) that loss and
+    /// Whether rows are longer than [`fits_warp`](Self::fits_warp) allows, and so few that loss and
     /// gradients take less time with a block per row. H200, 2026-11-28, µs with a block and with a
     /// warp: bf16, 64×2003 4.9 and 5.4, 256×1203 4.5 and 5.1, 512×2003 6.2 and 5.9; f32, 256×1001
     /// 4.6 and 4.9, 512×1001 5.7 and 5.3.
@@ -153,21 +153,21 @@ impl Shape {
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }
 
-    /// How many sixteenths of the registers rows have to fill so that they are not better packed:
-    /// more, the more turns they take. H200, 2026-11-28. Of few rows, µs packed and in registers:
-    /// f32 forward, 64×351 3.9 and 2.7, 1024×501 4.6 and 2.9; bf16 forward-backward, 256×515 10.0
-    /// and 4.6, 1024×701 11.5 and 5.1. Ceiling ÷ ours packed and in registers, of one turn: f32,
-    /// 257 columns forward 0.55 and 0.55, forward-backward 0.50 and 0.59, 301 columns 0.53 and
-    /// 0.61; bf16 forward, 515 columns 0.49 and 0.43, 1203 columns 0.42 and 0.52. Of few turns:
-    /// f32, 383 columns, of 96 MiB forward 0.75 and 0.74, of 64 MiB forward-backward 0.62 and 0.74;
-    /// bf16, 1403 columns, of 96 MiB forward 0.63 and 0.60, 1603 columns 0.64 and 0.66. Of 266 to
-    /// 400 MiB: f32 forward, 383 columns 0.89 and 0.79, 113 columns 0.89 and 0.92, 701 columns 0.88
-    /// and 0.90; forward-backward, 449 columns 0.86 and 0.80, 601 columns 0.89 and 0.86, 701
-    /// columns 0.86 and 0.91; bf16 forward, 1023 columns 0.80 and 0.78, 1803 columns 0.79 and 0.78,
-    /// 2003 columns 0.77 and 0.83; forward-backward, 451 columns 0.80 and 0.77, 1603 columns 0.80
-    /// and 0.74, 1803 columns 0.77 and 0.79. Rows that collide, one element off: bf16 forward, 256
-    /// columns 0.34 and 0.43, 512 columns 0.45 and 0.77; f32 forward-backward, 128 columns 0.62 and
-    /// 0.76.
+    /// How many sixteenths of the registers rows must fill to be faster there than packed. The more
+    /// turns they take, the more they must fill. H200, 2026-11-28. Of few rows, µs packed and in
+    /// registers: f32 forward, 64×351 3.9 and 2.7, 1024×501 4.6 and 2.9; bf16 forward-backward,
+    /// 256×515 10.0 and 4.6, 1024×701 11.5 and 5.1. Ceiling ÷ ours packed and in registers, of one
+    /// turn: f32, 257 columns forward 0.55 and 0.55, forward-backward 0.50 and 0.59, 301 columns
+    /// 0.53 and 0.61; bf16 forward, 515 columns 0.49 and 0.43, 1203 columns 0.42 and 0.52. Of few
+    /// turns: f32, 383 columns, of 96 MiB forward 0.75 and 0.74, of 64 MiB forward-backward 0.62
+    /// and 0.74; bf16, 1403 columns, of 96 MiB forward 0.63 and 0.60, 1603 columns 0.64 and 0.66.
+    /// Of 266 to 400 MiB: f32 forward, 383 columns 0.89 and 0.79, 113 columns 0.89 and 0.92, 701
+    /// columns 0.88 and 0.90; forward-backward, 449 columns 0.86 and 0.80, 601 columns 0.89 and
+    /// 0.86, 701 columns 0.86 and 0.91; bf16 forward, 1023 columns 0.80 and 0.78, 1803 columns 0.79
+    /// and 0.78, 2003 columns 0.77 and 0.83; forward-backward, 451 columns 0.80 and 0.77, 1603
+    /// columns 0.80 and 0.74, 1803 columns 0.77 and 0.79. Rows that collide, one element off: bf16
+    /// forward, 256 columns 0.34 and 0.43, 512 columns 0.45 and 0.77; f32 forward-backward, 128
+    /// columns 0.62 and 0.76.
     fn fewest_sixteenths(&self, per_thread: usize) -> usize {
         const NEVER: usize = 17;
         // Of each multiprocessor: 1056 on an H200, where figures end at 1024 rows, and at rows that

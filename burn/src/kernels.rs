@@ -41,7 +41,8 @@ pub(crate) fn backward<B: Memory>(
 ) -> [Option<FloatTensor<B>>; 2] {
     let (shape, dtype) = (operands.input.shape(), operands.input.dtype());
     let gradient = |over_input| Output { shape: shape.clone(), dtype, over_input };
-    // Only then may the input be overwritten: the target's gradient is computed from it.
+    // The input may be overwritten only if the target gets no gradient, because that is computed
+    // from the input.
     let alone = wanted == [true, false];
     let mut outputs: Vec<Output> =
         wanted.iter().filter(|&&wanted| wanted).map(|_| gradient(alone)).collect();

@@ -1,5 +1,5 @@
-//! A block: its threads are coroutines, its shared memory a piece of the heap, its barrier the
-//! point where all of them have yielded.
+//! A block: its threads are coroutines, its shared memory is on the heap, and its barrier is the
+//! point where all threads have yielded.
 
 use crate::fault::{Fault, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::kernel::Launch;
@@ -20,14 +20,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Why a thread does not run.
 #[derive(Clone, Copy, Debug)]
 enum Waiting {
-    /// It has not started, or may go on.
+    /// It has not started, or may continue.
     No,
     /// For the block.
     Barrier(Place),
     /// For its warp.
     Shuffle { value: u32, by: Shuffle, place: Place },
-    /// For another block, in a launch whose blocks take turns: it may go on when that has had its
-    /// turn.
+    /// For another block, in a launch whose blocks take turns. It may continue after the other
+    /// block's turn.
     Spin(Place),
     /// It has returned.
     Done,
@@ -114,8 +114,8 @@ struct Block<'a> {
     has_stored: Cell<bool>,
 }
 
-/// A shared array: what stands for it in the source, its memory (which does not move when another
-/// is added, and lies on a 16-byte boundary), for each byte whether it was written, and who
+/// A shared array: its key, which is the address of the array in the source; its memory, which is
+/// 16-byte aligned and does not move when another array is added; which bytes were written; and who
 /// accessed it.
 struct Shared {
     key: usize,
@@ -124,8 +124,7 @@ struct Shared {
     history: History,
 }
 
-/// What stands for the dynamic shared memory: no array of the source's, which have addresses for
-/// keys.
+/// The key of the dynamic shared memory. It is not the address of any array in the source.
 const DYNAMIC: usize = 0;
 
 impl Shared {
@@ -140,17 +139,18 @@ struct Thread<'a> {
     index: u32,
     yielder: Cell<*const Yielder<(), ()>>,
     waiting: Cell<Waiting>,
-    /// What the last shuffle brought.
+    /// The value that the last shuffle returned.
     received: Cell<u32>,
-    /// Copies to shared memory that nobody has waited for: in batches, the last not ended.
+    /// Copies to shared memory that were not waited for yet, in batches; the last batch is not
+    /// ended.
     copies: RefCell<Vec<Vec<Copied>>>,
-    /// The allocations of the last accesses, looked at first: a kernel's accesses alternate
-    /// between few.
+    /// The allocations of the last accesses. They are searched first, because a kernel's accesses
+    /// alternate between few allocations.
     recent: [Cell<Range>; 4],
     oldest: Cell<usize>,
 }
 
-/// What the threads of one block run on: coroutines that borrow nothing that outlives the block.
+/// The coroutines of the threads of one block, which borrow nothing that outlives the block.
 type Runner = Coroutine<(), (), (), ThreadStack>;
 
 impl<'a> Thread<'a> {
@@ -169,7 +169,7 @@ impl<'a> Thread<'a> {
 
     fn wait(&self, waiting: Waiting) {
         self.waiting.set(waiting);
-        // SAFETY: set when the coroutine started; a machine is called on its own coroutine alone.
+        // SAFETY: set when the coroutine started; a machine is called only on its own coroutine.
         unsafe { &*self.yielder.get() }.suspend(());
     }
 
@@ -182,7 +182,7 @@ impl<'a> Thread<'a> {
             place.file(),
             place.line()
         );
-        // Not a panic of the program's: the hook has nothing to print.
+        // This is not a panic of the program, so the hook must print nothing.
         panic::resume_unwind(Box::new(Fault { code, report }))
     }
 
@@ -253,7 +253,7 @@ impl Machine for Thread<'_> {
     }
 
     fn shuffle(&self, value: u32, lane: u32, place: Place) -> u32 {
-        // As the hardware does, which takes the lower bits.
+        // The hardware uses the lower bits too.
         self.wait(Waiting::Shuffle { value, by: Shuffle::Lane(lane % WARP_SIZE), place });
         self.received.get()
     }
@@ -370,7 +370,7 @@ impl Thread<'_> {
         }
         let written = &mut array.written[offset..offset + bytes];
         match touch {
-            // A copy is made when its thread has waited for it.
+            // The copy itself is made when its thread waits for it.
             Touch::StartCopy => {}
             Touch::Write => {
                 self.block.has_stored.set(true);
@@ -410,8 +410,8 @@ fn verb(access: Access) -> &'static str {
     }
 }
 
-/// Runs block `index` to its end, or to its first fault. Its threads keep the CPU thread while they
-/// wait for other blocks.
+/// Runs block `index` to its end, or to its first fault. While its threads wait for other blocks,
+/// they occupy the CPU thread.
 pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<(), Fault> {
     let stacks = std::iter::repeat_with(ThreadStack::kept);
     match Running::new(launch, index, failed, false, stacks, Order::by_index()).step()? {
@@ -420,17 +420,17 @@ pub(crate) fn run(launch: &Launch, index: u32, failed: &AtomicBool) -> Result<()
     }
 }
 
-/// How far a block has come.
+/// The state of a block after a step.
 pub(crate) enum Step {
     /// All threads have returned.
     Done,
-    /// At least one thread waits for another block, and none can go on but those.
+    /// At least one thread waits for another block, and only such threads can continue.
     Spins,
-    /// It may go on, and lets others do so first.
+    /// It could continue, but lets other blocks run first.
     Pauses,
 }
 
-/// In one of how many warps' turns a block whose order is drawn pauses, and at one of how many
+/// A block whose order is drawn pauses in one of this many turns of warps, and at one of this many
 /// barriers.
 const TURNS_TO_PAUSE: u64 = 16;
 const BARRIERS_TO_PAUSE: u64 = 4;
@@ -440,11 +440,11 @@ pub(crate) struct Running<'a> {
     /// Coroutines, which refer to the threads, and unwind when they are dropped: before the threads
     /// are, as fields are dropped in this order.
     runners: Vec<Option<Runner>>,
-    /// Nothing is added, so that they stay where they are.
+    /// Nothing is added later, so the threads do not move.
     threads: Vec<Thread<'a>>,
     /// Where each thread waited after the last step that [`has_gone_on`](Self::has_gone_on) saw.
     places: Vec<Option<Place>>,
-    /// In which its warps and their lanes run.
+    /// The order in which its warps and their lanes run.
     order: Order,
 }
 
@@ -475,8 +475,8 @@ impl<'a> Running<'a> {
         Running { runners, threads, places: Vec::new(), order }
     }
 
-    /// Runs the block until all threads have returned, or until none can go on but those that spin,
-    /// each of which has looked once; or, if its order is drawn, not that far.
+    /// Runs the block until all threads have returned, or until only spinning threads can continue
+    /// and each has checked once. If its order is drawn, it may pause earlier.
     pub(crate) fn step(&mut self) -> Result<Step, Fault> {
         loop {
             if self.run_warps()? {
@@ -485,7 +485,7 @@ impl<'a> Running<'a> {
             let mut done = true;
             for thread in &self.threads {
                 match thread.waiting.get() {
-                    // It may reach the barrier yet that others wait at.
+                    // It may still reach the barrier at which others wait.
                     Waiting::Spin(_) => return Ok(Step::Spins),
                     Waiting::Done => {}
                     _ => done = false,
@@ -501,9 +501,9 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Runs each warp until none of its threads can go on but those that spin, one warp after the
-    /// other or, if the order is drawn, any of them from one shuffle to the next. Whether it pauses
-    /// before.
+    /// Runs each warp until only its spinning threads can continue: one warp after the other or, if
+    /// the order is drawn, a random one from one shuffle to the next. Returns whether the block
+    /// pauses before that.
     fn run_warps(&mut self) -> Result<bool, Fault> {
         let count = self.threads.len();
         let mut left: Vec<_> = (0..count).step_by(WARP_SIZE as usize).collect();
@@ -521,7 +521,7 @@ impl<'a> Running<'a> {
         Ok(false)
     }
 
-    /// Whether the steps since the last call have stored anything, or left a thread at another
+    /// Whether the steps since the last call have stored anything, or moved a thread to another
     /// place.
     pub(crate) fn has_gone_on(&mut self) -> bool {
         let mut has_gone_on = false;
@@ -577,8 +577,9 @@ fn runner(thread: &Thread<'_>, stack: ThreadStack) -> Runner {
     })
 }
 
-/// Runs each thread of a warp that can go on until it waits or returns. Whether they have met at a
-/// shuffle, and go on: those that spin may yet reach the shuffle that others of the warp wait at.
+/// Runs each thread of a warp that can continue until it waits or returns. Returns whether they
+/// have met at a shuffle and can continue. Spinning threads may still reach the shuffle at which
+/// others of the warp wait.
 fn run_warp(
     threads: &[Thread<'_>],
     runners: &mut [Option<Runner>],
@@ -673,7 +674,7 @@ fn shuffle(threads: &[Thread<'_>]) -> Result<(), Fault> {
         thread.received.set(values[from]);
         thread.waiting.set(Waiting::No);
     }
-    // As `sync_warp` is written: each lane's own value.
+    // `sync_warp` is written this way; each lane gets its own value.
     if by == Shuffle::Xor(0) {
         leader.block.clock.pass_warp(leader.index);
     }

@@ -1,7 +1,7 @@
-//! The driver's calls, by the names and signatures of `cuda.h`.
+//! The driver's calls, with the names and signatures of `cuda.h`.
 //!
-//! A call that is missing here is one that nothing has needed yet: [`symbol`] does not find it, as
-//! `dlsym` would not.
+//! Calls that nothing has needed yet are missing: [`symbol`] does not find them, as `dlsym` would
+//! not.
 
 use crate::fault::Fault;
 use crate::injection;
@@ -19,18 +19,19 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Compute capability 9.0, as PTX for every supported architecture runs here.
+/// Compute capability 9.0, so that PTX for every supported architecture runs here.
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
-/// Few on the third device, where kernels are launched in other grids: as few as the library takes.
+/// The third device has as few multiprocessors as the library accepts, so kernels are launched in
+/// other grids there.
 const MULTIPROCESSORS: [i32; DEVICES as usize] = [132, 132, 2];
 const MEMORY: usize = 1 << 40;
-/// Shared memory of a block, and what a kernel may have for which more is asked; less on the second
-/// device, so that results can be held against each other.
+/// Shared memory of a block, by default and on request. The second device has less, so that tests
+/// can compare results.
 const SHARED: u32 = 48 << 10;
 const SHARED_OPTIN: [u32; DEVICES as usize] = [227 << 10, 99 << 10, 227 << 10];
-/// Of each block's shared memory, the driver's.
+/// The bytes of each block's shared memory that the driver reserves.
 const RESERVED_SHARED: u32 = 1 << 10;
-/// What a multiprocessor holds at a time.
+/// How many threads are resident on a multiprocessor.
 const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 /// CUDA 13.0, and its version of PTX.
@@ -112,17 +113,17 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
 thread_local! {
     /// The current context of this CPU thread; 0 is none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// Captures that this CPU thread has begun and not ended: it may not allocate or wait
-    /// meanwhile.
+    /// Captures that this CPU thread has begun and not ended. It may not allocate or wait until it
+    /// ends them.
     static CAPTURES: Cell<u32> = const { Cell::new(0) };
-    /// Whether it may do so all the same.
+    /// The thread's capture mode, which may allow that anyway.
     static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
 }
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const CAPTURE_MODE_RELAXED: c_int = 2;
 
-/// Runs a call of `function` unless it is to fail, keeping a panic from crossing into the caller.
+/// Runs a call of `function` unless a test makes it fail. A panic does not cross into the caller.
 fn call(function: &'static str, body: impl FnOnce() -> Result) -> u32 {
     if let Err(fault) = injection::before_call(function) {
         return fault.tell();
@@ -171,13 +172,13 @@ fn stream(handle: usize) -> std::result::Result<Arc<Stream>, u32> {
     Ok(stream)
 }
 
-/// Refuses what might wait while this CPU thread captures.
+/// Refuses calls that might wait while this CPU thread captures.
 fn not_capturing() -> Result {
     let allowed = CAPTURES.get() == 0 || CAPTURE_MODE.get() == CAPTURE_MODE_RELAXED;
     if allowed { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
 }
 
-/// Whether these bytes lie in one allocation.
+/// Refuses bytes that are not in one allocation.
 fn allocated(start: u64, bytes: usize) -> Result {
     if bytes == 0 || memory::find(start as usize, bytes).is_some() {
         Ok(())
@@ -264,11 +265,13 @@ impl LaunchAttribute {
     }
 }
 
-/// Blocks that a device holds at a time, each of so many threads and bytes of shared memory.
+/// How many blocks with this many threads and bytes of shared memory are resident on a device at
+/// the same time.
 ///
-/// Registers do not count: the compiler chooses how many a kernel has, and nothing here knows.
+/// Registers do not count, because the emulator does not know how many the compiler gives to a
+/// kernel.
 pub(crate) fn resident_blocks(device: i32, threads: u32, shared_bytes: u32) -> u32 {
-    // One block may have all, but for what the driver has of it.
+    // One block may use all of it, except what the driver reserves.
     let shared = SHARED_OPTIN[device as usize] + RESERVED_SHARED;
     let of_multiprocessor = BLOCKS_PER_MULTIPROCESSOR
         .min(THREADS_PER_MULTIPROCESSOR / threads)
@@ -298,7 +301,7 @@ macro_rules! driver {
     };
 }
 
-// Every pointer that a call gets is the caller's to answer for, as with the real driver.
+// The caller is responsible for every pointer that it passes, as with the real driver.
 #[allow(clippy::undocumented_unsafe_blocks)]
 mod calls {
     use super::*;
@@ -415,7 +418,7 @@ mod calls {
             unsafe { put(device, current_device()?) }
         }
 
-        // Work is done when it is queued, and its faults are told by stream.
+        // Work is done when it is queued, and each stream reports its own faults.
         fn cuCtxSynchronize() {
             current_device()?;
             not_capturing()
@@ -453,7 +456,7 @@ mod calls {
                 return Err(INVALID_VALUE);
             }
             not_capturing()?;
-            // There are addresses for more, but not the memory behind them.
+            // There are addresses for more, but not enough memory.
             if bytes > MEMORY.saturating_sub(memory::in_use()) {
                 return Err(OUT_OF_MEMORY);
             }
@@ -522,9 +525,10 @@ mod calls {
             stream.synchronize()
         }
 
-        // An event is recorded when its stream has done all before it: there is nothing to wait
-        // for. A fault before it is the waiting stream's too, as a GPU's is every stream's:
-        // otherwise work would read what a failed kernel has not written, and nobody be told.
+        // When an event is recorded, its stream has done all earlier work, so there is nothing to
+        // wait for. A fault before the event also puts the waiting stream in error; on a GPU it
+        // would affect every stream. Otherwise work could read what a failed kernel has not
+        // written, without an error.
         fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) {
             current_device()?;
             let (stream, event) = (stream(handle)?, EVENTS.get(event).ok_or(INVALID_HANDLE)?);
@@ -542,7 +546,7 @@ mod calls {
                     stream.invalidate_capture();
                     Err(CAPTURE_ISOLATION)
                 }
-                // The driver would have the stream join the capture, which nothing here has needed.
+                // The driver would let the stream join the capture, which no test has needed.
                 (false, true) => Err(CAPTURE_UNSUPPORTED),
             }
         }
@@ -560,7 +564,7 @@ mod calls {
         }
 
         fn cuStreamBeginCapture_v2(handle: usize, _mode: c_int) {
-            // The default stream waits for others.
+            // The default stream waits for others, so it cannot be captured.
             if handle < 2 || !stream(handle)?.begin_capture() {
                 return Err(CAPTURE_UNSUPPORTED);
             }
@@ -734,7 +738,7 @@ mod calls {
                     function.max_dynamic_shared.store(bytes, Ordering::Relaxed);
                     Ok(())
                 }
-                // A percentage, and a wish: here, there is no cache to have the rest.
+                // This percentage is only a hint, and the emulator has no cache.
                 (PREFERRED_SHARED_MEMORY_CARVEOUT, _) if (-1..=100).contains(&value) => {
                     function.carveout.store(value, Ordering::Relaxed);
                     Ok(())
@@ -764,9 +768,8 @@ mod calls {
                     _ => return Err(INVALID_VALUE),
                 }
             }
-            // A kernel that does not wait for what is before it would run into it. A grid whose
-            // blocks have to be resident at once does not begin while another has part of the
-            // device.
+            // A kernel that does not wait for earlier work would run at the same time as that. A
+            // cooperative grid does not begin while another grid occupies a part of the device.
             if overlaps && (!function.waits || cooperative) {
                 return Err(INVALID_VALUE);
             }

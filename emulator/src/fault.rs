@@ -1,4 +1,4 @@
-//! What a kernel did that it may not.
+//! Errors of kernels.
 
 use std::cell::RefCell;
 
@@ -24,13 +24,13 @@ thread_local! {
 
 /// The report that belongs to the last failed call of this CPU thread, once.
 pub fn take_report() -> Option<String> {
-    // While a thread ends, what it keeps is destroyed one by one: a call of one of these finds no
-    // place for a report.
+    // While a thread ends, its thread-local values are destroyed one by one. If the destructor of
+    // one calls the driver, the place for reports may already be gone.
     REPORT.try_with(RefCell::take).ok().flatten()
 }
 
 impl Fault {
-    /// Leaves its report for [`take_report`], and returns its code.
+    /// Stores the report for [`take_report`], and returns the code.
     pub(crate) fn tell(self) -> u32 {
         let _ = REPORT.try_with(|report| report.replace(Some(self.report)));
         self.code

@@ -1,12 +1,12 @@
-//! Faults on request: a call of the driver, or work on a stream, fails although nothing is wrong
-//! with it, so that tests see what the caller makes of the failure.
+//! Faults on request: a driver call, or work on a stream, fails although nothing is wrong with it,
+//! so that tests see how the caller handles the failure.
 
 use crate::fault::Fault;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-/// What the calls of this CPU thread fail with, until it is dropped. Calls of other threads are
-/// neither counted nor failed, so that tests which run side by side do not see each other's faults.
+/// Makes calls of this CPU thread fail until it is dropped. Calls of other threads are neither
+/// counted nor failed, so that tests that run in parallel do not see each other's faults.
 ///
 /// ```
 /// const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
@@ -18,20 +18,21 @@ use std::marker::PhantomData;
 #[must_use = "the faults end when it is dropped"]
 #[derive(Debug)]
 pub struct Faults {
-    /// The plan is this CPU thread's.
+    /// The plan belongs to this CPU thread.
     not_send: PhantomData<*const ()>,
 }
 
 /// Which call or work fails, counted from 0, and with which code.
 #[derive(Clone, Copy)]
 enum Plan {
-    /// None: calls are recorded.
+    /// None fails; calls are recorded.
     Record,
-    /// One call of any function, or of one. It does nothing.
+    /// One call fails and does nothing. It is counted among all calls, or among those of one
+    /// function.
     Call { function: Option<&'static str>, nth: usize, code: u32 },
-    /// Every call from one on that needs the context.
+    /// Every call that needs the context fails, from a given call on.
     LostContext { from: usize, code: u32 },
-    /// One piece of work on a stream. It is not done, and leaves the stream in error.
+    /// One piece of work on a stream fails. It is not done, and leaves the stream in error.
     Work { nth: usize, code: u32 },
 }
 
@@ -46,7 +47,7 @@ thread_local! {
     static STATE: RefCell<Option<State>> = const { RefCell::new(None) };
 }
 
-/// Functions that the driver answers although the context is lost, since they ask nothing of it.
+/// Functions that work even if the context is lost, because they do not need it.
 const WITHOUT_CONTEXT: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -65,7 +66,7 @@ const WITHOUT_CONTEXT: &[&str] = &[
 ];
 
 impl Faults {
-    /// Fails nothing, and records calls: what there is to fail.
+    /// Fails nothing, and records the calls that could fail.
     pub fn record() -> Self {
         Self::start(Plan::Record)
     }
@@ -82,14 +83,15 @@ impl Faults {
     }
 
     /// The context is lost at the call with this number, as after a kernel's illegal access on a
-    /// GPU: from that call on, whatever needs the context returns `code` and does nothing else.
+    /// GPU. From that call on, every call that needs the context returns `code` and does nothing
+    /// else.
     pub fn lost_context(from: usize, code: u32) -> Self {
         Self::start(Plan::LostContext { from, code })
     }
 
-    /// The work with this number, counted from 0, fails: a kernel, a copy on the device or bytes
-    /// that are set, of a call or of a graph. The call that queues it succeeds; the stream is then
-    /// in error, which whoever waits for it is told.
+    /// The work with this number, counted from 0, fails: a kernel, a copy on the device or a
+    /// memset, queued by a call or by a graph. The call that queues it succeeds. The stream is then
+    /// in error, which waiting for it reports.
     pub fn at_work(nth: usize, code: u32) -> Self {
         Self::start(Plan::Work { nth, code })
     }
@@ -101,17 +103,17 @@ impl Faults {
         Faults { not_send: PhantomData }
     }
 
-    /// The driver functions that this thread has called since, in order.
+    /// The driver functions that this thread has called since this was created, in order.
     pub fn calls(&self) -> Vec<&'static str> {
         self.read(|state| state.calls.clone())
     }
 
-    /// How many pieces of work this thread has had streams do since.
+    /// How many pieces of work this thread has queued since this was created.
     pub fn work(&self) -> usize {
         self.read(|state| state.work)
     }
 
-    /// What has failed first: the number of the call and its function, or that of the work and
+    /// The first failure: the number of the call and its function, or the number of the work and
     /// `work`.
     pub fn hit(&self) -> Option<(usize, &'static str)> {
         self.read(|state| state.hit)
@@ -128,7 +130,7 @@ impl Drop for Faults {
     }
 }
 
-/// Counts a call of `function`, and fails it where that is planned.
+/// Counts a call of `function`, and fails it if that is planned.
 pub(crate) fn before_call(function: &'static str) -> Result<(), Fault> {
     with_state(|state| {
         let index = state.calls.len();
@@ -148,7 +150,7 @@ pub(crate) fn before_call(function: &'static str) -> Result<(), Fault> {
     })
 }
 
-/// Counts a piece of work on a stream, and fails it where that is planned.
+/// Counts a piece of work on a stream, and fails it if that is planned.
 pub(crate) fn before_work() -> Result<(), Fault> {
     with_state(|state| {
         let index = state.work;
@@ -172,7 +174,8 @@ fn fail(
     Err(Fault { code, report: format!("{what}, number {index}, fails as the test has planned") })
 }
 
-/// The plan of this CPU thread, where it has one. While a thread ends, it has none any more.
+/// Calls `of` with the plan of this CPU thread, if it has one. While a thread ends, it has none any
+/// more.
 fn with_state(of: impl FnOnce(&mut State) -> Result<(), Fault>) -> Result<(), Fault> {
     let result = STATE.try_with(|state| state.borrow_mut().as_mut().map(of));
     result.ok().flatten().unwrap_or(Ok(()))
@@ -203,7 +206,7 @@ mod tests {
         }
     }
 
-    /// What the driver says where no context is current.
+    /// The code that the driver returns if no context is current.
     const INVALID_CONTEXT: u32 = 201;
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is launched.
+//! A launch.
 
 use kernels_gpu::Entry;
 
@@ -10,7 +10,7 @@ pub(crate) struct Launch {
     pub(crate) block: u32,
     /// Bytes of dynamic shared memory of a block.
     pub(crate) shared_bytes: u32,
-    /// Whether all blocks are resident at a time, so that each may wait for any other.
+    /// Whether all blocks are resident at the same time, so that each may wait for any other.
     pub(crate) cooperative: bool,
     pub(crate) args: Vec<u8>,
 }

@@ -1,6 +1,6 @@
 //! Runs a launch: every block of a grid, in parallel. The blocks of a cooperative launch take
-//! turns, so that each can wait for any other; those of another launch are begun in the order of
-//! their indices. Where the order is drawn, the blocks of any launch take turns, on one CPU thread.
+//! turns, so that each can wait for any other. The blocks of other launches start in the order of
+//! their indices. In a drawn order, the blocks of any launch take turns, on one CPU thread.
 
 mod drawn;
 
@@ -14,17 +14,17 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// CPU threads that run blocks, at most: each keeps a stack for every GPU thread of a block, and a
-/// system has only so many mappings for one process.
+/// The most CPU threads that run blocks. Each caches a stack for every GPU thread of a block, and
+/// the system limits the number of mappings of a process.
 const MAX_WORKERS: usize = 16;
-/// GPU threads of a cooperative launch that run on stacks which their worker keeps.
+/// How many GPU threads of a cooperative launch run on stacks that their worker caches.
 const KEPT_STACKS: u32 = 1024;
-/// After how many rounds in which every block only waits for another a cooperative launch ends. One
-/// would do, and one more that was under way when the last block stored something, but for a thread
-/// that waits for several values at one place.
+/// A cooperative launch ends with a fault after this many rounds in which every block only waits
+/// for another. Two would be enough (one may have been under way when the last block stored
+/// something), were it not for threads that wait for several values at one place.
 const QUIET_ROUNDS: u32 = 1000;
 
-/// What the workers of a launch know of each other.
+/// What the workers of a launch share.
 #[derive(Default)]
 struct Failure {
     /// Whether a block has ended in a fault.
@@ -40,7 +40,8 @@ impl Failure {
 
     fn note(&self, fault: Fault) {
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that waited for the block with the fault fail after it.
+        // Blocks that waited for the block with the fault fail after it, so only the first fault
+        // counts.
         if !self.failed.swap(true, Ordering::Relaxed) {
             *first = Some(fault);
         }
@@ -62,14 +63,16 @@ impl Launch {
         })
     }
 
-    /// [`run`](Self::run) in an order that is drawn. No launch waits for the workers of another.
+    /// [`run`](Self::run) in a drawn order. It needs no workers, so it does not wait for those of
+    /// another launch.
     pub(crate) fn run_drawn(&self, order: Order) -> Result<(), Fault> {
         apart(move || workers().install(move || drawn::run(self, &order)))
     }
 
     /// [`run`](Self::run) in the order of indices, a cooperative launch on so many workers at most.
     pub(crate) fn run_on(&self, most: usize) -> Result<(), Fault> {
-        // One at a time: of two, each could have the workers that blocks of the other wait for.
+        // One launch at a time: otherwise each of two launches could use workers that blocks of the
+        // other wait for.
         static RUNS: Mutex<()> = Mutex::new(());
         let _one = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
         apart(|| match self.cooperative {
@@ -81,8 +84,8 @@ impl Launch {
     /// Runs each block to its end before the worker takes the next.
     fn run_in_order(&self, workers: &ThreadPool) -> Result<(), Fault> {
         let (next, failure) = (AtomicU32::new(0), Failure::default());
-        // A block may wait for blocks before it: they were taken before, and run. One may for those
-        // behind it: another worker has them run.
+        // A block may wait for blocks before it, because those were taken earlier and run. One
+        // block may also wait for later blocks, because another worker runs them.
         workers.broadcast(|_| {
             while !failure.has_failed() {
                 let index = next.fetch_add(1, Ordering::Relaxed);
@@ -112,7 +115,7 @@ impl Launch {
                 Ok(Ok(())) => {}
                 Ok(Err(fault)) => failure.note(fault),
                 Err(payload) => {
-                    // The others would wait for the blocks of this worker.
+                    // Otherwise the others would wait for the blocks of this worker.
                     failure.failed.store(true, Ordering::Relaxed);
                     panic::resume_unwind(payload);
                 }
@@ -149,7 +152,7 @@ impl Launch {
             }
             match rounds.end(worker, is_quiet, running.is_empty()) {
                 Round::Next if running.is_empty() => break,
-                // Where other workers have fewer cores than they are, they are to have this one.
+                // If there are fewer cores than workers, let another worker use this core.
                 Round::Next if is_quiet => std::thread::yield_now(),
                 Round::Next => {}
                 Round::Stuck => {
@@ -161,7 +164,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Begins block `index`, whose blocks take turns, and of which `before` run on the same worker.
+    /// Starts block `index` of a launch whose blocks take turns. `before` blocks already run on the
+    /// same worker.
     fn begin<'a>(
         &'a self,
         index: u32,
@@ -184,7 +188,7 @@ fn workers() -> &'static ThreadPool {
     WORKERS.get_or_init(|| {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         rayon::ThreadPoolBuilder::new()
-            // Two at least: one may be kept by a block that waits for those behind it.
+            // At least two, because a block that waits for later blocks may occupy one.
             .num_threads(cores.clamp(2, MAX_WORKERS))
             .thread_name(|index| format!("emulator {index}"))
             .build()
@@ -192,9 +196,9 @@ fn workers() -> &'static ThreadPool {
     })
 }
 
-/// Runs `body` on a thread of its own where this one is a worker of somebody's thread pool. Such a
-/// thread would take other tasks of its pool while it waits for the emulator's, and one that
-/// launches too would wait for this launch.
+/// Runs `body` on a new thread if this one is a worker of another thread pool. Such a worker would
+/// run other tasks of its pool while it waits for the emulator's, and a task that launches too
+/// would wait for this launch.
 fn apart<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     if rayon::current_thread_index().is_none() {
         return body();
@@ -203,26 +207,26 @@ fn apart<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     result.unwrap_or_else(|payload| panic::resume_unwind(payload))
 }
 
-/// The rounds of a cooperative launch, by which it is found out that no block will go on.
+/// The rounds of a cooperative launch, which detect that no block will make progress.
 struct Rounds {
     state: Mutex<RoundsState>,
 }
 
 struct RoundsState {
-    /// Rounds since a block of any worker has gone on in which those of this worker have not; none
+    /// For each worker, its rounds without progress since a block of any worker made progress; none
     /// for a worker whose blocks have ended.
     quiet: Vec<Option<u32>>,
-    /// Whether all workers have had too many.
+    /// Whether all workers have had too many such rounds.
     is_stuck: bool,
-    /// Where threads wait that will not go on.
+    /// Where the stuck threads wait.
     waits: Vec<Wait>,
 }
 
 /// What a worker does after a round.
 enum Round {
-    /// One more, where a block is left.
+    /// Another round, because a block is left.
     Next,
-    /// None: no block will go on.
+    /// No more rounds: no block will make progress.
     Stuck,
 }
 
@@ -232,11 +236,11 @@ impl Rounds {
         Rounds { state: Mutex::new(RoundsState { quiet, is_stuck: false, waits: Vec::new() }) }
     }
 
-    /// Ends a round of a worker: whether none of its blocks has gone on in it, and whether none is
-    /// left.
+    /// Ends a round of a worker. The arguments say whether none of its blocks made progress, and
+    /// whether none is left.
     ///
-    /// What a block has stored in a round, other workers read in the first round that they begin
-    /// after its end: the lock orders the two.
+    /// Other workers see what a block has stored in a round from the first round that they begin
+    /// after its end, because the lock orders the two.
     fn end(&self, worker: usize, is_quiet: bool, is_last: bool) -> Round {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if is_last {
@@ -259,7 +263,7 @@ impl Rounds {
         state.waits.extend(waits);
     }
 
-    /// A fault where no block went on.
+    /// A fault if no block makes progress.
     fn into_result(self, launch: &Launch) -> Result<(), Fault> {
         let RoundsState { is_stuck, waits, .. } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -267,7 +271,8 @@ impl Rounds {
     }
 }
 
-/// The fault of a launch in which no block goes on, with the first thread at each place.
+/// The fault of a launch in which no block makes progress, with the first thread that waits at each
+/// place.
 fn stuck(launch: &Launch, mut waits: Vec<Wait>) -> Fault {
     waits.sort_by_key(|wait| (wait.block, wait.thread));
     let mut seen = Vec::new();

@@ -1,29 +1,30 @@
-//! The CUDA driver on the CPU: the same driver calls, and behind a launch the same kernel source.
+//! The CUDA driver on the CPU: the same driver calls, and launches run the same kernel source.
 //!
-//! [`symbol`] is to this driver what `dlsym` is to `libcuda.so.1`. Modules are the same PTX texts:
-//! a module holds the entries its text names, and a launch runs the function of
-//! [`kernels_gpu::all()`] with that name, one coroutine a GPU thread, blocks in parallel.
+//! [`symbol`] is to this driver what `dlsym` is to `libcuda.so.1`. Modules are the same PTX texts.
+//! A module has the entries that its text names, and a launch runs the function of
+//! [`kernels_gpu::all()`] with that name, one coroutine per GPU thread, blocks in parallel.
 //!
-//! A launch is checked while it runs. A barrier or shuffle that not all threads reach, an access to
-//! global memory outside every allocation, to freed memory or off its alignment, an access outside
-//! the block's shared arrays, and a read of global or shared memory that nothing has written end
-//! the launch; its stream is in error from then on, and so is a stream that waits for it: each
-//! synchronisation fails, and [`take_report`] names kernel, block, thread and place. Other streams
-//! go on, where a GPU would lose the whole context: tests run side by side.
+//! A launch is checked while it runs. It ends with a fault at a barrier or shuffle that not all
+//! threads reach; at an access to global memory that is outside every allocation, freed or
+//! misaligned; at an access outside the block's shared arrays; and at a read of global or shared
+//! memory that nothing has written. Its stream is then in error, and so is a stream that waits for
+//! it: each synchronisation fails, and [`take_report`] names kernel, block, thread and place. Other
+//! streams go on, so that tests can run in parallel; a GPU would lose the whole context.
 //!
-//! The blocks of a cooperative launch wait for each other in both directions, as those of a device
-//! that holds all of them at a time. Such a launch also ends where every block waits for another.
+//! The blocks of a cooperative launch can wait for each other in both directions, as on a device
+//! where all of them are resident. Such a launch also ends with a fault if every block waits for
+//! another.
 //!
-//! With a number in `FUSED_LOSS_EMULATOR_SEED`, each launch draws from it in which order blocks,
-//! warps and lanes run, where otherwise they do by their indices. A process that makes the same
-//! launches on a thread draws the same orders on it; a report names the seed.
+//! By default, blocks, warps and lanes run in the order of their indices. With a number in
+//! `FUSED_LOSS_EMULATOR_SEED`, each launch draws their order from that seed. The same launches on a
+//! thread draw the same orders in every process; a report names the seed.
 //!
-//! [`Faults`] has a call of the driver fail, or work on a stream, although nothing is wrong with
-//! it. [`live`] counts what callers have created and not destroyed. With both a test sees whether a
-//! caller survives each failure, and leaks nothing.
+//! [`Faults`] makes a driver call, or work on a stream, fail although nothing is wrong with it.
+//! [`live`] counts objects that callers have created and not destroyed. With both, a test sees
+//! whether a caller survives each failure and leaks nothing.
 //!
-//! It does not show what depends on the PTX or on real concurrency: wrong code generation, races
-//! in the order of memory, speed.
+//! The emulator does not show what depends on the PTX or on real concurrency: wrong code
+//! generation, races from memory ordering, speed.
 
 mod block;
 mod driver;

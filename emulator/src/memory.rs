@@ -1,7 +1,7 @@
 //! Device memory: address space reserved once, backed by pages as they are touched, never reused.
 //!
-//! Behind the space for data lies as much for marks, a byte for each byte: 1 once it has been
-//! written.
+//! An equally large space for marks follows the space for data. It has a byte for each byte of
+//! data, which is 1 once that has been written.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
@@ -24,7 +24,7 @@ impl Range {
     }
 }
 
-/// What lies at an address where nothing may be accessed.
+/// What is at or near an invalid address.
 #[derive(Debug)]
 pub(crate) enum Nearest {
     /// Memory that was freed.
@@ -42,7 +42,7 @@ pub(crate) struct Space {
     freed: BTreeMap<usize, usize>,
 }
 
-/// Reserves the address space, or says why it is not to be had.
+/// Reserves the address space, or says why that failed.
 pub(crate) fn reserve() -> Result<&'static Mutex<Space>, String> {
     static SPACE: OnceLock<Result<Mutex<Space>, String>> = OnceLock::new();
     let space = SPACE.get_or_init(|| {
@@ -83,8 +83,8 @@ fn page() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Memory of `len` bytes, or nothing where the address space is used up. Pages are zero until
-/// written, and cost memory only when touched.
+/// Memory of `len` bytes, or nothing if the address space is used up. Pages are zero until written,
+/// and cost memory only when touched.
 pub(crate) fn allocate(len: usize) -> Option<usize> {
     let mut space = space().lock().unwrap();
     let page = page();
@@ -97,7 +97,7 @@ pub(crate) fn allocate(len: usize) -> Option<usize> {
     }
     debug_assert_eq!(start % ALIGNMENT, 0);
     for pages_at in [start, mark_of(start)] {
-        // SAFETY: the pages lie in the reserved range, and nobody has been given them before.
+        // SAFETY: the pages are in the reserved range, and were never allocated before.
         let failed = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             libc::mprotect(pages_at as *mut libc::c_void, pages, access)
@@ -119,8 +119,8 @@ pub(crate) fn free(start: usize) -> bool {
     };
     space.freed.insert(start, len);
     for pages_at in [start, mark_of(start)] {
-        // SAFETY: the pages were this allocation's alone; mapping them anew gives them back and
-        // leaves the addresses reserved, without access.
+        // SAFETY: only this allocation used the pages; mapping them again frees them and leaves the
+        // addresses reserved, without access.
         unsafe {
             libc::mmap(
                 pages_at as *mut libc::c_void,
@@ -153,7 +153,7 @@ pub(crate) unsafe fn mark_written(start: usize, bytes: usize) {
 /// Copies the marks of bytes to those of others.
 ///
 /// # Safety
-/// Both lie in allocations.
+/// Both ranges are in allocations.
 pub(crate) unsafe fn copy_marks(from: usize, to: usize, bytes: usize) {
     // SAFETY: as above.
     unsafe { std::ptr::copy(mark_of(from) as *const u8, mark_of(to) as *mut u8, bytes) };
@@ -170,7 +170,7 @@ pub(crate) unsafe fn is_written(start: usize, bytes: usize) -> bool {
         .all(|&mark| mark == 1)
 }
 
-/// The allocation that holds all of these bytes.
+/// The allocation that contains all of these bytes.
 pub(crate) fn find(address: usize, bytes: usize) -> Option<Range> {
     let space = space().lock().unwrap();
     let (&start, &len) = space.live.range(..=address).next_back()?;

@@ -1,4 +1,4 @@
-//! What the driver's handles stand for.
+//! The objects that the driver's handles refer to.
 
 use crate::fault::Fault;
 use crate::injection;
@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Objects by handle. A handle is a number that is never given out twice, so that a stale one is
-/// found out.
+/// Objects by handle. A handle is a number that is never reused, so that a stale one is detected.
 pub(crate) struct Registry<T> {
     objects: Mutex<Option<HashMap<usize, Arc<T>>>>,
 }
@@ -60,8 +59,7 @@ pub(crate) const DEVICES: i32 = 3;
 pub(crate) static RETAINED: [AtomicUsize; DEVICES as usize] =
     [const { AtomicUsize::new(0) }; DEVICES as usize];
 
-/// How many of the driver's objects there are, in the whole process: what was created and is not
-/// destroyed.
+/// How many driver objects the process has created and not destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Live {
     /// Allocations of device memory.
@@ -74,11 +72,11 @@ pub struct Live {
     pub modules: usize,
     /// Graphs, executable or not.
     pub graphs: usize,
-    /// Retained primary contexts, each as often as it is retained.
+    /// Retained primary contexts; each counts as often as it is retained.
     pub contexts: usize,
 }
 
-/// What callers have created and not destroyed.
+/// The objects that callers have created and not destroyed.
 pub fn live() -> Live {
     Live {
         allocations: memory::allocations(),
@@ -94,14 +92,14 @@ pub fn live() -> Live {
 pub(crate) struct Recorded {
     pub(crate) at: Instant,
     pub(crate) captured: bool,
-    /// What had gone wrong before it, which whoever waits for it is told.
+    /// An earlier fault on its stream, which waiting for it reports.
     pub(crate) fault: Option<Fault>,
 }
 
 /// A loaded PTX text.
 pub(crate) struct Module {
-    /// With the bytes of the shared arrays that it names, and whether it waits for what is before
-    /// it in its stream.
+    /// The entries, each with the bytes of its shared arrays and whether it waits for earlier work
+    /// in its stream.
     pub(crate) entries: Vec<(&'static Entry, u32, bool)>,
 }
 
@@ -112,7 +110,7 @@ pub(crate) struct Function {
     pub(crate) module: usize,
     /// Bytes of the shared arrays that it names.
     pub(crate) static_shared: u32,
-    /// Whether it waits for what is before it in its stream.
+    /// Whether it waits for earlier work in its stream.
     pub(crate) waits: bool,
     /// The most bytes of dynamic shared memory that a launch may ask for.
     pub(crate) max_dynamic_shared: AtomicU32,
@@ -158,10 +156,10 @@ impl Operation {
 /// A stream. Operations run at once, so that order between streams is the order of the calls.
 #[derive(Default)]
 pub(crate) struct Stream {
-    /// The first fault. It stays, as a GPU's does: what was to be computed since is not there,
-    /// whoever asks for it.
+    /// The first fault. It stays, as on a GPU, because later results were not computed either.
     fault: Mutex<Option<Fault>>,
-    /// What has been recorded, while a graph is captured, and whether all of it could be.
+    /// The operations recorded while a graph is captured, and whether all of them could be
+    /// recorded.
     recorded: Mutex<Option<(Vec<Operation>, bool)>>,
     /// One operation at a time.
     queue: Mutex<()>,
@@ -180,12 +178,12 @@ impl Stream {
         }
     }
 
-    /// The code of the first fault, whose report is left for this CPU thread.
+    /// The code of the first fault; its report is stored for this CPU thread.
     pub(crate) fn synchronize(&self) -> Result<(), u32> {
         self.fault().map_or(Ok(()), |fault| Err(fault.tell()))
     }
 
-    /// What is queued from now on comes behind work that has ended in `fault`.
+    /// Records that earlier work has ended in `fault`.
     pub(crate) fn note_fault(&self, fault: Fault) {
         self.fault.lock().unwrap().get_or_insert(fault);
     }
@@ -207,7 +205,7 @@ impl Stream {
         begins
     }
 
-    /// Notes that something was asked for which no graph can hold: no graph comes of the capture.
+    /// Records that a call cannot be captured, so that the capture fails.
     pub(crate) fn invalidate_capture(&self) {
         if let Some((_, valid)) = self.recorded.lock().unwrap().as_mut() {
             *valid = false;

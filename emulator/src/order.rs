@@ -1,8 +1,9 @@
-//! In which order threads, warps and blocks that a GPU runs at a time have their turns here: by
-//! their indices, or drawn at random from a seed.
+//! The order in which the emulator runs threads, warps and blocks that a GPU runs concurrently: by
+//! index, or drawn at random from a seed.
 //!
-//! A kernel's results must not depend on it. With `FUSED_LOSS_EMULATOR_SEED` in the environment
-//! every launch draws its order from that number, and the same program draws the same again.
+//! A kernel's results must not depend on the order. With `FUSED_LOSS_EMULATOR_SEED` in the
+//! environment, every launch draws its order from that number, and the same program draws the same
+//! orders again.
 
 use std::cell::Cell;
 use std::env;
@@ -11,9 +12,9 @@ use std::sync::OnceLock;
 /// The variable with the seed.
 const SEED: &str = "FUSED_LOSS_EMULATOR_SEED";
 
-/// Decides who is next.
+/// Decides what runs next.
 pub(crate) struct Order {
-    /// Of the drawn numbers (SplitMix64); none where it is the order of indices.
+    /// The state of the random numbers (SplitMix64); `None` for the order of indices.
     state: Cell<Option<u64>>,
 }
 
@@ -26,24 +27,23 @@ impl Order {
         Order { state: Cell::new(Some(seed)) }
     }
 
-    /// The same number for any caller that asks as the `index`-th, whoever else asks before it.
+    /// An order that depends only on the seed and `index`, not on what was drawn before.
     pub(crate) fn fork(&self, index: u64) -> Self {
         let seed = self.state.get();
         Order { state: Cell::new(seed.map(|seed| mix(seed ^ mix(index.wrapping_add(1))))) }
     }
 
-    /// Which of `count` is next: the first, in the order of indices.
+    /// Which of `count` items is next; in the order of indices, the first.
     pub(crate) fn below(&self, count: usize) -> usize {
         self.draw().map_or(0, |bits| (bits % count as u64) as usize)
     }
 
-    /// Whether something is to happen that does in one of `times` draws, and never in the order of
-    /// indices.
+    /// True in one of `times` draws, and never in the order of indices.
     pub(crate) fn happens(&self, times: u64) -> bool {
         self.draw().is_some_and(|bits| bits.is_multiple_of(times))
     }
 
-    /// Brings these in an order.
+    /// Shuffles the items, unless this is the order of indices.
     pub(crate) fn shuffle<T>(&self, items: &mut [T]) {
         if self.state.get().is_some() {
             for last in (1..items.len()).rev() {
@@ -65,7 +65,7 @@ fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// The seed of this process, if it has one, or why what the variable says is none.
+/// The seed of this process, if it has one, or why the variable's value is not a seed.
 pub(crate) fn seed() -> Result<Option<u64>, String> {
     static READ: OnceLock<Result<Option<u64>, String>> = OnceLock::new();
     READ.get_or_init(|| env::var_os(SEED).map(|text| parse(&text.to_string_lossy())).transpose())
@@ -76,22 +76,23 @@ fn parse(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{SEED}: expected a number from 0 to 2⁶⁴ − 1, got '{text}'"))
 }
 
-/// The order of the calling thread's next launch under `seed`. A thread's launches differ, and a
-/// thread that makes the same launches again draws the same orders: that of another thread between
-/// two of them changes nothing.
+/// The order of the calling thread's next launch under `seed`. Each launch of a thread has another
+/// order. A thread that makes the same launches again draws the same orders, whatever launches
+/// other threads make in between.
 pub(crate) fn of_next_launch(seed: u64) -> Order {
     thread_local! {
         static LAUNCHES: Cell<u64> = const { Cell::new(0) };
     }
     let launch = LAUNCHES.replace(LAUNCHES.get() + 1);
     if launch == 0 {
-        // Shown beside the test that fails: each runs on a thread of its own.
+        // The test harness shows this with the test that fails, because each test runs on its own
+        // thread.
         eprintln!("the emulator draws its order: {}", named(seed));
     }
     Order::drawn(mix(seed)).fork(launch)
 }
 
-/// How to have this order again.
+/// How to repeat this order.
 pub(crate) fn named(seed: u64) -> String {
     format!("{SEED}={seed}")
 }

@@ -1,5 +1,6 @@
-//! Races in shared memory: who accessed it last, and what orders that before the next access. And
-//! races in global memory with asynchronous copies, which may read it until they are waited for.
+//! Finds races in shared memory, by recording the last accesses and whether a synchronisation
+//! orders them before the next access. Also finds races in global memory with asynchronous copies,
+//! which may read it until their thread has waited for them.
 //!
 //! A block's barrier orders all accesses before it ahead of all accesses after it. `sync_warp` does
 //! so for the accesses of one warp. Shuffles and votes do not: CUDA gives them no memory ordering.
@@ -23,13 +24,13 @@ impl Clock {
         Clock { barrier: Cell::new(1), warps: (0..warps).map(|_| Cell::new(1)).collect() }
     }
 
-    /// The warp of `thread` has synchronised.
+    /// Records that the warp of `thread` has synchronised.
     pub(crate) fn pass_warp(&self, thread: u32) {
         let warp = &self.warps[(thread / WARP_SIZE) as usize];
         warp.set(warp.get() + 1);
     }
 
-    /// The block has passed a barrier.
+    /// Records that the block has passed a barrier.
     pub(crate) fn pass_barrier(&self) {
         let next = 1 + self.warps.iter().map(Cell::get).max().unwrap_or(0);
         self.barrier.set(next);
@@ -40,7 +41,7 @@ impl Clock {
         self.warps[(thread / WARP_SIZE) as usize].get()
     }
 
-    /// Whether a synchronisation stands between `earlier` and an access that `thread` makes now.
+    /// Whether a synchronisation comes between `earlier` and an access that `thread` makes now.
     fn is_between(&self, earlier: Stamp, thread: u32) -> bool {
         let same_warp = earlier.thread / WARP_SIZE == thread / WARP_SIZE;
         earlier.time < if same_warp { self.of_thread(thread) } else { self.barrier.get() }
@@ -50,7 +51,7 @@ impl Clock {
 /// An access.
 #[derive(Clone, Copy)]
 struct Stamp {
-    /// 0 where there was none.
+    /// 0 if there was no access.
     time: u32,
     thread: u32,
     place: Option<Place>,
@@ -66,9 +67,9 @@ impl Stamp {
 #[derive(Clone, Copy)]
 struct Unit {
     write: Stamp,
-    /// The last read since then, and the last by another thread. Once threads of two warps have
-    /// read since a barrier, the two are of different warps: whoever writes then, one of the two
-    /// conflicts.
+    /// The last read since then, and the last by another thread. If threads of two warps have read
+    /// since a barrier, the two reads are of different warps, so any later write conflicts with one
+    /// of them.
     reads: [Stamp; 2],
 }
 
@@ -117,7 +118,7 @@ pub(crate) struct Conflict {
 pub(crate) struct History {
     /// The size of a unit: the smallest access so far. Most arrays are accessed in one size.
     bytes: usize,
-    /// Up to the last that was accessed.
+    /// All units up to the last one accessed.
     units: Vec<Unit>,
 }
 

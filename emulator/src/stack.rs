@@ -5,27 +5,26 @@ use std::cell::RefCell;
 use std::ffi::c_int;
 use std::rc::Rc;
 
-/// Enough for a kernel that is compiled without optimization, and for the panic hook's backtrace in
-/// one.
+/// Enough for a kernel compiled without optimisation, and for the panic hook's backtrace in it.
 const STACK_BYTES: usize = 256 * 1024;
 /// Below each stack of a [`Region`]: the guard page, of the largest size that pages have.
 const GUARD_BYTES: usize = 64 * 1024;
 
 thread_local! {
-    /// Stacks that are not in use, of this CPU thread.
+    /// Unused stacks of this CPU thread.
     static UNUSED: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The stack of one GPU thread.
 pub(crate) enum ThreadStack {
-    /// With mappings of its own, which the CPU thread keeps for the next GPU thread.
+    /// A stack with separate mappings, which the CPU thread caches for the next GPU thread.
     Kept(DefaultStack),
     /// A part of a region.
     Part(Part),
 }
 
 impl ThreadStack {
-    /// One of the CPU thread's stacks that are not in use, or a new one.
+    /// One of the CPU thread's unused stacks, or a new one.
     pub(crate) fn kept() -> Self {
         let unused = UNUSED.with_borrow_mut(Vec::pop);
         Self::Kept(unused.unwrap_or_else(|| {
@@ -33,7 +32,7 @@ impl ThreadStack {
         }))
     }
 
-    /// Keeps the stack for another GPU thread, where it can be kept.
+    /// Caches the stack for another GPU thread, if it is of the kind that can be cached.
     pub(crate) fn put_back(self) {
         if let Self::Kept(stack) = self {
             UNUSED.with_borrow_mut(|unused| unused.push(stack));
@@ -41,8 +40,9 @@ impl ThreadStack {
     }
 }
 
-// SAFETY: both have a guard page, a part on systems that offer it without a mapping of its own. On
-// others, threads of the same kernel run on the stacks that a worker keeps, which have one.
+// SAFETY: both have a guard page; a part has one only on systems that offer guard pages without a
+// separate mapping. On other systems, threads of the same kernel also run on a worker's cached
+// stacks, which have one.
 unsafe impl Stack for ThreadStack {
     fn base(&self) -> StackPointer {
         match self {
@@ -68,8 +68,8 @@ pub(crate) struct Part {
     _region: Rc<Region>,
 }
 
-/// Stacks in one mapping. A system has only so many mappings for one process, too few for a stack
-/// with mappings of its own for each thread that a device holds at a time.
+/// Stacks in one mapping. The system limits the number of mappings of a process, and separate
+/// mappings for all resident threads of a device would exceed it.
 struct Region {
     start: usize,
     bytes: usize,
@@ -82,7 +82,7 @@ impl Drop for Region {
     }
 }
 
-/// So many stacks in one mapping.
+/// This many stacks in one mapping.
 pub(crate) fn region(stacks: u32) -> impl Iterator<Item = ThreadStack> {
     /// `MADV_GUARD_INSTALL` of Linux 6.13, which `libc` does not have.
     const GUARD: c_int = 102;
@@ -100,14 +100,14 @@ pub(crate) fn region(stacks: u32) -> impl Iterator<Item = ThreadStack> {
         )
     };
     assert_ne!(start, libc::MAP_FAILED, "no memory for the stacks of a block");
-    // SAFETY: the mapping just made. Each stack uses a few KiB, and with huge pages would
-    // take a whole one; a failure costs memory alone.
+    // SAFETY: the mapping just made. Each stack uses a few KiB, but with huge pages it would take a
+    // whole one. If this fails, it only costs memory.
     unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
     let region = Rc::new(Region { start: start as usize, bytes });
     (0..stacks as usize).map(move |index| {
         let limit = region.start + index * each;
-        // SAFETY: the lowest bytes of the part, which nothing uses. Older systems refuse: see
-        // `ThreadStack`.
+        // SAFETY: the lowest bytes of the part, which nothing uses. Older systems refuse the call:
+        // see `ThreadStack`.
         unsafe { libc::madvise(limit as *mut _, GUARD_BYTES, GUARD) };
         ThreadStack::Part(Part { limit, _region: Rc::clone(&region) })
     })

@@ -1,6 +1,6 @@
-//! Runs a launch in an order that is drawn: which block begins or goes on next, which of its warps,
-//! and in which order the lanes of a warp run. One CPU thread runs all of it, so that the seed
-//! alone decides.
+//! Runs a launch in a drawn order: which block starts or continues next, which of its warps runs,
+//! and in which order the lanes of a warp run. One CPU thread runs all of it, so that the order
+//! depends only on the seed.
 
 use super::{QUIET_ROUNDS, stuck};
 use crate::block::{Running, Step};
@@ -9,21 +9,21 @@ use crate::kernel::Launch;
 use crate::order::Order;
 use std::sync::atomic::AtomicBool;
 
-/// Blocks that go on at a time, besides those that wait for others: the fewer, the further one gets
-/// ahead of the rest.
+/// How many blocks run at the same time, not counting those that wait for others. With fewer, one
+/// block gets further ahead of the rest.
 const AT_A_TIME: usize = 4;
-/// GPU threads of blocks that wait for others, from which on blocks begin in the order of their
-/// indices. Those that others wait for mostly come first, so that this bounds how many stacks are
-/// in use.
+/// If the blocks that wait for others have more GPU threads than this, new blocks start in the
+/// order of their indices. Blocks that others wait for mostly have low indices, so this limits how
+/// many stacks are in use.
 const MOST_WAITING: usize = 8192;
-/// In one of how many turns a block that waits for another may look whether it can go on, while
-/// there are blocks that can.
+/// While other blocks can run, a block that waits for another checks in one of this many turns
+/// whether it can continue.
 const TURNS_TO_LOOK: u64 = 64;
 
 /// A block that has begun.
 struct Begun<'a> {
     block: Running<'a>,
-    /// Whether it waited for another one after its last turn.
+    /// Whether it was waiting for another block at the end of its last turn.
     spins: bool,
 }
 
@@ -33,7 +33,7 @@ pub(super) fn run(launch: &Launch, order: &Order) -> Result<(), Fault> {
     let mut left: Vec<u32> = (0..launch.grid).collect();
     order.shuffle(&mut left);
     let mut begun: Vec<Begun<'_>> = Vec::new();
-    // Turns since a block has gone on.
+    // Turns since any block made progress.
     let mut quiet = 0;
     loop {
         let spinning = begun.iter().filter(|begun| begun.spins).count();
@@ -64,7 +64,7 @@ pub(super) fn run(launch: &Launch, order: &Order) -> Result<(), Fault> {
             Step::Pauses if !*spins => true,
             step @ (Step::Pauses | Step::Spins) => {
                 let has_gone_on = block.has_gone_on();
-                // Between two looks of its threads, it waits all the same.
+                // It still counts as waiting between two checks by its threads.
                 *spins = matches!(step, Step::Spins) || !has_gone_on;
                 has_gone_on
             }
@@ -77,8 +77,8 @@ pub(super) fn run(launch: &Launch, order: &Order) -> Result<(), Fault> {
     }
 }
 
-/// Takes the next of the blocks that have not begun, which are in an order that is drawn, or the
-/// first of them by its index.
+/// Takes the next block that has not started: the last of `left`, which is in a drawn order, or the
+/// one with the lowest index if `first`.
 fn take(left: &mut Vec<u32>, first: bool) -> u32 {
     let lowest = || left.iter().enumerate().min_by_key(|(_, index)| **index).map(|(at, _)| at);
     let at = if first { lowest() } else { left.len().checked_sub(1) };

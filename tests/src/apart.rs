@@ -1,19 +1,19 @@
-//! Tests that run in a process of their own, the same test again: one that hangs is ended, and one
-//! that aborts ends no other.
+//! Tests that run again in a new process, so that a test that hangs can be killed, and one that
+//! aborts does not end other tests.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-/// What names the case to the process that runs it.
+/// The variable that tells a process which case it runs.
 const CASE: &str = "FUSED_LOSS_TEST_APART";
 
-/// The name of all cases: each runs in the process that it was started in. A sanitizer watches that
-/// one alone.
+/// The value for all cases: each runs in the process that it was started in, because a sanitizer
+/// watches only that one.
 const ALL: &str = "all";
 
-/// Begins the process that runs `test` of the calling binary again, in a shell that `first`
-/// prepares.
+/// Starts a process that runs `test` of the calling binary again, in a shell that first runs
+/// `first`.
 fn begin(test: &str, first: &str) -> Child {
     let this = env::current_exe().unwrap();
     let command = format!("{first} exec '{}' --exact {test} --nocapture", this.display());
@@ -26,10 +26,10 @@ fn begin(test: &str, first: &str) -> Child {
         .unwrap()
 }
 
-/// What the process of `test` has printed, once it has ended. One that is not done in time has
-/// failed, and so has one that ends with an error.
+/// Waits for the process of `test`, and returns what it has printed. Fails if it does not end in
+/// time, or ends with an error.
 fn end(mut child: Child, test: &str) -> String {
-    // A machine that builds something else meanwhile may take minutes for what takes seconds.
+    // On a busy machine this may take minutes instead of seconds.
     let limit = Instant::now() + Duration::from_secs(900);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > limit {
@@ -47,13 +47,13 @@ fn end(mut child: Child, test: &str) -> String {
     listed.into_owned()
 }
 
-/// Whether this is the process in which `test` runs apart.
+/// Whether this process should run the case of `test` itself.
 fn is_apart(test: &str) -> bool {
     env::var_os(CASE).is_some_and(|name| name == test || name == ALL)
 }
 
-/// Runs `case`, which is the whole of `test`, in a process of its own, in a shell that `first`
-/// prepares. It has to succeed.
+/// Runs `case`, which is the whole of `test`, in a new process, in a shell that first runs `first`.
+/// It must succeed.
 pub fn apart(test: &str, first: &str, case: impl FnOnce()) {
     if is_apart(test) {
         return case();
@@ -61,9 +61,9 @@ pub fn apart(test: &str, first: &str, case: impl FnOnce()) {
     end(begin(test, first), test);
 }
 
-/// Runs `case`, which `test` begins with, in as many processes at a time as there are shells that
-/// these prepare. What each says, a line; nothing in those processes themselves, in which the test
-/// is to end here.
+/// Runs `case`, with which `test` begins, in several processes at the same time, one for each of
+/// `firsts`, which its shell runs first. Returns the line that each prints. In those processes
+/// themselves it returns `None`, and the test should end.
 pub fn all_apart(
     test: &str,
     firsts: &[&str],

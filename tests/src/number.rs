@@ -1,5 +1,4 @@
-//! Element types as the references see them: rounding from float64, and how far a result may be
-//! off.
+//! Element types for the references: rounding from float64, and how far a result may be off.
 
 use crate::reference::tracked::Range;
 use fused_loss::Float;
@@ -7,8 +6,8 @@ use half::{bf16, f16};
 
 /// An element type.
 pub trait Number: Float {
-    /// Relative error of a loss of tensors of this type, against the larger of it and the mean
-    /// term.
+    /// Allowed error of a loss of tensors of this type, relative to the larger of the loss and its
+    /// mean term.
     const LOSS: f64;
     /// The range of what tensors of this type are computed in.
     const RANGE: Range;

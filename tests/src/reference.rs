@@ -1,11 +1,11 @@
-//! What the losses are, in float64 and no faster than they can be read.
+//! The losses in float64, written to be read, not to be fast.
 
 pub mod log_prob;
 pub mod pairwise;
 pub mod tracked;
 
-/// A sum that does not lose what is small beside it (Neumaier): plain float64 is off by more than
-/// the kernels may be, after 10⁵ terms.
+/// A sum that does not lose small terms (Neumaier). After 10⁵ terms, a plain float64 sum is off by
+/// more than the kernels may be.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Total {
     sum: f64,
@@ -55,7 +55,7 @@ pub mod mse {
 pub mod cross_entropy {
     use super::Total;
 
-    /// What the row should be.
+    /// The target of the row.
     #[derive(Clone, Copy, Debug)]
     pub enum Target<'a> {
         Class(usize),
@@ -71,7 +71,7 @@ pub mod cross_entropy {
         pub z_loss: f64,
     }
 
-    /// What comes of a row, for an upstream gradient of 1 and not divided by anything.
+    /// The results for a row, for an upstream gradient of 1 and without a divisor.
     #[derive(Clone, Debug)]
     pub struct Row {
         pub loss: f64,

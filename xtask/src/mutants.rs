@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: plants bugs in a copy of the kernels, and runs for each the test that has
-//! to find it on the emulator. [`table`] lists them.
+//! `cargo xtask mutants`: plants bugs in a copy of the kernels and runs, for each, the test that
+//! must find it on the emulator. [`table`] lists the bugs.
 
 mod plant;
 mod report;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use xshell::{Shell, cmd};
 
-/// Where the tree is copied, its target directory, and what the last test has printed.
+/// The copy of the tree, its target directory, and the output of the last test.
 const TREE: &str = "target/mutants/tree";
 const TARGET: &str = "target/mutants/target";
 const LOG: &str = "target/mutants/log.txt";
@@ -47,16 +47,16 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Mutants) -> Result<()> {
     Ok(())
 }
 
-/// What came of a mutant's test.
+/// The outcome of a mutant's test.
 struct Tried<'a> {
     mutant: &'a Mutant,
     outcome: Outcome,
-    /// What the last order was drawn from; none for the order of indices.
+    /// The seed of the last order; `None` for the order of indices.
     seed: Option<u64>,
     took: Duration,
 }
 
-/// The tests that are to find the mutants.
+/// The tests that should find the mutants.
 struct Tests {
     /// By their suites.
     binaries: BTreeMap<&'static str, PathBuf>,
@@ -65,8 +65,8 @@ struct Tests {
 }
 
 impl Tests {
-    /// Runs the test of mutant `number` in the order of indices and, where that shows nothing, in
-    /// orders that are drawn: blocks run beside each other then that hardly do otherwise.
+    /// Runs the test of mutant `number` in the order of indices and, if it passes, in drawn orders.
+    /// In these, blocks run side by side that rarely do otherwise.
     fn find<'a>(&mut self, mutant: &'a Mutant, number: usize) -> Result<Tried<'a>> {
         let orders = [None, Some(1), Some(2)];
         let mut took = Duration::ZERO;
@@ -82,7 +82,8 @@ impl Tests {
         Ok(Tried { mutant, outcome: Outcome::Passed, seed: orders[2], took })
     }
 
-    /// How long a test may take with a mutant: much longer than without one, where it has to pass.
+    /// How long a test may take with a mutant: much longer than without one. Without one it must
+    /// pass.
     fn limit(&mut self, test: &'static str, seed: Option<u64>) -> Result<Duration> {
         if let Some(&limit) = self.limits.get(&(test, seed)) {
             return Ok(limit);
@@ -106,8 +107,8 @@ impl Tests {
     }
 }
 
-/// The numbers of the mutants whose name or file contains one of these parts: of all where none is
-/// given.
+/// The numbers of the mutants whose name or file contains one of these parts; all mutants if there
+/// are no parts.
 fn chosen(all: &[&Mutant], only: &[String]) -> Result<Vec<usize>> {
     let matches = |number: &usize, part: &str| {
         let Mutant { name, file, .. } = all[*number];
@@ -136,7 +137,7 @@ fn by_file<'a>(all: &[&'a Mutant]) -> BTreeMap<String, Vec<(usize, &'a Mutant)>>
     files
 }
 
-/// Copies what is tracked, with all mutants. A file whose text is as it was is not written, so that
+/// Copies the tracked files, with all mutants. A file with unchanged text is not written, so that
 /// cargo builds only what has changed.
 fn copy_tree(sh: &Shell, all: &[&Mutant]) -> Result<()> {
     let mut mutants = by_file(all);
@@ -207,7 +208,7 @@ mod tests {
         assert_eq!(names.len(), all.len());
     }
 
-    /// A change of a kernel that the table does not follow fails here, not with the next run of all
+    /// If a kernel changes and the table does not, this test fails, not only the next run of all
     /// mutants.
     #[test]
     fn the_table_fits_the_kernels() {

@@ -1,11 +1,11 @@
 //! `cargo xtask orders`: tests on the emulator with the threads, warps and blocks of each launch in
-//! an order that is drawn from a seed, on a device of many multiprocessors and on one of few.
+//! a random order, on a device with many multiprocessors and on one with few.
 
 use crate::{flags, new_seed};
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
-/// Suites of seconds, which all losses are in.
+/// Suites that take seconds. Together they run all losses.
 const QUICK: [&str; 15] = [
     "bce",
     "float64_rows",
@@ -23,7 +23,7 @@ const QUICK: [&str; 15] = [
     "uncounted_rows",
     "warp_rows",
 ];
-/// Those that take minutes.
+/// Suites that take minutes.
 const SLOW: [&str; 6] =
     ["concurrency", "cross_entropy", "elementwise", "grids", "lane_rows", "log_prob"];
 
@@ -38,12 +38,12 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Orders) -> Result<()> {
     Ok(())
 }
 
-/// The suites of seconds once, from a new seed, on each device.
+/// Runs the quick suites once, with a new seed, on each device.
 pub(crate) fn run_all(sh: &Shell) -> Result<()> {
     draw(sh, &QUICK, &DEVICES, new_seed())
 }
 
-/// The suites of seconds once, from a new seed, which also says on which of the devices.
+/// Runs the quick suites once, with a new seed, which also selects the device.
 pub(crate) fn run_quick(sh: &Shell) -> Result<()> {
     let seed = new_seed();
     let device = DEVICES[seed as usize % DEVICES.len()];
@@ -55,7 +55,7 @@ fn draw(sh: &Shell, suites: &[&str], devices: &[&str], seed: u64) -> Result<()> 
     let seed = seed.to_string();
     println!("orders are drawn from the seed {seed}");
     let suites = suites.iter().map(|suite| format!("--test={suite}"));
-    // What `cargo xtask test` has compiled.
+    // Use what `cargo xtask test` has compiled.
     let test = ["test", "--quiet", "--locked", "--workspace", "--all-features"];
     let args: Vec<_> = test.map(str::to_owned).into_iter().chain(suites).collect();
     for device in devices {

@@ -1,4 +1,5 @@
-//! `cargo xtask package`: what would be published, and a stranger's crate that uses it.
+//! `cargo xtask package`: the packages to publish, and a crate outside the workspace that uses
+//! them.
 
 use crate::sources::sha256;
 use anyhow::{Context, Result, bail, ensure};
@@ -6,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use xshell::{Shell, cmd};
 
-/// What is published: each needs the ones before it, all of this version.
+/// The published packages. Each needs the ones before it, all in this version.
 const PACKAGES: [&str; 5] = [
     "fused-loss-cuda-std",
     "fused-loss-kernels",
@@ -14,21 +15,21 @@ const PACKAGES: [&str; 5] = [
     "fused-loss-cust",
     "fused-loss",
 ];
-/// A package of a workspace of its own. It needs some of [`PACKAGES`], and is published after them.
+/// A package in a separate workspace. It needs some of [`PACKAGES`], and is published after them.
 pub(crate) struct Apart {
     name: &'static str,
     folder: &'static str,
     /// The features that need nothing but Rust to compile.
     features: &'static str,
 }
-/// Its `cuda` takes nvcc.
+/// Its feature `cuda` needs nvcc.
 pub(crate) const CANDLE: Apart =
     Apart { name: "fused-loss-candle", folder: "candle", features: "emulator" };
 pub(crate) const BURN: Apart =
     Apart { name: "fused-loss-burn", folder: "burn", features: "cuda,fusion,emulator" };
 const APART: [Apart; 2] = [CANDLE, BURN];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// What crates.io takes at most. The PTX is nearly all of its package.
+/// The most bytes that crates.io accepts. The PTX is nearly all of its package.
 const MOST_BYTES: u64 = 10 << 20;
 
 /// Tells tests/tests/stranger.rs where the packages are.
@@ -53,12 +54,13 @@ fn all_packages() -> impl Iterator<Item = &'static str> {
     PACKAGES.into_iter().chain(APART.iter().map(|apart| apart.name))
 }
 
-/// A folder outside the repository, whose settings cargo would find, that is removed with all that
-/// is in it.
+/// A temporary folder outside the repository, because inside it cargo would find the repository's
+/// settings.
 pub(crate) struct Unpacked(PathBuf);
 
 impl Unpacked {
-    /// The same in every run of one checkout: cargo would keep what it builds of each.
+    /// The same in every run of one checkout, because cargo would store a build for each other
+    /// folder.
     fn new(sh: &Shell) -> Result<Self> {
         let checkout = sha256(sh.current_dir().as_os_str().as_encoded_bytes());
         let path = std::env::temp_dir().join(format!("fused-loss-packages-{}", &checkout[..16]));
@@ -80,18 +82,19 @@ impl Drop for Unpacked {
 
 /// Packages all, and unpacks them into a folder outside the repository.
 pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
-    // What the lock names has to be there for cargo to package without the registry, which has none
-    // of these packages yet.
+    // The registry does not have these packages yet. To package without it, cargo needs everything
+    // that the lock file names.
     cmd!(sh, "cargo fetch --locked").run()?;
     let names = PACKAGES.iter().flat_map(|name| ["-p", name]);
-    // The stranger's crate verifies them: what cargo would build lies inside the repository.
+    // The crate outside the workspace verifies them; cargo itself would build them inside the
+    // repository.
     cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty")
         .args(names)
         .args(["--target-dir", "target/packages"])
         .run()?;
     for Apart { folder, .. } in &APART {
-        // Without its lock, which would name packages that the registry has not got yet. Nothing is
-        // resolved then, so that its dependencies need not be there.
+        // Without its lock file, which would name packages that the registry does not have yet. So
+        // nothing is resolved, and its dependencies need not exist.
         cmd!(sh, "cargo package --locked --offline --no-verify --allow-dirty --exclude-lockfile")
             .arg("--manifest-path")
             .arg(format!("{folder}/Cargo.toml"))
@@ -103,8 +106,8 @@ pub(crate) fn unpack(sh: &Shell) -> Result<Unpacked> {
         let file = format!("target/packages/package/{name}-{VERSION}.crate");
         let bytes = fs::metadata(sh.current_dir().join(&file))?.len();
         ensure!(bytes <= MOST_BYTES, "{file} is {bytes} bytes, expected at most {MOST_BYTES}");
-        // Files of today: those of a package have one date for ever, by which cargo would not see
-        // that they have changed.
+        // Set the files' times to now: all files of a package have the same fixed date, so cargo
+        // would not see that they have changed.
         cmd!(sh, "tar -xzmf {file} -C").arg(unpacked.path()).quiet().run()?;
         check(sh, &unpacked.path().join(format!("{name}-{VERSION}")))
             .with_context(|| format!("the package {name} will not do"))?;
@@ -117,7 +120,7 @@ impl Apart {
     pub(crate) fn compile(&self, sh: &Shell, packages: &Path) -> Result<()> {
         let Apart { name, folder, features } = self;
         let package = packages.join(format!("{name}-{VERSION}"));
-        // The versions that are there already.
+        // Use the versions that are already downloaded.
         sh.copy_file(format!("{folder}/Cargo.lock"), package.join("Cargo.lock"))?;
         let manifest = package.join("Cargo.toml");
         let target = sh.current_dir().join("target").join(folder);
@@ -131,9 +134,9 @@ impl Apart {
     }
 }
 
-/// Fails where an unpacked package lacks a licence or a field that crates.io asks for, has a README
-/// that leads nowhere, names a path outside of it, admits another version of our packages than its
-/// own, or holds what only benchmarks use.
+/// Fails if an unpacked package lacks a licence or a field that crates.io requires, has a README
+/// with broken links, names a path outside of it, allows another version of our packages than its
+/// own, or contains files that only benchmarks use.
 fn check(sh: &Shell, package: &Path) -> Result<()> {
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         let text = sh.read_file(package.join(licence))?;
@@ -167,8 +170,8 @@ fn check(sh: &Shell, package: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The tables of a packaged manifest that require one of our packages, by its name or another, but
-/// admit other versions.
+/// The tables of a packaged manifest that require one of our packages, under its name or another,
+/// but allow other versions.
 fn loose_requirements(manifest: &str) -> Vec<&str> {
     let exact = format!("\nversion = \"={VERSION}\"\n");
     let is_ours = |table: &&str| {
@@ -187,7 +190,8 @@ fn paths_outside(manifest: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The targets of links and pictures in Markdown that are no address and no heading of it.
+/// The targets of links and images in Markdown that are neither an address nor a heading of the
+/// file.
 fn links_inside(markdown: &str) -> Vec<&str> {
     markdown
         .split("](")

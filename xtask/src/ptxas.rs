@@ -1,5 +1,5 @@
-//! NVIDIA's assembler, where it is at hand: it knows what static text does not show, how many
-//! registers an entry takes and whether they suffice.
+//! NVIDIA's assembler, if it is installed. It shows what the text does not: how many registers an
+//! entry takes, and whether it spills.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -150,8 +150,8 @@ impl Usage {
         ]
     }
 
-    /// Registers that do not suffice are a performance fault that no test sees: 16 bytes of stack
-    /// made a kernel that has six blocks on a multiprocessor 7 % slower.
+    /// Spills are a performance bug that no test sees: 16 bytes of stack made a kernel with six
+    /// blocks per multiprocessor 7 % slower.
     pub(crate) fn spill(&self, gpu: &str) -> Option<String> {
         let known = SPILLS.iter().find(|(entry, _)| *entry == self.function);
         let most = known.map_or(0, |&(_, bytes)| bytes);
@@ -216,7 +216,7 @@ fn parse(report: &str) -> Result<Vec<Usage>> {
     Ok(usages)
 }
 
-/// The assembler that was asked for, or that of `PATH`.
+/// The requested assembler, or the one in `PATH`.
 pub(crate) fn find(asked: Option<&Path>) -> Result<Option<PathBuf>> {
     match asked {
         Some(path) => {

@@ -1,5 +1,5 @@
-//! `cargo xtask sanitize`: the tests on a GPU under NVIDIA's compute-sanitizer, which watches every
-//! access and barrier of the compiled kernels, as the emulator does of their source.
+//! `cargo xtask sanitize`: the tests on a GPU under NVIDIA's compute-sanitizer, which checks every
+//! access and barrier of the compiled kernels, as the emulator does for their source.
 
 mod report;
 
@@ -100,7 +100,7 @@ fn chosen(option: &str, known: &[&'static str], wanted: &[String]) -> Result<Vec
     Ok(known.iter().copied().filter(is_wanted).collect())
 }
 
-/// The sanitizer of `PATH`, or else of a CUDA toolkit.
+/// The sanitizer in `PATH`, or otherwise in a CUDA toolkit.
 fn find_sanitizer() -> Result<PathBuf> {
     let toolkits =
         [std::env::var_os("CUDA_HOME").map(PathBuf::from), Some("/usr/local/cuda".into())];
@@ -115,7 +115,7 @@ fn find_sanitizer() -> Result<PathBuf> {
         })
 }
 
-/// Whether there is the device file of an NVIDIA GPU, or that by which WSL reaches one.
+/// Whether the device file of an NVIDIA GPU exists, or the one through which WSL reaches a GPU.
 fn has_gpu(devices: &Path) -> bool {
     let is_gpu = |name: &str| {
         let number = name.strip_prefix("nvidia").unwrap_or_default();
@@ -154,8 +154,8 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
     paths.filter(|path| path.as_ref().map_or(true, |path| path.is_file())).collect()
 }
 
-/// The binary of each suite among files that cargo has named: after the suite, and behind a hyphen
-/// a hash, unless somebody has taken that away.
+/// The binary of each suite among files that cargo has named: the suite, a hyphen and a hash, which
+/// may have been removed.
 pub(crate) fn find_binaries(
     files: Vec<PathBuf>,
     suites: &[&'static str],
@@ -187,17 +187,18 @@ fn sanitize(sanitizer: &Path, tool: &str, binary: &Path) -> Result<Report> {
     let mut command = Command::new(sanitizer);
     command
         .args(["--tool", tool, "--target-processes", "application-only"])
-        // Tests ask for calls that the driver refuses.
+        // Tests provoke calls that the driver refuses.
         .args(["--report-api-errors", "no"])
         .arg(binary)
-        // Where tests launch kernels at a time, racecheck may fail to track one.
+        // If tests launch kernels at the same time, racecheck may fail to track one.
         .args(["--test-threads", "1"])
-        // The tests refuse the emulator then, of which the sanitizer sees nothing.
+        // The tests then refuse the emulator, because the sanitizer would see nothing of it.
         .env("FUSED_LOSS_REQUIRE_GPU", "1")
-        // Tests do not run in processes of their own, which the tool would not watch.
+        // Tests then start no new processes, which the tool would not watch.
         .env("FUSED_LOSS_TEST_APART", "all");
     if tool == "racecheck" {
-        // Tests that launch kernels thousands of times, from many threads, do so a few times.
+        // Tests that launch kernels thousands of times from many threads then do so only a few
+        // times.
         command.env("FUSED_LOSS_TEST_BRIEFLY", "1");
     }
     let output = command.output().with_context(|| format!("cannot run {}", sanitizer.display()))?;

@@ -1,4 +1,4 @@
-//! The kernels' source: what the committed PTX was made from.
+//! The kernels' source, from which the committed PTX was compiled.
 
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -21,7 +21,7 @@ impl Sources {
     pub(crate) fn sha256(&self, flags: &str) -> String {
         let mut hash = Sha256::new();
         let mut update = |part: &[u8]| {
-            // With its length, so that no two lists of parts hash the same bytes.
+            // Hash the length too, so that two different lists of parts never hash the same bytes.
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         };
@@ -72,7 +72,7 @@ fn collect(dir: &Path, prefix: &str, files: &mut Vec<(String, Vec<u8>)>) -> Resu
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct SharedArray {
     pub(crate) name: String,
-    /// Whether the launch says how long it is.
+    /// Whether the launch determines its length.
     pub(crate) dynamic: bool,
 }
 

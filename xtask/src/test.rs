@@ -25,7 +25,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
             .run()?)
     })?;
     step("doc, as published", || {
-        // Without the features that a program does not ask for.
+        // Without default-off features, as a program gets the library.
         Ok(cmd!(sh, "cargo doc --locked -p fused-loss --no-deps")
             .env("RUSTDOCFLAGS", "-D warnings")
             .run()?)
@@ -39,14 +39,14 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
         println!("compared: {compared}");
         Ok(compared)
     })?;
-    // The stranger's crate among the tests then uses the packages, as `cargo xtask package` has it.
+    // The crate of tests/tests/stranger.rs then uses the packages, as in `cargo xtask package`.
     let packages = step("package", || package::unpack(sh))?;
     step("test", || {
         let full: &[&str] = if flags.full { &["--", "--include-ignored"] } else { &[] };
         let mut test = cmd!(sh, "cargo test --locked --workspace --all-features {full...}")
             .env(package::UNPACKED, packages.path());
         if flags.require_gpu {
-            // The tests themselves refuse the emulator then.
+            // The tests themselves then refuse the emulator.
             test = test.env("FUSED_LOSS_REQUIRE_GPU", "1");
         }
         Ok(test.run()?)
@@ -70,8 +70,8 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Test) -> Result<()> {
     Ok(())
 }
 
-/// The package for candle, a workspace of its own: candle's dependencies, and the kernels once more
-/// beside them, take minutes to compile, so that its tests are among the slow ones.
+/// The package for candle, a separate workspace. candle's dependencies, and the kernels again for
+/// this workspace, take minutes to compile, so its tests are among the slow ones.
 fn candle(sh: &Shell, full: bool) -> Result<()> {
     let _dir = sh.push_dir("candle");
     cmd!(sh, "cargo fmt --check").run()?;
@@ -80,17 +80,17 @@ fn candle(sh: &Shell, full: bool) -> Result<()> {
     cmd!(sh, "cargo doc {target...} --no-deps").env("RUSTDOCFLAGS", "-D warnings").run()?;
     if full {
         cmd!(sh, "cargo test {target...}").run()?;
-        // Fails where it does not train the same as candle_nn's loss.
+        // Fails if training differs from training with candle_nn's loss.
         cmd!(sh, "cargo run --quiet {target...} --example train").run()?;
-        // What a build says that has kernels for no device.
+        // The error of a build without kernels for any device.
         let target = &target[..3];
         cmd!(sh, "cargo test {target...} --test without_emulator").run()?;
     }
     Ok(())
 }
 
-/// The package for burn, a workspace of its own. burn's dependencies take so long to compile that
-/// all but the formatting is among the slow ones.
+/// The package for burn, a separate workspace. burn's dependencies take so long to compile that
+/// everything except the formatting is among the slow tests.
 fn burn(sh: &Shell, full: bool) -> Result<()> {
     let _dir = sh.push_dir("burn");
     cmd!(sh, "cargo fmt --check").run()?;
@@ -103,9 +103,9 @@ fn burn(sh: &Shell, full: bool) -> Result<()> {
     cmd!(sh, "cargo doc {target...} --all-features --no-deps")
         .env("RUSTDOCFLAGS", "-D warnings")
         .run()?;
-    // The tests of the backend `Cuda` say that nothing is tested where there is no GPU.
+    // Without a GPU, the tests of the backend `Cuda` say that they test nothing.
     cmd!(sh, "cargo test {target...} --all-features").run()?;
-    // By burn's own losses.
+    // With burn's own losses.
     cmd!(sh, "cargo test {target...} --features ndarray --test losses").run()?;
     Ok(())
 }
@@ -118,12 +118,13 @@ fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// The device that the tests ran on, as the library names it: the first example, which the tests
-/// have compiled, says it in its first line. A process of its own, since the library includes the
-/// PTX: if this crate depended on it, nothing could build PTX that does not compile into it yet.
+/// The device that the tests ran on, as the library names it. The first line of the first example,
+/// which the tests have compiled, prints it. This is a separate process because the library
+/// includes the PTX: if this crate depended on the library, it could not build PTX that the library
+/// does not compile with yet.
 fn device(sh: &Shell) -> Result<String> {
     let example = "01_loss_and_gradient";
-    // Of all packages, as the tests are, so that nothing is compiled for other features.
+    // For all packages, like the tests, so that nothing is compiled for other features.
     let features = ["--workspace", "--all-features"];
     cmd!(sh, "cargo build --locked --quiet {features...} --example {example}").run()?;
     let target = sh.var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::{CudaResult, ToResult};
 use crate::sys;
 
-/// A device's primary context, which exists as long as somebody keeps it.
+/// A device's primary context, which exists as long as it is retained.
 #[derive(Debug)]
 pub struct Context {
     inner: sys::CUcontext,
@@ -17,7 +17,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Keeps the primary context of `device`, and makes it current on this thread.
+    /// Retains the primary context of `device`, and makes it current on this thread.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::error::CudaError::OutOfMemory) and whatever else the driver returns.
@@ -53,8 +53,8 @@ impl CurrentContext {
     /// # Errors
     /// Whatever the driver returns.
     pub fn set_current(context: &Context) -> CudaResult<()> {
-        // SAFETY: the context exists as long as `context`, and whoever drops that while it is
-        // current gets errors of the calls that follow.
+        // SAFETY: the context exists as long as `context`. If that is dropped while it is current,
+        // later calls return errors.
         unsafe { sys::cuCtxSetCurrent(context.inner) }.to_result()
     }
 }

@@ -1,7 +1,7 @@
 //! Where the driver's functions come from: the machine's `libcuda.so.1`, loaded at run time, or the
-//! emulator where a program asks for it.
+//! emulator if a program asks for it.
 //!
-//! This module is what the published `cust` has not.
+//! The published `cust` does not have this module.
 
 use crate::error::CudaError;
 use crate::sys::{CUresult, Table, Wanted};
@@ -26,7 +26,7 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// What errors call it.
+    /// Its name in errors.
     pub const fn name(self) -> &'static str {
         match self {
             Source::Library => "NVIDIA driver",
@@ -42,14 +42,14 @@ impl Source {
 pub enum LoadError {
     /// The machine has no usable driver.
     NoDriver {
-        /// What was tried and how it failed.
+        /// What the library tried, and how it failed.
         reason: String,
-        /// The code nearest to that.
+        /// The closest driver code.
         code: CudaError,
     },
     /// The emulator cannot run here.
     NoEmulator {
-        /// What it lacks.
+        /// What the emulator lacks.
         reason: String,
     },
     /// The process already runs on another driver.
@@ -86,8 +86,8 @@ struct Driver {
 /// Set once, by the first [`load`] that succeeds.
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
-/// Loads the driver from `source` and initialises it, unless that is done already. A process has
-/// one driver to its end.
+/// Loads the driver from `source` and initialises it, unless it is already loaded. A process has
+/// one driver until it ends.
 ///
 /// # Errors
 /// [`LoadError::NoDriver`] where the machine has none, or one that is too old, or no GPU, and
@@ -114,7 +114,7 @@ pub fn missing(name: &str) -> Option<String> {
     Some(too_old(driver.version, wanted))
 }
 
-/// What the emulator says of the last fault, once. The machine's driver says nothing.
+/// The emulator's report on the last fault, once. The machine's driver has no such report.
 pub fn take_report() -> Option<String> {
     #[cfg(feature = "emulator")]
     return emulator::take_report();
@@ -199,7 +199,7 @@ fn library() -> Result<impl Fn(Wanted) -> *const c_void, LoadError> {
     // The driver stays loaded: its functions are called to the end of the process.
     let library: &libloading::Library = Box::leak(Box::new(library));
     let exported = |name: &str| {
-        // SAFETY: the address alone is taken, as what it is: one of no known type.
+        // SAFETY: only the address is taken, as an untyped pointer.
         unsafe { library.get::<*const c_void>(name.as_bytes()) }
             .map_or(std::ptr::null(), |symbol| *symbol)
     };
@@ -212,8 +212,8 @@ fn library() -> Result<impl Fn(Wanted) -> *const c_void, LoadError> {
     })
 }
 
-/// Finds a function as a version of CUDA declares it: a name may come to stand for other parameters
-/// in a newer driver.
+/// Finds a function as a version of CUDA declares it: in a newer driver a name may mean a function
+/// with other parameters.
 struct ByVersion {
     /// `cuGetProcAddress` of CUDA 11.3, or null.
     first: *const c_void,
@@ -227,7 +227,7 @@ impl ByVersion {
     /// # Safety
     /// The addresses are what their comments say.
     unsafe fn find(&self, name: &str, since: c_int) -> *const c_void {
-        /// Functions as they are where all threads have one default stream.
+        /// Versions of functions for which all threads share one default stream.
         const LEGACY_STREAM: u64 = 1;
         type First =
             unsafe extern "C" fn(*const c_char, *mut *const c_void, c_int, u64) -> CUresult;

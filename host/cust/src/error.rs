@@ -1,4 +1,4 @@
-//! What the driver's calls return where they fail.
+//! What the driver's calls return if they fail.
 
 use crate::sys::{self, CUresult};
 use std::ffi::{CStr, c_char};

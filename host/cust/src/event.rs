@@ -48,7 +48,7 @@ impl Event {
         Ok(Event(event))
     }
 
-    /// Sets it behind all work queued on `stream` so far.
+    /// Records it after all work queued on `stream` so far.
     ///
     /// # Errors
     /// Whatever the driver returns.

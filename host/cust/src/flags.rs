@@ -1,4 +1,4 @@
-//! Types for sets of flags, with what `cust`'s have of their `bitflags`.
+//! Types for sets of flags, with the functions that `cust`'s flags get from `bitflags`.
 
 /// Defines a set of flags of the driver.
 macro_rules! flags {

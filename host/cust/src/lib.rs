@@ -1,10 +1,9 @@
-//! The CUDA driver, safe where that is possible, under the names of Rust-CUDA's `cust`.
+//! The CUDA driver, with safe functions where possible, under the names of Rust-CUDA's `cust`.
 //!
-//! The published `cust` 0.3.2 links to `libcuda.so.1` by name: it builds only where it finds a CUDA
-//! toolkit, and what is made with it starts only where there is a driver. This crate has what
-//! fused-loss needs of it, with the same names and signatures, over one table of functions that is
-//! filled at run time. It has no build script, links to nothing of CUDA's and exports no function
-//! of C's.
+//! The published `cust` 0.3.2 links to `libcuda.so.1` by name: it builds only with a CUDA toolkit,
+//! and programs that use it start only with a driver. This crate has the parts that fused-loss
+//! needs, with the same names and signatures, over a table of functions that is filled at run time.
+//! It has no build script, links to no CUDA library and exports no C function.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -50,12 +49,12 @@ mod tests;
 use error::{CudaError, CudaResult, ToResult};
 
 flags::flags! {
-    /// How to initialise the driver: it has no flags yet.
+    /// Flags for initialising the driver; there are none yet.
     CudaFlags {}
 }
 
-/// Loads the machine's driver and initialises it. Whoever wants the reason of a failure in words
-/// calls [`driver::load`].
+/// Loads the machine's driver and initialises it. For the reason of a failure in words, call
+/// [`driver::load`].
 ///
 /// # Errors
 /// [`CudaError::NoDevice`] where there is no driver or no GPU; [`CudaError::NotSupported`] where

@@ -60,7 +60,7 @@ impl Stream {
         unsafe { sys::cuStreamSynchronize(self.inner) }.to_result()
     }
 
-    /// Makes whatever is queued next wait for the event. The CPU does not wait.
+    /// Makes work that is queued from now on wait for the event. The CPU does not wait.
     ///
     /// # Errors
     /// Whatever the driver returns.

@@ -1,9 +1,9 @@
-//! What a case is.
+//! The description of a case.
 
 use super::{Pairwise, Values};
 pub use fused_loss::Dtype;
 
-/// A call, with all that it is given.
+/// A call and its arguments.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Case {
     pub loss: LossOf,
@@ -12,7 +12,7 @@ pub struct Case {
     pub pass: Pass,
     pub rows: usize,
     pub cols: usize,
-    /// Dimensions, where rows and columns allow for them: see [`Case::dims`].
+    /// The number of dimensions, if rows and columns allow it: see [`Case::dims`].
     pub rank: usize,
     pub input: Values,
     pub target: Values,
@@ -20,12 +20,12 @@ pub struct Case {
     pub wanted: Wanted,
     /// Elements between rows, by [`Arg`].
     pub gaps: [usize; Arg::COUNT],
-    /// Elements behind a 16-byte boundary, by [`Arg`].
+    /// Elements after a 16-byte boundary at which the argument starts, by [`Arg`].
     pub offsets: [usize; Arg::COUNT],
     /// Whether each of [`Arg::RESULTS`] is written to a `Loss`, or to memory without room for a
     /// fault.
     pub to_loss: [bool; 2],
-    /// Whether the call is made twice, and has to give the same bits.
+    /// Whether the call is made twice and must give the same bits.
     pub twice: bool,
     pub wrong: Option<Wrong>,
     pub seed: u64,
@@ -34,7 +34,7 @@ pub struct Case {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum LossOf {
     Pairs(Pairwise),
-    /// Binary cross-entropy with weights, of which there is one for what is named.
+    /// Binary cross-entropy with weights, one per element, row or column, or one for all.
     WeightedBce {
         weight: Option<OneFor>,
         pos_weight: Option<OneFor>,
@@ -61,8 +61,8 @@ pub enum LossOf {
     },
 }
 
-/// The results of `LogProb` whose gradients are given: that of the log-probabilities is
-/// [`Case::upstream`], that of the entropies stands here.
+/// Which results of `LogProb` get an upstream gradient. That of the log-probabilities is
+/// [`Case::upstream`]; that of the entropies is here.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Arrives {
     AtLogProb,
@@ -96,7 +96,7 @@ pub enum Reduce {
     Unreduced,
     RowSum,
     RowMean,
-    /// Of the divergence alone; of others the mean. `LogProb` has none.
+    /// Only for the divergence; for other losses it means the mean. `LogProb` has no reduction.
     BatchMean,
 }
 
@@ -116,14 +116,14 @@ pub enum Pass {
 /// The gradient of the loss.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Upstream {
-    /// None is given, or ones where one has to be: for a backward pass, and for `LogProb`.
+    /// No upstream gradient, or ones if one is required: in a backward pass, and for `LogProb`.
     Ones,
-    /// One that stands for all.
+    /// One value for all.
     One(Values),
     Each(Values),
 }
 
-/// The gradients that are asked for where a call lets its caller choose; of classes the input's.
+/// The requested gradients, if the call lets its caller choose; for classes only the input's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
     OfInput,
@@ -137,7 +137,7 @@ pub enum Arg {
     Input,
     Target,
     Upstream,
-    /// Of `LogProb` the log-probabilities.
+    /// For `LogProb`, the log-probabilities.
     Loss,
     ByInput,
     ByTarget,
@@ -145,29 +145,30 @@ pub enum Arg {
     Entropy,
 }
 
-/// A mistake. It is made where the call has the argument, and the mistake is one.
+/// A mistake. It is made only if the call has the argument and the mistake is invalid for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
-    /// Another number of columns, or a dimension where there is none.
+    /// Another number of columns, or a dimension for a scalar.
     Shape(Arg),
     Null(Arg),
     /// A byte off.
     Misaligned(Arg),
-    /// One element that stands for all.
+    /// One element repeated for all.
     Expanded(Arg),
-    /// Gaps between the rows of what may have none.
+    /// Gaps between the rows of an argument that may have none.
     Gaps(Arg),
     /// The memory is another device's.
     Device(Arg),
-    /// The memory is the input's too; of the input that is to be overwritten, the target's.
+    /// The argument is in the input's memory. If the argument is the input, and the call overwrites
+    /// it, it is in the target's memory.
     Overlap(Arg),
     /// Both results are written to the same memory.
     OneResult,
     /// A gradient of classes.
     ClassGradient,
-    /// The backward pass gets what no forward pass has left.
+    /// The backward pass gets saved state that no forward pass has written.
     NeverSaved,
-    /// The backward pass gets what was saved with other options.
+    /// The backward pass gets state that was saved with other options.
     OtherSaved,
 }
 

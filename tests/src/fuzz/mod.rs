@@ -1,9 +1,9 @@
-//! A fuzzer of the losses: cases drawn from all that a call may be given, each held against
-//! float64 where docs/semantics.md says what comes of it, and against the documented error where
-//! the call is to be refused.
+//! A fuzzer of the losses. It draws cases from all possible arguments of a call. A valid call is
+//! compared with float64 wherever docs/semantics.md specifies the result, and an invalid call must
+//! return the documented error.
 //!
-//! A case is a few numbers: its tensors come from its seed. What `{:?}` prints of it is Rust, to be
-//! pasted into a test that calls [`check`].
+//! A case is a few numbers; its tensors come from its seed. `{:?}` prints it as Rust code to paste
+//! into a test that calls [`check`].
 
 mod calls;
 mod campaign;
@@ -26,7 +26,7 @@ use compare::compare;
 use expected::Expected;
 use perform::perform;
 
-/// As `{:?}` prints what options may be.
+/// The names that `{:?}` prints for special numbers.
 #[allow(non_upper_case_globals, reason = "the names that `{:?}` prints")]
 mod printed {
     pub const NaN: f64 = f64::NAN;
@@ -42,7 +42,7 @@ pub struct Checked {
     pub refused: u64,
     /// Losses and elements of gradients.
     pub results: u64,
-    /// Those of which nothing is promised: numbers on the way are beyond the range.
+    /// Results about which nothing is promised, because an intermediate number is beyond the range.
     pub unpromised: u64,
 }
 
@@ -55,7 +55,7 @@ impl Checked {
     }
 }
 
-/// Makes the call of a case, and says what is wrong with what comes of it.
+/// Makes the call of a case and checks its results.
 ///
 /// # Errors
 /// A finding.

@@ -1,5 +1,5 @@
-//! A float64 number that knows how far a kernel may be from it: one that computes the same in a
-//! type of fewer digits and a smaller range.
+//! A float64 number with a bound for how far a kernel's result may be from it, if the kernel
+//! computes the same in a type with fewer digits and a smaller range.
 
 /// The finite numbers of the type that a kernel computes in.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -19,7 +19,7 @@ impl Range {
         if self == Range::F32 { 1e-6 } else { 1e-14 }
     }
 
-    /// The number as the kernel has it, of one that comes as float64.
+    /// A float64 number as the kernel has it, rounded to its type.
     pub fn round(self, value: f64) -> f64 {
         if self == Range::F32 { f64::from(value as f32) } else { value }
     }
@@ -29,11 +29,12 @@ impl Range {
 #[derive(Clone, Copy, Debug)]
 pub struct Tracked {
     pub value: f64,
-    /// What each rounding on the way adds to the error, in units of the kernel's relative error: a
-    /// sum has the magnitudes of what it cancels here. 0 of a number that is given.
+    /// The sum of what each rounding on the way adds to the error, in units of the kernel's
+    /// relative error. For a sum it includes the magnitudes of terms that cancel. It is 0 for a
+    /// given number.
     pub size: f64,
-    /// What numbers below the smallest normal one add. Infinite where a number on the way was
-    /// beyond the range: docs/semantics.md promises nothing of the result then.
+    /// What numbers below the smallest normal one add to the error. Infinite if an intermediate
+    /// number was beyond the range; docs/semantics.md then promises nothing about the result.
     pub off: f64,
     pub range: Range,
 }
@@ -44,7 +45,7 @@ impl Tracked {
         Tracked { value, size: 0.0, off: 0.0, range }
     }
 
-    /// A result of which nothing is promised.
+    /// A result about which nothing is promised.
     pub fn lost(range: Range) -> Self {
         Tracked { value: f64::NAN, size: 0.0, off: f64::INFINITY, range }
     }
@@ -63,7 +64,7 @@ impl Tracked {
         if value.is_finite() {
             Tracked { value, size: size + value.abs(), off, range: self.range }
         } else {
-            // Of infinity and NaN there is one only.
+            // Infinity and NaN have no error.
             Tracked { value, size: 0.0, off: 0.0, range: self.range }
         }
     }
@@ -101,9 +102,9 @@ impl Tracked {
                 small *= if magnitude > 0.0 { magnitude.min(1.0) } else { 1.0 };
             }
         }
-        // Some order may have infinity, or 0, where another has the product.
+        // In some order of multiplication, an intermediate product may be infinite or 0.
         let vanishes = small < range.least;
-        // What is not known from 0 is 0 or not, of infinity.
+        // Infinity times a number that may be 0 is infinite or NaN, so the result is unknown.
         let unsure = |factor: &Tracked| {
             let error = factor.off + range.rounding() * factor.size;
             error > 0.0 && error >= factor.value.abs()

@@ -1,8 +1,8 @@
 //! Plants mutants in the text of the kernels.
 //!
-//! All mutants are planted at once, each behind a switch, because the kernels and the tests take
-//! two minutes to compile and are compiled once so. A process turns on the mutant whose number is in
-//! its environment.
+//! All mutants are planted at once, each behind a switch, so that the kernels and the tests, which
+//! take two minutes to compile, are compiled only once. A process turns on the mutant whose number
+//! is in its environment.
 
 use anyhow::{Context, Result, ensure};
 use std::ops::Range;
@@ -14,27 +14,27 @@ pub(super) struct Mutant {
     pub(super) what: &'static str,
     /// The file, in kernels-gpu/src.
     pub(super) file: &'static str,
-    /// The lines that are changed, without their indentation. They occur in the file once.
+    /// The lines to change, without their indentation. They occur once in the file.
     pub(super) lines: &'static str,
-    /// The part of them that is replaced: an expression, or statements that end with a semicolon. It
-    /// occurs in the lines once.
+    /// The part of them to replace: an expression, or statements that end with a semicolon. It
+    /// occurs once in the lines.
     pub(super) from: &'static str,
-    /// What replaces it.
+    /// The replacement.
     pub(super) to: &'static str,
-    /// The test that has to fail, as `suite::name`. The suite is a file of tests/tests, or fused_loss
+    /// The test that must fail, as `suite::name`. The suite is a file of tests/tests, or fused_loss
     /// for the library's own tests.
     pub(super) test: &'static str,
     pub(super) seen: Seen,
 }
 
-/// Who sees a bug.
+/// Which test sees a bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Seen {
     /// The mutant's test, on the emulator.
     OnEmulator,
-    /// Only this test on a GPU: why the emulator cannot see the bug.
+    /// Only this test on a GPU; `why` says why the emulator cannot see the bug.
     OnGpu { test: &'static str, why: &'static str },
-    /// Nobody: why results are right all the same.
+    /// No test; says why results are still right, or why nothing shows the bug.
     Nowhere(&'static str),
 }
 
@@ -103,7 +103,7 @@ pub(super) fn plant(text: &str, mutants: &[(usize, &Mutant)]) -> Result<String> 
     Ok(planted)
 }
 
-/// Where the text is that a mutant replaces.
+/// The range of the text that a mutant replaces.
 fn find(text: &str, mutant: &Mutant) -> Result<Range<usize>> {
     let lines: Vec<_> = text.split_inclusive('\n').collect();
     let wanted: Vec<_> = mutant.lines.lines().map(str::trim).collect();

@@ -5,7 +5,7 @@ use super::plant::{Mutant, Seen};
 use super::run::Outcome;
 use std::collections::BTreeMap;
 
-/// What came of one mutant.
+/// The outcome of one mutant.
 pub(super) fn line(tried: &Tried<'_>) -> String {
     format!("{:32} {} ({:.1} s)", tried.mutant.name, how(tried), tried.took.as_secs_f64())
 }
@@ -33,7 +33,7 @@ pub(super) fn counts(results: &[Tried<'_>]) -> String {
     format!("{caught} of {} caught ({})", results.len(), by_how.join(", "))
 }
 
-/// Survivors that the table does not know, and those that it knows and that were caught.
+/// Survivors that the table lists as caught, and caught mutants that it lists as survivors.
 pub(super) fn wrong(results: &[Tried<'_>]) -> Vec<String> {
     let wrong = |Tried { mutant, outcome, .. }: &Tried<'_>| {
         let Mutant { name, test, seen, .. } = mutant;

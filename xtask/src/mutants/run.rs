@@ -1,4 +1,4 @@
-//! Runs one test, with or without a mutant, and says what came of it.
+//! Runs one test, with or without a mutant, and reports the outcome.
 
 use super::plant::CHOSEN;
 use anyhow::{Context, Result, ensure};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What came of a test.
+/// The outcome of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Passed,
@@ -18,7 +18,7 @@ pub(super) enum Outcome {
 /// How a test failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum How {
-    /// The emulator has reported it: what.
+    /// The emulator has reported this.
     Reported(&'static str),
     /// A kernel has panicked: an index, an assertion or an overflow.
     Panicked,
@@ -67,13 +67,12 @@ impl fmt::Display for How {
     }
 }
 
-/// What a test runs with.
+/// The environment of a test.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Conditions {
     /// The number of the mutant, if there is one.
     pub(super) mutant: Option<usize>,
-    /// What the emulator draws the order of threads, warps and blocks from; none for the order of
-    /// their indices.
+    /// The seed of the order of threads, warps and blocks; `None` for the order of their indices.
     pub(super) seed: Option<u64>,
 }
 
@@ -150,7 +149,7 @@ mod tests {
         assert_eq!(How::of(result), How::WrongResult);
     }
 
-    /// The shell stands for a binary: its `-c` comes by way of a script.
+    /// The shell replaces a test binary; a script passes its `-c`.
     #[test]
     fn a_test_that_does_not_end_has_failed() {
         let folder = std::env::temp_dir();

@@ -1,5 +1,5 @@
-//! What must hold of the PTX, whoever compiled it. Each check exists because rustc, LLVM or a hand
-//! can break what it looks at without any error elsewhere.
+//! What must hold for the PTX, whichever compiler made it. Each check exists because rustc, LLVM or
+//! a manual edit can break something without any error elsewhere.
 //!
 //! A check returns one line for each problem: the entry or module, what is expected, what is found.
 
@@ -7,7 +7,7 @@ use super::{Item, Kind, Program, words};
 use crate::sources::SharedArray;
 use kernels_gpu::Entry;
 
-/// What a module's text should hold.
+/// What a module's text should contain.
 pub(crate) struct Expected<'a> {
     pub(crate) version: &'a str,
     pub(crate) arch: &'a str,
@@ -36,8 +36,7 @@ pub(crate) fn module(program: &Program, expected: &Expected<'_>) -> Vec<String> 
     problems
 }
 
-/// The version and target that were asked for: another version may not load on the drivers that
-/// are supported.
+/// The requested version and target. A driver that is supported may refuse another version.
 fn head(program: &Program, expected: &Expected<'_>) -> Vec<String> {
     [
         (".version", &program.version, expected.version),
@@ -70,8 +69,8 @@ pub(crate) fn entries(program: &Program, expected: &[&Entry]) -> Vec<String> {
     problems
 }
 
-/// No function from elsewhere: there is no linker. It is a panic, or a call that was not inlined
-/// because link-time optimisation is off.
+/// No external function, because there is no linker. Such a function is a panic, or a call that was
+/// not inlined because link-time optimisation is off.
 pub(crate) fn extern_functions(program: &Program) -> Vec<String> {
     program
         .items
@@ -93,8 +92,8 @@ fn panics(program: &Program) -> Vec<String> {
         .collect()
 }
 
-/// Shared memory only as the kernels declare it. Memory that the compiler adds, or another array of
-/// dynamic size, is none that the host counts with.
+/// Shared memory only as the kernels declare it. The host does not know of memory that the compiler
+/// adds or of another array of dynamic size.
 fn shared_arrays(program: &Program, expected: &[SharedArray]) -> Vec<String> {
     let mut problems = Vec::new();
     for item in &program.items {
@@ -171,8 +170,8 @@ fn parameter_size(parameter: &str) -> Option<usize> {
     Some(bits / 8 * count)
 }
 
-/// The block size of the table. With a smaller one every launch fails; with a larger one registers
-/// are rationed for threads that are not there.
+/// The block size of the table. With a smaller one every launch fails; with a larger one the
+/// compiler limits registers for threads that do not exist.
 fn block(item: &Item, entry: &Entry) -> Option<String> {
     let (head, _) = item.head_and_body();
     let found: Vec<String> = head
@@ -187,7 +186,7 @@ fn block(item: &Item, entry: &Entry) -> Option<String> {
 }
 
 /// As many barriers as the kernel's source has. Jump threading duplicates them
-/// (rust-lang/rust#137086); the copies stand in divergent code, where they never complete.
+/// (rust-lang/rust#137086); the copies are in divergent code, where they never complete.
 fn barriers(reached: &[&Item], entry: &Entry) -> Option<String> {
     let found = reached
         .iter()
@@ -202,7 +201,7 @@ fn barriers(reached: &[&Item], entry: &Entry) -> Option<String> {
         .then(|| format!("{}: {found} `bar.sync`, expected {}", entry.name, entry.barriers))
 }
 
-/// No local memory: an array that should lie in registers lies in global memory instead.
+/// No local memory, which would mean that an array is in global memory instead of in registers.
 fn local_memory(reached: &[&Item], entry: &Entry) -> Option<String> {
     let found = reached
         .iter()

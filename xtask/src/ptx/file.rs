@@ -1,20 +1,20 @@
-//! The files in host/ptx: the text of one module each, as one frame of zstd, since PTX is large and
-//! repeats itself. `zstdcat` shows one.
+//! The files in host/ptx. Each is the text of one module as one zstd frame, because PTX is large
+//! and repetitive. `zstdcat` shows one.
 
 use anyhow::{Context, Result, ensure};
 use std::io::Read;
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
-/// What the name of a module's file ends with.
+/// The suffix of the name of a module's file.
 pub(crate) const SUFFIX: &str = ".ptx.zst";
 
 /// How hard the compressor looks for a shorter file. Level 22, the highest, saves 0.3 % more, and
 /// needs more memory (zstd 1.5.7).
 const LEVEL: i32 = 19;
 
-/// The bytes of a module's file, a quarter less than with gzip. The same text gives the same bytes;
-/// but another version of the compressor may give others, so that only texts are compared.
+/// The bytes of a module's file, a quarter less than with gzip. The same text gives the same bytes,
+/// but another version of the compressor may give other bytes, so only texts are compared.
 pub(crate) fn compress(text: &str) -> Result<Vec<u8>> {
     let mut compressor = Compressor::new(LEVEL)?;
     compressor.set_parameter(CParameter::ChecksumFlag(true))?;
@@ -25,7 +25,7 @@ pub(crate) fn compress(text: &str) -> Result<Vec<u8>> {
 pub(crate) fn decompress(file: &[u8]) -> Result<String> {
     let (mut text, mut frame) = (String::new(), zstd::Decoder::with_buffer(file)?.single_frame());
     frame.read_to_string(&mut text).context("not a zstd file of PTX")?;
-    // zstdcat would go on where the library stops.
+    // zstdcat would go on after the first frame, where the library stops.
     let rest = frame.finish().len();
     ensure!(rest == 0, "not one frame of zstd: {rest} bytes behind its end");
     Ok(text)

@@ -1,9 +1,9 @@
-//! host/ptx/manifest.txt: what the committed PTX was made from and with, and the hash of each
+//! host/ptx/manifest.txt: the source and the compiler of the committed PTX, and the hash of each
 //! module's text.
 //!
-//! The texts themselves say nothing of it. So a change of one kernel changes the files of the
-//! modules that hold it, and one line for each of them here. The hashes are not of the compressed
-//! files, whose bytes another version of the compressor may change.
+//! The texts themselves do not contain this. So a change of one kernel changes only the files of
+//! the modules that contain it, and one line for each of them here. The hashes are of the texts,
+//! because another version of the compressor may change the bytes of the compressed files.
 
 use crate::sources::sha256;
 use anyhow::{Context, Result, bail};
@@ -23,7 +23,7 @@ pub(crate) struct Manifest {
     pub(crate) layouts: String,
     /// What `rustc -vV` says.
     pub(crate) rustc: String,
-    /// What the kernels were compiled with, by architecture, e.g. `sm_80`.
+    /// The flags that the kernels were compiled with, by architecture, e.g. `sm_80`.
     pub(crate) flags: BTreeMap<String, String>,
     /// SHA-256 of each text, by the path of its file without `.zst`, e.g. `sm_80/mse_f32.ptx`.
     pub(crate) files: BTreeMap<String, String>,
@@ -75,15 +75,15 @@ impl Manifest {
                 _ => bail!("`{line}` begins with no key that build-ptx writes"),
             }
         }
-        // Also of a file whose lines are in another order, or there twice.
+        // This also refuses a file whose lines are in another order or duplicated.
         if manifest.to_string() != text {
             bail!("it is not as build-ptx writes it");
         }
         Ok(manifest)
     }
 
-    /// What is stale here, against what it should be. The compiler is not looked at, since another
-    /// one may have made the PTX, nor are the hashes, which [`Self::problem_of`] compares.
+    /// What is stale here, compared with what it should be. It ignores the compiler, because
+    /// another one may have made the PTX, and the hashes, which [`Self::problem_of`] compares.
     pub(crate) fn problems(&self, expected: &Manifest) -> Vec<String> {
         let mut problems = Vec::new();
         if self.flags != expected.flags {
@@ -104,7 +104,7 @@ impl Manifest {
         problems
     }
 
-    /// What is wrong with the file of a module that holds `text`.
+    /// What is wrong with the file of a module that contains `text`.
     pub(crate) fn problem_of(&self, file: &str, text: &str) -> Option<String> {
         let found = sha256(text.as_bytes());
         match self.files.get(file) {

@@ -1,4 +1,4 @@
-//! What compute-sanitizer prints of a test binary.
+//! Reads what compute-sanitizer prints for a test binary.
 
 use anyhow::{Context, Result, ensure};
 use std::fmt;
@@ -10,15 +10,15 @@ pub(super) struct Report {
     failed_tests: u32,
     /// Errors, hazards and warnings of the tool.
     findings: u32,
-    /// Whether the process has ended as one does of which all tests pass.
+    /// Whether the process ended as it does if all tests pass.
     has_succeeded: bool,
     /// What was printed.
     output: String,
 }
 
 impl Report {
-    /// Reads what `tool` and the test binary have printed. Of one that never came to its end, or
-    /// whose tests ran without the tool, there is no report.
+    /// Reads what `tool` and the test binary have printed. There is no report if the binary did not
+    /// finish, or if its tests ran without the tool.
     pub(super) fn parse(tool: &str, output: &str, has_succeeded: bool) -> Result<Self> {
         let summary = if tool == "racecheck" { "RACECHECK SUMMARY: " } else { "ERROR SUMMARY: " };
         let findings = numbers_behind(output, summary);
@@ -44,8 +44,8 @@ impl Report {
         })
     }
 
-    /// What was printed, where something is wrong: a finding, a test that has failed, a process
-    /// that has ended otherwise, or no test at all.
+    /// What was printed, if something is wrong: a finding, a failed test, a process that did not
+    /// end normally, or no test at all.
     pub(super) fn failure(&self) -> Option<&str> {
         let is_good =
             self.findings == 0 && self.failed_tests == 0 && self.has_succeeded && self.tests > 0;
@@ -63,8 +63,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// The numbers that stand behind `prefix` in the tool's own lines. Of more findings than a tool
-/// prints, there is a second line of those that it has not printed, which the first has counted.
+/// The numbers after `prefix` in the tool's own lines. If there are more findings than the tool
+/// prints, a second line counts those that it has not printed; the first line includes them.
 fn numbers_behind(output: &str, prefix: &str) -> Vec<u32> {
     output
         .lines()

@@ -1,5 +1,6 @@
-//! Holds what is declared here against the toolkit's own `cuda.h`, where the machine has one: the
-//! PyPI wheel `nvidia-cuda-runtime` brings it without the rest. `CUDA_H` names another place.
+//! Compares the declarations here with the toolkit's own `cuda.h`, if the machine has one. The PyPI
+//! wheel `nvidia-cuda-runtime` contains it without the rest of the toolkit. `CUDA_H` names another
+//! path.
 
 use super::*;
 use std::fs;

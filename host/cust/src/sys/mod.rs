@@ -1,4 +1,4 @@
-//! The driver's C functions and types, by the names of `cuda.h`: what fused-loss uses of them.
+//! The driver's C functions and types that fused-loss uses, with the names of `cuda.h`.
 //!
 //! A function that is not here takes one line in `functions.rs`. It is called through a table of
 //! addresses, so that nothing has to be linked; [`driver`](crate::driver) fills the table.

@@ -1,5 +1,5 @@
-//! The driver's types. Handles are pointers to what only the driver knows. What the driver takes
-//! or returns as an enumeration is a number with names here: a driver may know more of them.
+//! The driver's types. Handles are opaque pointers. The driver's enumerations are numbers with
+//! named constants here, because a driver may know more values.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 

@@ -40,10 +40,12 @@ pub use layout::LAYOUTS;
 pub use table::{Entry, Family, all, find};
 
 // The table. Each line is one loss: the kind of its kernels (`pairwise`, `cross_entropy`) and their
-// parameters. For `pairwise` these are: the loss's type; how many threads a multiprocessor has
-// registers for (more threads have fewer registers each); the same for the pass that computes loss
-// and gradients; how many blocks of the kernels by rows and of the tiled ones, forward and with
-// gradients; of the packed ones, likewise; and of the indexed ones, forward, backward and both.
+// parameters. The parameters of `pairwise` are: the loss's type; for how many threads a
+// multiprocessor has registers (more threads have fewer registers each), in the pass that computes
+// the loss and in the pass that computes loss and gradients; and how many blocks a multiprocessor
+// has at a time: `rows by`, of the row and the tiled kernels, forward and with gradients; `packed
+// by`, of the packed kernels, forward and with gradients; `indexed by`, of the indexed kernels,
+// forward, backward and both.
 table::losses! {
     mse: pairwise(crate::mse::Mse, 1024 and 1024 threads, rows by 3 2, packed by 6 5,
         indexed by 4 4 2);
@@ -64,12 +66,14 @@ table::losses! {
         rows by 3 2, packed by 6 5, indexed by 4 3 2);
     kl_div_prob_log_target: pairwise(crate::kl_div::KlDiv<false, true>, 512 and 512 threads,
         rows by 2 2, packed by 5 4, indexed by 3 3 2);
-    // By the kind of targets. Parameters: how many 16-byte vectors of a row a thread has in
-    // registers, `by` the most threads of such a block; how many blocks of 256 threads of the
-    // forward pass a multiprocessor has registers for; and the dtypes whose forward pass streams
-    // long rows, of those that do not, and of kernels with a lane per row, whose row is in
-    // registers or wider than that (for the loss alone, and with gradients), with a row staged per
-    // block, with blocks that share a row, and with a warp per row that fills its registers.
+    // One line for each kind of target. `4 by 1024`: a thread has at most four 16-byte vectors of a
+    // row in registers, in blocks of at most 1024 threads. `5 resident`: a multiprocessor has
+    // registers for five blocks of 256 threads of the forward pass. The rest says for which dtypes
+    // there are kernels: `streams`, whose forward pass streams long rows; `longs`, whose forward
+    // pass reads long rows tile by tile; `lane rows` and `wide rows`, with a lane per row, which is
+    // in registers or too wide for them (for the loss alone, and with gradients); `staged`, with
+    // one block per row, which it stages; `split`, with several blocks per row; `in warps`, with a
+    // warp per row that fills its registers.
     cross_entropy: cross_entropy(CLASS, 4 by 1024, 5 resident,
         streams [f64], longs [f32, f16, bf16],
         lane rows [f32, f64, f16, bf16],
@@ -95,8 +99,8 @@ table::losses! {
         lane rows [f32, f64, f16, bf16], wide rows [] and [] with gradients,
         staged [f32, f64, f16, bf16], split [f32, f64, f16, bf16],
         in warps []);
-    // The log-probability of a class and the entropy of its row, on the row kernels of
-    // cross-entropy: the same parameters, as far as it has kernels.
+    // The log-probability of a class and the entropy of its row. They are computed by the row
+    // kernels of cross-entropy, with those of its parameters that these kernels need.
     log_prob: log_prob(4 by 1024, 5 resident);
     // Kernels that only read and write, against which benchmarks measure.
     ceiling: ceiling();

@@ -1,4 +1,4 @@
-//! From each block's terms to the results of the whole input: the epilogue of a grid.
+//! The epilogue of a grid: computes the results of the whole input from each block's terms.
 
 use super::label::{normaliser, store_normaliser};
 use super::pass::{Pass, TERMS};
@@ -9,8 +9,8 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::thread_idx_x;
 
 /// Whether the sums over rows are used. The arguments are opaque, so that the compiler loads them
-/// here: hoisted to the beginning of a kernel, their loads would be waited for before the loads of
-/// rows are issued.
+/// here: if their loads were hoisted to the beginning of a kernel, it would wait for them before it
+/// issues the loads of rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn has_sums(args: &CrossEntropyArgs) -> bool {
     opaque(args.reduction.into()) == reduction::SCALAR.into() || opaque(args.fault) != 0
@@ -41,10 +41,10 @@ pub(crate) unsafe fn publish_terms<R: Real, const EARLY: u32>(
 }
 
 /// Sums the workers' terms over the grid and writes the results of the whole input, if the sums are
-/// used. With `GRADS` the normaliser is known before, and the sums are one pair: of the losses and
-/// of the squared log-sum-exps. It then sums even if nobody uses the sums: they show the last adder
-/// that no block waits for the normaliser any more, so that it can clear the normaliser's words. A
-/// thread loads ASKS words at once.
+/// used. With `GRADS` the normaliser is already known, and there is one pair of sums: of the losses
+/// and of the squared log-sum-exps. They are then computed even if nobody uses them: once they are
+/// complete, no block waits for the normaliser any more, and the last adder can clear the
+/// normaliser's words. A thread loads ASKS words at a time.
 ///
 /// # Safety
 /// 1. The kernels' conditions.

@@ -1,4 +1,4 @@
-//! The loss of rows of any length, with one block per row, or several for the last rows.
+//! The loss of rows of any length, with one block per row, or several per row for the last rows.
 
 use super::finish::{finish_grid, has_sums, publish_terms};
 use super::lanes::{Lanes, alignment};
@@ -13,15 +13,15 @@ use cuda_std::thread::{block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{lane_id, sync_warp, warp_id};
 
 /// The block that sums the grid is the adder of the last full adder period. That is early enough:
-/// rows are long, and an adder period of them takes longer than fetching instructions.
+/// rows are long, so that an adder period of them takes longer than fetching instructions.
 type BlockRank = reduce::BlockRank<1>;
 
 /// The loss. A block computes one row at a time; the last `tail_rows` rows are
 /// [split](split_row) among several blocks each.
 ///
-/// Blocks that end with their rows make way for the next in the order of memory, and the last ones
-/// end together. With persistent blocks, which take row after row, a pass over 32768 rows of 4096
-/// takes 3 % longer.
+/// Blocks that end with their rows are replaced by the next in the order of memory, and the last
+/// blocks end at the same time. With persistent blocks, which take row after row, a pass over 32768
+/// rows of 4096 takes 3 % longer.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
@@ -33,7 +33,8 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
     let workspace = unsafe { Workspace::new(args.workspace) };
     let group = RowGroup::of_block();
     let first = thread_idx_x() == 0;
-    // The row is recomputed wherever it is needed: kept, it would take registers through the row.
+    // Recompute the row wherever it is needed: if it were kept in registers, they would be occupied
+    // throughout the row.
     let row_at = |index| Rows::row(args, BlockRank::of_block(0), index);
     let row = row_at(0);
     // SAFETY: the caller's conditions.
@@ -94,16 +95,17 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
         index += 1;
         let Some(next) = row_at(index) else { return };
         row = next;
-        // The first warp has merged this row's partials, which the next row overwrites.
+        // The first warp has merged this row's partial statistics, which the next row overwrites.
         sync_threads();
     }
 }
 
-/// Part `part` of the split rows, counted over all of them. Each of the last rows is split among
-/// `splits` blocks; the last of these merges what the others have published, and finishes the row.
+/// Computes part `part` of the split rows, counted over all of them. Each of the last rows is split
+/// among `splits` blocks; the last of these merges what the others have published, and finishes the
+/// row.
 ///
-/// With one block per row until the end of the grid, memory would have little to do for as long as
-/// one row takes. In a grid of few rows, all rows are split.
+/// With one block per row until the end of the grid, memory would have little to do while the last
+/// rows are computed. In a grid of few rows, all rows are split.
 ///
 /// # Safety
 /// As [`forward_long`]; one block computes each part.

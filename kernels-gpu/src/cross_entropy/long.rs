@@ -23,22 +23,23 @@ cuda_std::shared_array! {
 }
 
 cuda_std::shared_array! {
-    /// How many rows the block has done, in f64 kernels, which have no register left for it. All
-    /// threads read it between the barrier in `block_merge_row` and the barrier at the end of the
-    /// row; the first thread writes it between the latter and the next row's `block_merge_row`.
+    /// The number of rows that the block has finished, for f64 kernels, which have no register left
+    /// for it. All threads read it between the barrier in `block_merge_row` and the barrier at the
+    /// end of the row; the first thread writes it between the latter and the next row's
+    /// `block_merge_row`.
     fn rows_done() -> [u64; 1];
 }
 
 /// The block that sums the grid is the adder of the last full adder period. That is early enough:
-/// rows are long, and an adder period of them takes longer than fetching instructions.
+/// rows are long, so that an adder period of them takes longer than fetching instructions.
 type BlockRank = reduce::BlockRank<1>;
 
-/// The loss and the gradients. Of each row, the block holds the first `VECTORS` vectors a thread in
-/// registers, stages as many of the next ones as fit in shared memory, and reads the rest twice.
+/// The loss and the gradients. The block has the first `VECTORS` vectors per thread of each row in
+/// registers, stages as many of the next vectors as fit in shared memory, and reads the rest twice.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
-/// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
+/// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, followed by those of
 ///    `abi::grid_of_workers`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VECTORS: usize>(
@@ -57,14 +58,15 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
         return;
     }
     let rank = || BlockRank::of_block(args.normaliser_blocks);
-    // The row is recomputed wherever it is needed: kept, it would take registers through the row.
+    // Recompute the row wherever it is needed: if it were kept in registers, they would be occupied
+    // throughout the row.
     let row_at = |index| Rows::row(args, rank(), index);
     let Some(mut row) = row_at(0) else {
         // SAFETY: the kernels' conditions 1 and 2.
         unsafe { finish_grid::<true, 8, E, MODE, _>(&pass, rank(), workspace) };
         return;
     };
-    // f64 kernels have no register left for the row counter: it is in shared memory.
+    // f64 kernels have no register left, so the row counter is in shared memory.
     let counts_in_shared = size_of::<E>() == 8;
     if counts_in_shared && first {
         // SAFETY: all threads pass the barrier in `block_merge_row` before they read the counter.
@@ -91,7 +93,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
             let label = pass.label(class);
             if first {
                 // Only one thread loads the normaliser: if all did, each would wait for the others.
-                // And in shared memory, values that all threads share take no registers.
+                // It stores the scales in shared memory, where values that all threads share take
+                // no registers.
                 let set = |index, value: E::Real| scales_of_row().set(index, value.to_bits64());
                 set(0, pass.scale(row, normaliser, Total::Weights));
                 if args.z_loss != 0.0 {
@@ -106,7 +109,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
                 tile.forget::<E>();
             }
             let batches = if label.counts { lanes.stage(tile_end, group) } else { 0 };
-            // Read the class's logit before gradients overwrite it: a barrier stands in between.
+            // Read the class's logit before gradients overwrite it: a barrier is between the two.
             let logit = if finishes { pass.logit(row, class) } else { E::Real::ZERO };
             Lanes::<E, { alignment::LINE }>::stage_peeled(peeled, group);
             let thread_stats = lanes.stats_of_registers(&pass, &tile, label.counts, group);
@@ -117,14 +120,14 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
                 lanes.stats_behind(&pass, thread_stats, tile_end, batches, label.counts, group);
             let mut row = row_at(index).unwrap_or_default();
             // Prefetch now that all of this row has arrived. f64 kernels have no register left for
-            // that.
+            // the prefetch.
             if !counts_in_shared {
                 pass.prefetch(row, group);
             }
             let stats = warp_stats.block_merge_row::<MODE, true>(pass.scale_of_logits());
             if counts_in_shared {
-                // Read behind the barrier in `block_merge_row`: the first thread may write the
-                // counter until then.
+                // Read the counter after the barrier in `block_merge_row`: the first thread may
+                // write it until then.
                 index = rows_done().get(0) as u32;
                 row = row_at(index).unwrap_or_default();
             }
@@ -144,8 +147,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
                 if row_at(index + 1).is_some() {
                     BlockTerms::set(terms);
                 } else {
-                    // Publish before the gradients: the end of the grid waits for it, and behind
-                    // the gradients it would see it late.
+                    // Publish before the gradients: the end of the grid waits for this, and would
+                    // see it late if it were published after them.
                     publish_terms::<E::Real, _>(
                         rank(),
                         [terms[0], terms[2], 0.0, 0.0],
@@ -159,8 +162,8 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
             let (group, tile) = (group.rematerialize(), tile.rematerialize());
             lanes.gradients_of_tile(&pass, None, &factors, to, &tile);
             lanes.gradients_behind(&pass, tile_end, &label, &factors, to, group);
-            // The gradient of the class has been written as if it were any other class's, by the
-            // thread that has its logit: overwrite it behind a barrier.
+            // The gradient of the class's logit has been written as if it were any other logit's,
+            // by the thread that has it: overwrite it after a barrier.
             sync_threads();
             if finishes && label.has_class(args.cols) {
                 let at_class = E::Real::from_bits64(logit_of_row().get(0));
@@ -169,7 +172,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
         }
         if counts_in_shared {
             // SAFETY: the counter was written before the barrier in `block_merge_row`, and is
-            // written again only behind the next barrier.
+            // written again only after the next barrier.
             index = unsafe { rows_done().get(0) as u32 };
         }
         index += 1;
@@ -179,7 +182,7 @@ pub(crate) unsafe fn forward_backward_long<E: Element, const MODE: u32, const VE
         sync_threads();
         if counts_in_shared && first {
             // SAFETY: all threads have read the counter before the barrier above, and read it again
-            // behind the one in `block_merge_row`.
+            // after the barrier in `block_merge_row`.
             unsafe { rows_done().set(0, index.into()) };
         }
     }

@@ -1,9 +1,9 @@
 //! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) −
 //! x), where m is the largest logit of the row.
 //!
-//! If the target is a class y, with class weights w and label smoothing ε over C classes, q is
-//! (1 − ε) w_y at y, plus ε/C w at every class. If the target is probabilities t, q is
-//! w ((1 − ε) t + ε/C). A *vector* is 16 bytes of a row: what one load instruction brings.
+//! If the target is a class y, with class weights w and label smoothing ε over C classes, q is (1 −
+//! ε) w_y at y, plus ε/C w at every class. If the target is probabilities t, q is w ((1 − ε) t +
+//! ε/C). A *vector* is 16 bytes of a row: what one load instruction reads.
 //!
 //! The kernels' conditions:
 //! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: every tensor that is
@@ -87,18 +87,20 @@ pub(crate) mod mode {
 
 /// The kernel entries for one kind of target (a [`mode`]). Names say how a row is computed:
 ///
-/// * `_short_whole`: one row group of at most a warp per row; the row is in registers, and its
-///   length is a multiple of 16 bytes. `_warp_whole`: the same for longer rows, of a warp each and
-///   twice as many vectors a thread. `_short_peeled` and `_warp_peeled`: the same for rows that
-///   begin and end anywhere, each with its gradients as far from a 16-byte boundary as its logits.
+/// * `_short_whole`: a warp, or a part of one, computes each row; the row is in registers, and its
+///   length is a multiple of 16 bytes. `_warp_whole`: the same for longer rows, with a whole warp
+///   per row and twice as many vectors per thread. `_short_peeled` and `_warp_peeled`: the same for
+///   rows that begin and end at any element, if the gradients of a row are as far from a 16-byte
+///   boundary as its logits are.
 /// * `_packed`, `_lane_rows` and `_wide_rows`: a warp stages tiles of whole rows in shared memory;
-///   several lanes, or one, compute each row. In `_lane_rows` a lane has its row in registers.
+///   several lanes compute each row, or (`_lane_rows`, `_wide_rows`) one. In `_lane_rows` the lane
+///   has its row in registers.
 /// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
 ///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_few` is for
 ///   grids of few rows: one vector a thread.
 /// * `forward_long`: one block per row, which holds one tile of the row at a time.
-/// * `forward_backward_long`: the same, but the block holds the first tile in registers, and stages
-///   what fits of the rest in shared memory.
+/// * `forward_backward_long`: the same, but the block has the first tile in registers, and stages
+///   as much of the rest as fits in shared memory.
 /// * `forward_backward_staged`: one block per row, which it stages in shared memory.
 /// * `forward_backward_split`: a group of blocks per row, each of which stages a part of the row in
 ///   shared memory.
@@ -106,11 +108,11 @@ pub(crate) mod mode {
 /// * `backward`: one block per row. `backward_long`: several blocks per row, each with a part of it
 ///   in registers.
 ///
-/// `$block` is the most threads of a block, in the kernels with one block per row whose blocks do
-/// not have 256 threads.
+/// `$block` is the most threads of a block, for those kernels with one block per row whose blocks
+/// may have other than 256 threads.
 ///
 /// `$resident` blocks of a forward or backward kernel fit on a multiprocessor: as many as registers
-/// allow without spills, since a stack alone makes short blocks a tenth slower.
+/// allow without spills, because a stack alone makes short blocks a tenth slower.
 macro_rules! kernels {
     (
         $loss:ident, $mode:ident, $vectors:literal by $block:literal, $resident:literal resident,
@@ -265,14 +267,14 @@ pub(crate) const fn resident<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 8 { blocks.div_ceil(2) } else { blocks }
 }
 
-/// Barriers of kernels with one lane per row that compute loss and gradients. Those that can be a
-/// retry have some around its turns.
+/// Barriers of kernels with one lane per row that compute loss and gradients. Kernels that can be
+/// launched as a retry have three more, around the turns of the retry.
 pub(crate) const fn barriers_of_attempts<E: Element>(mode: u32) -> u32 {
     if mode::has_attempts(mode, size_of::<E>()) { 9 } else { 6 }
 }
 
-/// Resident blocks of the `_packed` kernels: as many as registers allow, with spills of a few bytes
-/// where one block less was slower.
+/// Resident blocks of the `_packed` kernels: as many as registers allow. Kernels that were slower
+/// with one block fewer spill a few bytes.
 pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32 {
     match mode {
         mode::PROBABILITIES if size_of::<E>() == 2 => 4,
@@ -284,8 +286,8 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32
     }
 }
 
-/// Resident blocks of the `_lane_rows` kernels: as many as registers allow (ptxas 13.0, sm_90),
-/// with spills of a few bytes where one block less was slower.
+/// Resident blocks of the `_lane_rows` kernels: as many as registers allow (ptxas 13.0, sm_90).
+/// Kernels that were slower with one block fewer spill a few bytes.
 pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> u32 {
     if mode == mode::PROBABILITIES && computes != computes::LOSS {
         // A lane has two rows, of logits and of probabilities.
@@ -295,9 +297,10 @@ pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> 
         };
     }
     if mode::is_smoothed(mode) && computes != computes::GRADIENTS {
-        // Beside its numbers, a lane has the share of each class: with class weights and gradients,
-        // six blocks spill up to 544 bytes. Five spill less, but are slower: H200, 2026-11-29, f16,
-        // ceiling ÷ ours with six and with five, 8 columns 0.51 and 0.49, 16 columns 0.68 and 0.65.
+        // Beside its other values, a lane has the share of each class: with class weights and
+        // gradients, six blocks spill up to 544 bytes. Five spill less, but are slower: H200,
+        // 2026-11-29, f16, ceiling ÷ ours with six and with five, 8 columns 0.51 and 0.49, 16
+        // columns 0.68 and 0.65.
         return match (computes, size_of::<E>()) {
             (computes::LOSS, 8) => 5,
             (_, 8) => 4,
@@ -333,20 +336,21 @@ pub(crate) const fn staged_blocks(mode: u32) -> u32 {
     if mode::is_dense(mode) { 2 } else { 3 }
 }
 
-/// The barriers of a kernel of staged rows that has `of_classes` of them for class targets in one
-/// pass over the logits. One is in a branch of ignored rows, which probabilities have none of. In
-/// f64, and with shares of all classes, there are two passes, and one more in between.
+/// The barriers of a kernel of staged rows. `of_classes` is their number for class targets, whose
+/// logits need one pass. With probabilities there is one barrier less, because it is in the branch
+/// of ignored rows, and no row is ignored. f64 and targets with a share for every class need two
+/// passes over the logits, with one more barrier between them.
 pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u32 {
     let of_two_passes = if size_of::<E>() == 8 || mode::is_dense(mode) { 1 } else { 0 };
     let of_ignored = if mode == mode::PROBABILITIES { 1 } else { 0 };
     of_classes + of_two_passes - of_ignored
 }
 
-/// Vectors that a thread of the `_staged` and `_split` kernels computes at a time: fewer if the
-/// target has a share for every class, so that fewer are left at the end of a row, which are
-/// computed one by one. H200, 2026-11-28, ceiling ÷ ours with four and with two: f16 from
-/// probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91; f32 with smoothing and
-/// weights, 5880 columns 0.73 and 0.77. But f64 with smoothing, 3143 columns 0.63 and 0.62.
+/// Vectors that a thread of the `_staged` and `_split` kernels computes at a time. If the target
+/// has a share for every class, they are fewer: fewer vectors then remain at the end of a row,
+/// where they are computed one by one. H200, 2026-11-28, ceiling ÷ ours with four and with two: f16
+/// from probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91; f32 with smoothing
+/// and weights, 5880 columns 0.73 and 0.77. But f64 with smoothing, 3143 columns 0.63 and 0.62.
 pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
     match mode {
         mode::CLASS => 4,
@@ -355,8 +359,8 @@ pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
     }
 }
 
-/// The most threads of a `_split` block, two of which are on a multiprocessor: as many as registers
-/// allow without spills.
+/// The most threads of a `_split` block: as many as registers allow without spills, with two blocks
+/// on a multiprocessor.
 pub(crate) const fn split_block<E: Element>(mode: u32) -> u32 {
     match mode {
         mode::PROBABILITIES => 256,
@@ -372,19 +376,20 @@ const fn has_spare_registers<E: Element>(blocks: u32) -> bool {
 }
 
 /// Resident blocks of `forward_short_whole`. For class targets, 16-bit elements allow one block
-/// less, because a vector is widened to eight registers; targets with a share for every class widen
-/// a vector at a time. Where registers are to spare, one more block makes short rows a tenth
-/// faster.
+/// less, because a vector is widened to eight registers; kernels whose target has a share for every
+/// class widen one vector at a time. Where registers are left over, one more block makes short rows
+/// a tenth faster.
 pub(crate) const fn resident_short<E: Element>(mode: u32, blocks: u32) -> u32 {
     let widens = size_of::<E>() == 2 && blocks > 1 && !mode::is_dense(mode);
     let fewer = if widens { blocks - 1 } else { resident::<E>(blocks) };
     fewer + has_spare_registers::<E>(blocks) as u32
 }
 
-/// Resident blocks of `forward_backward_short_whole` and `_short_peeled`. For class targets they
-/// hold a row's exponentials in registers too: [`resident_short`] of one block less, for f64 of
-/// half as many; where registers are to spare, one more. `_short_peeled` spills up to 40 bytes so
-/// on sm_90 (ptxas 13.0); with one block less it was not measured.
+/// Resident blocks of `forward_backward_short_whole` and `_short_peeled`. For class targets a row's
+/// exponentials are in registers too, so that there are as many blocks as [`resident_short`]
+/// returns for one block less (f64: for half as many); where registers are left over, one more.
+/// With that one, `_short_peeled` spills up to 40 bytes on sm_90 (ptxas 13.0); with one block less
+/// it was not measured.
 pub(crate) const fn resident_short_with_gradients<E: Element>(mode: u32, blocks: u32) -> u32 {
     if mode::is_dense(mode) {
         return resident::<E>(blocks) - (size_of::<E>() == 2) as u32;
@@ -394,22 +399,22 @@ pub(crate) const fn resident_short_with_gradients<E: Element>(mode: u32, blocks:
     with_exps + has_spare_registers::<E>(blocks) as u32
 }
 
-/// Resident blocks of the `_warp_whole` kernels: as many as registers allow without spills. In f32
-/// one block more, with spills on other devices, was not faster: H200, 2026-11-28, 65536×1000
+/// Resident blocks of the `_warp_whole` kernels: as many as registers allow without spills. In f32,
+/// one block more, which spills on other devices, was not faster: H200, 2026-11-28, 65536×1000
 /// forward-backward 0.94 of the ceiling, instead of 0.96.
 pub(crate) const fn resident_warp_whole<E: Element>(with_gradients: bool) -> u32 {
     let for_losses = if size_of::<E>() == 2 { 3 } else { 4 };
     for_losses - with_gradients as u32
 }
 
-/// Resident blocks of `forward_long`, which holds one tile at a time: one more for 32-bit elements,
-/// of which a vector has only four.
+/// Resident blocks of `forward_long`, which has one tile of a row in registers: one more for 32-bit
+/// elements, because a vector has only four of them.
 pub(crate) const fn resident_long<E: Element>(blocks: u32) -> u32 {
     if size_of::<E>() == 4 { blocks + 1 } else { resident::<E>(blocks) }
 }
 
-/// Resident blocks of `backward_long`, whose rows may have peeled elements. In f64 it waits for
-/// arithmetic: three blocks rather than two hide a fifth of the time (H200, 2026-11-25,
+/// Resident blocks of `backward_long`, whose rows may have peeled elements. In f64 it is limited by
+/// arithmetic, and three blocks rather than two hide a fifth of its time (H200, 2026-11-25,
 /// 16339×8191: 749 µs with two, 602 µs with three).
 pub(crate) const fn resident_any_alignment<E: Element>(blocks: u32) -> u32 {
     match size_of::<E>() {
@@ -438,8 +443,8 @@ pub(crate) const fn block_of_vectors<E: Element>(
     block::<E>(threads) * vectors as u32 / per_thread as u32
 }
 
-/// The most threads of a block of `forward_few`. Rows that need more are faster with fewer threads
-/// that hold more vectors each: 1024 rows of 4096 f32 take half the time.
+/// The most threads of a block of `forward_few`. Rows that would need more threads are faster with
+/// fewer threads that have more vectors each: 1024 rows of 4096 f32 take half the time.
 pub(crate) const fn few_block<E: Element>(threads: u32) -> u32 {
     const MOST: u32 = 512;
     let threads = block::<E>(threads);

@@ -12,25 +12,25 @@ use cuda_std::warp::{WARP_SIZE, any, ballot, max_of_warp};
 /// The online softmax of a part of a row: the running maximum and the running sums.
 ///
 /// The sum of the exponentials leaves out the 1 of the largest logit. Where a class is nearly
-/// certain, the loss is the sum of the other exponentials, and added to 1 that would lose its
-/// digits.
+/// certain, the loss is the sum of the other exponentials, which would lose its digits if it were
+/// added to 1.
 ///
-/// In f64 ([`LAGS`](RowStats::LAGS)) the logit that is subtracted may lag behind the largest until
-/// the statistics are [settled](RowStats::settled). A lagging maximum rarely changes, so that
-/// exponentials need not wait for the maximum of their tile, and are seldom rescaled.
+/// In f64 ([`LAGS`](RowStats::LAGS)) the logit that is subtracted, the center, may lag behind the
+/// largest logit until the statistics are [settled](RowStats::settled). A lagging center rarely
+/// changes: exponentials need not wait for the maximum of their tile, and are seldom rescaled.
 #[derive(Clone, Copy)]
 pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
     /// The largest logit, m; −∞ if there is none yet.
     pub(super) max: R,
-    /// Σ exp(x − m) − 1; −1 if there is no logit yet. Before statistics that lag are settled,
-    /// Σ exp(x − center).
+    /// Σ exp(x − m) − 1; −1 if there is no logit yet. Until lagging statistics are settled, Σ exp(x
+    /// − center).
     pub(super) others: R,
-    /// Σ q (x − m), for a target with a share q for every class (`DENSE`). Before statistics that
-    /// lag are settled, Σ q (x − center).
+    /// Σ q (x − m), for a target with a share q for every class (`DENSE`). Until lagging statistics
+    /// are settled, Σ q (x − center).
     pub(super) dot: R,
     /// Σ q, for a `DENSE` target.
     pub(super) weight: R,
-    /// What is subtracted from logits instead of m, until statistics that lag are settled.
+    /// The logit that is subtracted instead of m, until lagging statistics are settled.
     pub(super) lagging: Lagging<R>,
 }
 
@@ -51,8 +51,8 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         Stats::of_parts(self.parts()).of_row()
     }
 
-    /// Σ exp(x − `center`), for a center that is larger than the largest logit, and the factor by
-    /// which that rescales the exponentials.
+    /// Σ exp(x − `center`), for a center that is no less than the largest logit, and the factor by
+    /// which the exponentials are multiplied for that.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn rescaled_sum(self, center: R, scale: R) -> (R, R) {
         let sum = R::ONE + self.others;
@@ -60,7 +60,7 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         (sum * factor, factor)
     }
 
-    /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is larger than the largest logit.
+    /// Σ exp(x − `max`) and Σ q (x − `max`), for a `max` that is no less than the largest logit.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn relative_to(self, max: R, scale: R) -> (R, R) {
         let center = Self::center(max);
@@ -73,8 +73,9 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
     }
 
-    /// Adds Σ exp(x − center) over the next logits, if the largest is near the center, or all are
-    /// [padding](Lagging::padding); returns whether it did. `lagging` has these logits.
+    /// Adds `sum`, Σ exp(x − center) over the next logits, if the largest logit is near the center
+    /// or all are [padding](Lagging::padding). Returns whether it did. `lagging` already includes
+    /// these logits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn add_near(&mut self, lagging: Lagging<R>, sum: R) -> bool {
         if !lagging.is_near() && (Self::DENSE || !lagging.is_empty()) {
@@ -85,12 +86,12 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         true
     }
 
-    /// Makes the largest logit the center, `lagging` having the next logits.
+    /// Makes the largest logit the center. `lagging` already includes the next logits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn recenter(&mut self, mut lagging: Lagging<R>) {
         let apart = lagging.recenter();
-        // Without a logit, the sum is 0, and the center may have been anywhere. An exponential is
-        // never 0.
+        // While there is no logit, the sum is 0, and the center may be any number. An exponential
+        // of a logit is never 0.
         if self.others > R::ZERO {
             self.others = self.others * apart.exp_below();
             self.dot = self.weight.fma(apart, self.dot);
@@ -150,8 +151,8 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn over_lanes(self, lanes: u32, scale: R) -> Self {
-        // Every `lanes` lanes have the same numbers. For f32 one instruction finds the maximum of
-        // all; for f64 it takes fewer steps of fewer lanes.
+        // Every `lanes` lanes have the same numbers. In f32, one instruction finds the maximum of
+        // the whole warp; in f64, which needs shuffles, fewer lanes take fewer steps.
         let max = if Self::LAGS { group_max(self.max, lanes) } else { warp_max(self.max) };
         let has = self.max == max;
         let (sum, dot) = self.relative_to(max, scale);
@@ -170,8 +171,8 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
         Self::from_parts([max, ties + others, R::ZERO, R::ZERO])
     }
 
-    /// Lanes are settled after they are merged. That takes one exponential instead of two, unless
-    /// their centers differ, and no maximum of f64.
+    /// Merges the lanes first and settles the result: that takes one exponential instead of two,
+    /// unless their centers differ, and no maximum in f64.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled_over_warp(mut self, scale: R) -> Self {
         if !Self::LAGS {

@@ -1,9 +1,9 @@
-//! Register-resident rows: the loss, or the loss and the gradients in one pass, with one block per
-//! row, which holds the whole row in registers.
+//! Rows in registers: the loss, or the loss and the gradients in one pass, with one block per row,
+//! which has the whole row in registers.
 //!
-//! No kernel here loops over rows. What a loop carries from one row to the next costs registers and
-//! instructions; and where reads and writes alternate, memory is fastest with blocks that end with
-//! their row and begin in the order of memory.
+//! No kernel here loops over rows. Values that a loop carries from one row to the next cost
+//! registers and instructions; and where reads and writes alternate, memory is fastest with blocks
+//! that end with their row and begin in the order of memory.
 
 use super::finish::{finish_grid, has_sums};
 use super::label::{Label, normaliser, sum_normaliser};
@@ -21,7 +21,7 @@ use cuda_std::warp::{sync_warp, warp_id};
 
 cuda_std::shared_array! {
     /// The row, its class, and whether the pass is plain, for the one thread that finishes the
-    /// block's row. In registers they would take up space in every thread.
+    /// block's row. In registers they would occupy space in every thread.
     fn of_finish() -> [u64; 3];
 }
 
@@ -138,7 +138,7 @@ pub(crate) unsafe fn forward_registers<
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
-/// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
+/// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, followed by those of
 ///    `abi::grid_of_workers`.
 /// 3. Rows are as [`alignment::BLOCK_ROW`] says, and no longer than `VECTORS` vectors a thread.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -211,13 +211,13 @@ pub(crate) unsafe fn forward_backward_registers<
             let OfTile { stats: warp_stats, exps, .. } =
                 lanes.stats_of_tile::<MODE, VECTORS, true>(&pass, &tile, no_peeled, group);
             if first && args.grad_input.start == args.input.start {
-                // The gradients overwrite the row behind the barrier: the class's logit must have
+                // The gradients overwrite the row after the barrier: the class's logit must have
                 // been copied by then.
                 wait_for_copies::<0>();
             }
             let stats = warp_stats.block_merge_row::<MODE, true>(pass.scale_of_logits());
-            // Recompute the row and the row group: carried over the barrier, they would take
-            // registers that the exponentials need.
+            // Recompute the row and the row group: if they were kept across the barrier, they would
+            // occupy registers that the exponentials need.
             let row = u64::from(BlockRank::of_block(args.normaliser_blocks).worker());
             let group = RowGroup::of_block();
             let tile = tile.at(group.lane, group.threads);
@@ -230,8 +230,8 @@ pub(crate) unsafe fn forward_backward_registers<
                 }
             };
             if first && !Pass::<E, MODE>::NEEDS_LOGITS {
-                // Publish before the gradients: the end of the grid waits for it, and behind the
-                // gradients it would see it late.
+                // Publish before the gradients: the end of the grid waits for this, and would see
+                // it late if it were published after them.
                 publish(
                     row,
                     pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit(), workspace),
@@ -257,7 +257,8 @@ pub(crate) unsafe fn forward_backward_registers<
                 let (factor, class) = (unit * factors.factor, (label.class, at_class));
                 lanes.gradients_of_exps(&exps, factor, class, to[0], &tile);
             }
-            // Beside so much arithmetic, the copied logit has arrived only by now.
+            // In these modes the copied logit arrives late, after all the arithmetic: publish only
+            // now.
             if first && Pass::<E, MODE>::NEEDS_LOGITS {
                 let stats = stats.rematerialize();
                 publish(

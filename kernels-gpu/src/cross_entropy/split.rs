@@ -21,9 +21,10 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, threa
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
 cuda_std::shared_array! {
-    /// What all threads of a block need to know of a row: its statistics, four numbers, the scale
-    /// of its gradients, and that of its z-loss gradients. The first warp writes them between the
-    /// barriers of the row's statistics and the row's last; the others read them behind the latter.
+    /// What all threads of a block need to know of a row: four numbers of its statistics, the scale
+    /// of its gradients, the scale of its z-loss gradients, and the next row. The first warp writes
+    /// them between the barriers of the row's statistics and the row's last barrier; the others
+    /// read them after the latter.
     fn shared_row() -> [u64; 7];
 }
 
@@ -33,11 +34,11 @@ cuda_std::shared_array! {
 /// 1. The kernels' conditions ([`super`]), and
 ///    [`forward_backward_staged`](super::forward_backward_staged)'s condition 4 of `part_vectors`
 ///    vectors.
-/// 2. The launch is cooperative, and the grid is a number of groups of `splits` blocks, the first
-///    `normaliser_blocks` of which sum the normaliser. A block has two warps or more.
+/// 2. The launch is cooperative, and the grid consists of whole groups of `splits` blocks. Its
+///    first `normaliser_blocks` blocks sum the normaliser. A block has two warps or more.
 /// 3. `part_vectors` is as [`CrossEntropyArgs`] says. A block has dynamic shared memory for as many
 ///    vectors.
-/// 4. The workspace has room for two sums of each ticket, and behind them for what the blocks
+/// 4. The workspace has room for two sums of each ticket, followed by room for what the blocks
 ///    exchange: at most `abi::max_tickets` groups of `rows_of_block` rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const FLIGHT: usize>(
@@ -53,7 +54,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
     let groups = grid_dim_x() / args.splits;
     let rows_of_ticket = args.rows_of_block;
     let tickets = (args.rows as u32).div_ceil(rows_of_ticket.get());
-    // Behind the two sums of each ticket.
+    // The exchanged words follow the two sums of each ticket.
     let exchange_of = |group| Exchange::new(workspace, 2 * tickets, group, args.splits.get());
     let exchange = exchange_of(index);
     let leads = part == 0 && thread_idx_x() == 0;
@@ -84,14 +85,15 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
             }
             let class = pass.class(row.into());
             let label = pass.label(class);
-            // Read before gradients overwrite it: all blocks of the group have read it when they
-            // publish.
+            // Read the logit before gradients overwrite it: when a block publishes, it has read the
+            // logit, and no block writes gradients before all have published.
             let logit = pass.logit(row.into(), class);
             let of_part = if label.counts {
                 staged.statistics()
             } else {
                 wait_for_copies::<0>();
-                // Behind this barrier, all have read what the row before has shared.
+                // After this barrier, all threads have read what the first warp shared for the row
+                // before.
                 sync_threads();
                 Stats::NONE
             };
@@ -102,7 +104,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
                     if leads {
                         exchange.publish_next(round, next);
                     }
-                    // Loaded while the other blocks' statistics are on their way.
+                    // Load the scales while the other blocks' statistics are on their way.
                     scale = pass.scale(row.into(), normaliser, Total::Weights);
                     if args.z_loss != 0.0 {
                         z_scale = pass.scale(row.into(), normaliser, Total::Rows);
@@ -133,8 +135,8 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
                 );
                 terms = [terms[0] + of_row[0], terms[1] + of_row[2]];
                 if is_last_of_ticket || u64::from(next) >= args.rows {
-                    // Which group takes a ticket is left to chance. For a fixed order of the sums,
-                    // each ticket has words of its own.
+                    // Groups take tickets in no fixed order. Each ticket has words of its own, so
+                    // that the sums have a fixed order.
                     let ticket = row / rows_of_ticket;
                     workspace.set_sum(ticket, terms[0]);
                     workspace.set_sum(tickets + ticket, terms[1]);
@@ -145,7 +147,8 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
                 // The last warp clears the words: the first warp may still finish the row.
                 exchange.clear_before(round, part);
             }
-            // Exponentials that are kept are relative to the largest logit of the part.
+            // Exponentials in shared memory are relative to the largest logit of the part, not of
+            // the row.
             let by_exp =
                 if StagedRow::<E, MODE, FLIGHT>::KEEPS_EXPS && of_part.max != factors.center {
                     (of_part.max - factors.center).exp_below() * factors.factor
@@ -166,8 +169,8 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
         }
         round += 1;
     }
-    // SAFETY: conditions 2 and 4; the last block to arrive is the only one that accesses the words
-    // that were exchanged, and the counter of tickets.
+    // SAFETY: conditions 2 and 4; only the last block to arrive accesses the exchanged words and
+    // the counter of tickets.
     unsafe {
         let is_last = sum_words_in_last_block(workspace, tickets, |sums: [f64; 2]| {
             let normaliser_words = pass.load_normaliser(normaliser, true);

@@ -9,15 +9,15 @@ use cuda_std::thread::thread_idx_x;
 cuda_std::shared_array! {
     /// In the kernel for long rows, `CrossEntropyArgs::staged_vectors` vectors in the order of the
     /// row. Lanes of a warp then access different banks, and a cache line of global memory is
-    /// copied to one line here: a line that is copied to parts of two costs two accesses of the
-    /// second-level cache. For rows in a block's registers, the vector with the class's logit.
-    /// For rows in a warp's registers, the [`StagedTiles`].
+    /// copied to one line here: a line that is copied to parts of two lines would cost two accesses
+    /// of the second-level cache. For rows in a block's registers, the vector with the class's
+    /// logit. For rows in a warp's registers, the [`StagedTiles`].
     fn staged_logits() -> [Vec16];
 }
 
 cuda_std::shared_array! {
-    /// The logit and the target's probability of each peeled element of the block's row: at most
-    /// 16 elements, as there are fewer than two vectors have.
+    /// The logit and the target's probability of each peeled element of the block's row: at most 16
+    /// elements, because the peeled elements are fewer than two vectors.
     fn staged_peeled() -> [u64; 32];
 }
 
@@ -28,7 +28,7 @@ impl StagedTiles {
     /// The index at which vector `k` of `thread` is staged.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn index(thread: u32, k: u32) -> u32 {
-        // A stride for the largest block, so that it is a constant.
+        // The stride is that of the largest block, so that it is a constant.
         k * ROWS_BLOCK + thread
     }
 
@@ -85,7 +85,7 @@ impl StagedPeeled {
     }
 }
 
-/// Which vectors of a row are staged: `vectors` of them from `first` on, behind those in
+/// Which vectors of a row are staged: `vectors` vectors from `first` on, which follow those in
 /// registers. Each is copied and read by one thread, so that no barrier is needed in between.
 #[derive(Clone, Copy)]
 pub(crate) struct StagedLogits {
@@ -123,7 +123,7 @@ impl StagedLogits {
         vector.wrapping_sub(self.first) < self.vectors
     }
 
-    /// The index behind the last staged vector.
+    /// One past the last staged vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn end(self) -> u32 {
         self.first + self.vectors

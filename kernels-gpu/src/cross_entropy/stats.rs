@@ -14,8 +14,8 @@ use cuda_std::hint::opaque;
 use cuda_std::thread::{block_dim_x, sync_threads};
 use cuda_std::warp::{WARP_SIZE, ballot, lane_id, warp_id};
 
-/// The online softmax of a row, or of a part of one: largest logit and sum of exponentials, and two
-/// sums over the target where it has a share for every class.
+/// The online softmax of a row, or of a part of one: the largest logit, the sum of exponentials
+/// and, if the target has a share for every class, two sums over the target.
 #[derive(Clone, Copy)]
 pub(crate) struct Stats<R> {
     /// The largest logit, m.
@@ -115,7 +115,7 @@ impl<R: Real> Stats<R> {
     }
 
     /// A copy that the compiler cannot see through. It recomputes from the copy what it would
-    /// otherwise keep from an earlier use, in more registers than there are.
+    /// otherwise keep from an earlier use, for which there are too few registers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn rematerialize(self) -> Self {
         let rematerialize = |value: R| R::from_bits64(opaque(value.to_bits64()));
@@ -148,13 +148,13 @@ impl<R: Real> Stats<R> {
     }
 
     /// The statistics that have these [`parts`](Self::parts). They always have one tie, whose 1 is
-    /// not part of `others`; statistics of no logit have −1 there, so that their sum is 0.
+    /// not part of `others`; in statistics of no logit `others` is −1, so that the sum is 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_parts([max, others, dot, weight]: [R; PARTS]) -> Self {
         Stats { max, ties: R::ONE, rest: others, dot, weight }
     }
 
-    /// [`block_merge`](Self::block_merge) where the block has a complete row.
+    /// [`block_merge`](Self::block_merge) of a complete row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn block_merge_row<const MODE: u32, const ALL: bool>(self, scale: R) -> Self {
         self.block_merge::<MODE, ALL>(scale).of_row()
@@ -173,7 +173,7 @@ impl<R: Real> Stats<R> {
             unrolled!(for part in 0..PARTS; {
                 if part < used {
                     // SAFETY: there are at most 32 warps, and each writes its own words; the caller
-                    // has a barrier behind the reads of the previous call.
+                    // has a barrier after the reads of the previous call.
                     unsafe { stats_of_warps().set(at(part, warp_id()), parts[part].to_bits64()) };
                 }
             });
@@ -182,11 +182,11 @@ impl<R: Real> Stats<R> {
         if !ALL && warp_id() > 0 {
             return self;
         }
-        // `opaque` keeps the compiler from computing this before a loop over rows, through which it
-        // would take a register.
+        // `opaque` keeps the compiler from computing this before a loop over rows, where it would
+        // occupy a register throughout.
         let warps = opaque((block_dim_x() / WARP_SIZE).into()) as u32;
-        // Up to 8 warps, 8 lanes suffice to merge their parts, in fewer shuffles than 32 lanes
-        // take; every 8 lanes of the warp merge the same parts.
+        // Up to 8 warps, 8 lanes suffice to merge their parts, with fewer shuffles than 32 lanes
+        // need; every 8 lanes of the warp merge the same parts.
         let group = if warps > 8 { WARP_SIZE } else { 8 };
         let warp = lane_id() & (group - 1);
         let mut parts = Self::NONE.parts();
@@ -202,13 +202,13 @@ impl<R: Real> Stats<R> {
         Self::of_parts(parts).merge_lanes::<MODE>(group, scale)
     }
 
-    /// Merges the parts of a row that `group` lanes have, each lane the part of a warp. Every
-    /// `group` lanes of the warp have the same parts.
+    /// Merges the parts of a row that `group` lanes have, each lane the part of one warp. All
+    /// groups of `group` lanes have the same parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn merge_lanes<const MODE: u32>(self, group: u32, scale: R) -> Self {
         let max = warp_max(self.max);
-        // A part that has the largest logit counts as one tie, and its other exponentials go into
-        // the sum; of any other part, all exponentials go into the sum.
+        // A part whose largest logit is the row's counts as one tie, and its other exponentials go
+        // into the sum; all exponentials of any other part go into the sum.
         let has_max = self.max == max;
         let rescaled = self.relative_to::<MODE>(max, scale);
         let others = if has_max { self.rest } else { rescaled.rest };
@@ -266,8 +266,8 @@ impl<R: Real> Stats<R> {
         Self::merge_published::<{ mode::CLASS }>(count, R::ONE, wait)
     }
 
-    /// Merges `count` parts, each of which a lane loads as it was published, and returns the result
-    /// in all lanes of the warp.
+    /// Merges `count` parts, which `load` reads as they were published, one per lane. All lanes of
+    /// the warp have the result.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn merge_published<const MODE: u32>(
         count: u32,
@@ -357,7 +357,8 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
         }
     }
 
-    /// [`exp`](Self::exp) of the center: what the largest logits have.
+    /// [`exp`](Self::exp) of the center: the value that the exponentials of the largest logits
+    /// have.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn tie(self) -> R {
         self.exp(self.center)
@@ -373,9 +374,9 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
     }
 }
 
-/// Numbers that a [`Stats`] is stored as.
+/// How many numbers a [`Stats`] is stored as.
 const PARTS: usize = STATS_PARTS as usize;
-/// Numbers of these that are needed unless the target has a share for every class.
+/// How many of these are needed unless the target has a share for every class.
 const SPARSE_PARTS: usize = 2;
 
 cuda_std::shared_array! {

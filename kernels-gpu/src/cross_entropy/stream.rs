@@ -16,7 +16,7 @@ use crate::row::{NO_COLUMN, RowLoss, RowStats, TERMS, stream};
 use cuda_std::memory::Vec16;
 use cuda_std::thread::block_idx_x;
 
-/// Streams rows through shared memory, and writes their losses and the call's.
+/// Streams rows through shared memory, and writes the loss of each and that of the call.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
@@ -31,8 +31,8 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
     }
 }
 
-/// Σ exp((x − center) · scale) over N vectors and, with `EXACT`, the sum over those exponentials
-/// that are not 1. Writes the vectors' dot of [`log_prob`] to `dot`.
+/// Σ exp((x − center) · scale) over N vectors and, with `EXACT`, the sum of those exponentials that
+/// are not 1. Writes the vectors' dot (see [`log_prob`]) to `dot`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     x: [Vec16; N],
@@ -40,7 +40,7 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     dot: &mut E::Real,
 ) -> (E::Real, E::Real) {
     let (zero, one) = (E::Real::ZERO, E::Real::ONE);
-    // Two accumulators each, which halve the chain of dependent additions.
+    // Two accumulators for each sum halve the chain of dependent additions.
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
     let base = Base::Center(center, scale);
     let add = |k, exps: [E::Real; MAX_LANES]| {
@@ -117,7 +117,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// [`RowLoss::accumulate`] without `EXACT`, for statistics that lag. The exponentials do not
-    /// wait for the maximum that tells whether they count.
+    /// wait for the maximum, which only decides afterwards whether they are used.
     ///
     /// # Safety
     /// As [`RowLoss::accumulate`].
@@ -131,7 +131,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     ) -> bool {
         const { assert!(WHOLE || N == 1) };
         let mut lagging = stats.lagging;
-        // The −∞ that pads a vector would make the top a NaN, so elements are added one by one.
+        // A vector is padded with −∞, which would make the top a NaN, so elements are added one by
+        // one.
         let element = |lane: usize| E::extract(x[0], lane as u32).widen();
         if WHOLE {
             lagging.add::<E, N>(x);
@@ -172,8 +173,8 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
     type Target = Label<E::Real>;
     type Stats = OnlineSoftmax<E::Real, MODE>;
     const TENSORS: u32 = if MODE == mode::PROBABILITIES { 2 } else { 1 };
-    /// Not where every class has a share of the target: padding would add shares of classes that
-    /// the row does not have.
+    /// Padding is not used where every class has a share of the target: it would add shares of
+    /// classes that the row does not have.
     const PADS: bool = Self::Stats::LAGS && !Self::DENSE;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -246,8 +247,8 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
                 let factors = [factor, rescaled];
                 stats.dot = log_prob::rescaled_dot(stats.dot, factors, stats.max, center, scale);
             }
-            // If the others sum to less than 1/2, only one logit is the largest, and they are
-            // the exponentials that are not 1.
+            // If the others sum to less than 1/2, only one logit is the largest, and the others are
+            // exactly the exponentials that are not 1.
             let others = sum - E::Real::ONE;
             let others = if EXACT && others < E::Real::HALF { rest } else { others };
             stats.others = rescaled + others;
@@ -263,7 +264,7 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_exact(stats: &Self::Stats) -> bool {
-        // NaN is not exact: it may stand for elements that take the exact computation.
+        // NaN is not exact: elements may have caused it that need the exact computation.
         stats.others >= E::Real::from_f64(CERTAIN)
     }
 

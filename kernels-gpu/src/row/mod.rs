@@ -1,7 +1,7 @@
-//! The engine for losses over rows: it loads rows at the speed of the memory, whatever their
+//! The engine for losses over rows. It loads rows at the speed of the memory, whatever their
 //! length, number and alignment. The loss itself is a [`RowLoss`].
 //!
-//! So far the engine has one regime, [`stream`]: a forward pass over long rows.
+//! The engine has one kernel so far, [`stream`]: a forward pass over long rows.
 
 mod ring;
 mod segment;
@@ -20,30 +20,30 @@ pub(crate) use warp_split::Split;
 /// Terms that a row adds to the sums over the grid.
 pub(crate) const TERMS: usize = 4;
 
-/// Stands for no column.
+/// A column that no row has: it means "none".
 pub(crate) const NO_COLUMN: u32 = u32::MAX;
 
 /// The type that a loss computes in.
 pub(crate) type Real<L> = <<L as RowLoss>::Element as Element>::Real;
 
-/// A loss of a row: statistics of its elements that merge, and a value from them.
+/// A loss of a row: its statistics, which can be merged, and a value that is computed from them.
 pub(crate) trait RowLoss {
     /// The element type of the tensors.
     type Element: Element;
-    /// What is loaded once a row, such as its class.
+    /// What is loaded once per row, such as its class.
     type Target;
-    /// What a thread accumulates of its part of a row.
+    /// What a thread accumulates over its part of a row.
     type Stats: RowStats<Real = Real<Self>>;
     /// Tensors that rows are read from: 1 or 2.
     const TENSORS: u32;
 
-    /// Whether a tile at an end of a row is accumulated as one that is whole, with
-    /// [`padding`](Self::padding) in place of the vectors that the row does not have. Rows are of
-    /// one tensor.
+    /// Whether a tile at the beginning or the end of a row is accumulated like a whole tile, with
+    /// [`padding`](Self::padding) in place of vectors beyond the row. Only losses that read one
+    /// tensor may set this.
     const PADS: bool = false;
 
-    /// The vector that may be accumulated without `EXACT` beside vectors of a row, as if it had no
-    /// elements, where losses [pad](Self::PADS).
+    /// A vector that [`accumulate`](Self::accumulate) without `EXACT` may take beside vectors of a
+    /// row, and that changes nothing. Used only where the loss [pads](Self::PADS).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn padding() -> Vec16 {
         Vec16::default()
@@ -58,8 +58,8 @@ pub(crate) trait RowLoss {
     /// How warps share the rows.
     fn layout(&self) -> &StreamArgs;
 
-    /// Waits for the launches before this one. May prefetch as many `bytes` from address `start`
-    /// on, which the warp loads first, before it waits.
+    /// Waits for the launches before this one. `first` is the address of the bytes that the warp
+    /// loads first, and their number: it may prefetch them before it waits.
     ///
     /// # Safety
     /// The bytes are in global memory; all lanes of the warp call it.
@@ -77,10 +77,10 @@ pub(crate) trait RowLoss {
     fn picked(&self, target: &Self::Target) -> u32;
 
     /// Adds N vectors of each tensor to the statistics. `columns[k]` is the column of the first
-    /// element of vector `k`; its first `counts[k]` elements are the row's, the others are −∞. With
-    /// `WHOLE`, the row has all elements. With `EXACT`, the statistics pass
-    /// [`is_exact`](Self::is_exact), or are as accurate as they can be, at the price of more
-    /// instructions. Returns false if nothing was added, because N is more than 1 and the vectors
+    /// element of vector `k`; its first `counts[k]` elements belong to the row, the others are −∞.
+    /// With `WHOLE`, all elements of all vectors belong to the row. With `EXACT`, the statistics
+    /// pass [`is_exact`](Self::is_exact) or are as accurate as they can be, at the price of more
+    /// instructions. Returns false if nothing was added because N is more than 1 and the vectors
     /// have to be added one by one.
     ///
     /// # Safety
@@ -111,8 +111,8 @@ pub(crate) trait RowLoss {
         workspace: Workspace,
     ) -> [f64; TERMS];
 
-    /// By what differences of elements are multiplied before their exponentials are taken, where
-    /// statistics merge.
+    /// The factor by which differences of elements are multiplied before their exponentials are
+    /// taken, when statistics are merged.
     fn scale(&self) -> Real<Self>;
 
     /// Whether the call uses the sums over the grid.
@@ -129,34 +129,36 @@ pub(crate) trait RowLoss {
 pub(crate) trait RowStats: Copy {
     /// The type that the statistics are computed in.
     type Real: crate::element::Real;
-    /// Whether statistics that [begin](Self::begin) are to be [settled](Self::settled).
+    /// Whether statistics that [begin](Self::begin) must be [settled](Self::settled) before they
+    /// are used.
     const LAGS: bool;
-    /// The statistics of no element.
+    /// The statistics of an empty part.
     fn none() -> Self;
-    /// The statistics of no element, for [`RowLoss::accumulate`] without `EXACT`, to be
-    /// [settled](Self::settled) before they are used otherwise. `near` is the [top](Self::top) of
-    /// statistics of elements that may be similar; 0 if there are none.
+    /// The statistics of an empty part, for [`RowLoss::accumulate`] without `EXACT`. They must be
+    /// [settled](Self::settled) before any other use. `near` is the [top](Self::top) of statistics
+    /// of elements that may be similar; 0 if there are none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn begin(near: u32) -> Self {
         let _ = near;
         Self::none()
     }
-    /// What [`begin`](Self::begin) needs of these statistics.
+    /// The value that [`begin`](Self::begin) takes as `near`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn top(self) -> u32 {
         0
     }
-    /// Ends what [`begin`](Self::begin) began.
+    /// Turns what [`begin`](Self::begin) started into ordinary statistics.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled(self) -> Self {
         self
     }
     /// Merges these statistics with `other`. `scale` is [`RowLoss::scale`].
     fn with(self, other: Self, scale: Self::Real) -> Self;
-    /// Merges the statistics of each `lanes` neighbouring lanes of the warp, a power of two, and
-    /// returns the result in each. All lanes call it, and every `lanes` lanes have the same.
+    /// Merges the statistics of each group of `lanes` neighbouring lanes of the warp, a power of
+    /// two, and returns the result in each lane. All lanes call it, and all groups have the same
+    /// statistics.
     fn over_lanes(self, lanes: u32, scale: Self::Real) -> Self;
-    /// The same over the whole warp, of statistics that have not been [settled](Self::settled).
+    /// The same over the whole warp, for statistics that have not been [settled](Self::settled).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settled_over_warp(self, scale: Self::Real) -> Self {
         self.settled().over_lanes(WARP_SIZE, scale)

@@ -4,7 +4,7 @@ use crate::abi::{STREAM_BLOCK, StreamArgs};
 use cuda_std::thread::block_idx_x;
 use cuda_std::warp::{WARP_SIZE, warp_id};
 
-/// A part of a row: its tiles `begin..end`. A tile is what a warp loads at once.
+/// A part of a row: its tiles `begin..end`. A tile is what a warp loads at a time.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) row: u32,
@@ -12,12 +12,12 @@ pub(crate) struct Segment {
     pub(crate) end: u32,
 }
 
-/// The segments of a warp, the last row's first. So a warp has published its part of a row that it
-/// begins, and that later warps end, long before these need it.
+/// The segments of a warp, beginning with that of the last row. If the warp has the beginning of a
+/// row that later warps end, it therefore publishes its part long before they need it.
 #[derive(Clone, Copy)]
 pub(crate) struct Segments {
     next: Segment,
-    /// The row of the segment that is taken last.
+    /// The row of the last segment that the warp takes.
     first_row: u32,
     /// The first tile of that segment.
     first_tile: u32,

@@ -1,9 +1,8 @@
 //! Where the vectors of a row are.
 //!
 //! A vector is 16 bytes, aligned to 16 bytes in memory. Vectors of a row are numbered from the
-//! cache line that the row begins in, so that vector 0 may be before the row. The row's head and
-//! tail are the elements before its first and behind its last whole vector: fewer than 16 bytes
-//! each.
+//! cache line that the row begins in, so that vector 0 may be before the row. The row's head is the
+//! elements before its first whole vector, its tail those after its last: fewer than 16 bytes each.
 
 use super::row_address;
 use crate::abi::{CACHE_LINE, Matrix, VECTOR_BYTES};
@@ -55,8 +54,8 @@ impl<E: Element> RowSpan<E> {
         self.line + u64::from(vector) * u64::from(VECTOR_BYTES)
     }
 
-    /// The address of vector `vector` or, if that is before the row, of the row's first; and the
-    /// bytes from there to the end of the row's last.
+    /// The address of vector `vector` or, if that is before the row, of the row's first vector; and
+    /// the number of bytes from there to the end of the row's last vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn bytes_from(&self, vector: u32) -> (u64, u32) {
         let vector = vector.max(self.first);
@@ -88,8 +87,8 @@ impl<E: Element> RowSpan<E> {
         first < self.end && first + WARP_VECTORS > self.first
     }
 
-    /// The column of element `index` of head and tail together, if they have as many. They have
-    /// fewer elements than a warp has lanes.
+    /// The column of element `index` of head and tail together, if they have that many elements.
+    /// Together they have fewer elements than a warp has lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn head_and_tail(&self, index: u32) -> Option<u32> {
         // A row without a whole vector consists of head and tail.

@@ -21,8 +21,8 @@ pub(super) struct SplitRow {
 /// Words of the statistics of a part.
 const PART_WORDS: u32 = 4;
 
-/// The first word of the part that warp number `warp` publishes, behind the sums of all blocks. A
-/// warp publishes one part at most: that of the row which it has the beginning or the middle of.
+/// The first word of the part that warp number `warp` publishes, after the sums of all blocks. A
+/// warp publishes at most one part: that of the one row which a later warp ends.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn word_of(warp: u32) -> u32 {
     TERMS as u32 * grid_dim_x() + warp * PART_WORDS
@@ -57,8 +57,8 @@ impl SplitRow {
         self.first.max(self.warp - self.warp % BLOCK_WARPS)
     }
 
-    /// `stats`, those of the warp's part, merged with those of all warps before it.
-    ///
+    /// Merges `stats`, those of this warp's part, with those of all warps before it that have a
+    /// part of the row.
     /// # Safety
     /// As [`publish`]; all these warps publish their parts and, with `merges_blocks`, the last
     /// warp of each block before this one [those of its block](Self::merge_block).
@@ -80,7 +80,7 @@ impl SplitRow {
         }
     }
 
-    /// `stats`, those of the part of a block's last warp, merged with those of the block's other
+    /// Merges `stats`, those of the part of a block's last warp, with those of the block's other
     /// warps, if blocks are merged before rows are.
     ///
     /// # Safety
@@ -96,11 +96,12 @@ impl SplitRow {
         unsafe { self.merge_parts(loss, stats, self.warp - first, |index| first + index) }
     }
 
-    /// `stats` merged with `count` published parts: number `index` is that of warp `warp(index)`.
+    /// Merges `stats` with `count` published parts. Part number `index` is that of warp
+    /// `warp(index)`.
     ///
     /// # Safety
-    /// As [`publish`]; these warps have lower numbers, publish their parts, and no other warp takes
-    /// them.
+    /// As [`publish`]; these warps have lower numbers and publish their parts, and no other warp
+    /// takes them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn merge_parts<L: RowLoss>(
         &self,

@@ -74,7 +74,7 @@ pub(crate) unsafe fn stream<L: RowLoss>(loss: &L, workspace: Workspace) {
     }
 }
 
-/// The address of the bytes that a warp loads first, and how many are the row's.
+/// The address of the bytes that a warp loads first, and how many of them belong to the row.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn first_bytes<L: RowLoss>(loss: &L, segments: Segments) -> (u64, u32) {
     let Segment { row, begin, end } = segments.next();
@@ -87,7 +87,7 @@ fn first_bytes<L: RowLoss>(loss: &L, segments: Segments) -> (u64, u32) {
     (from, bytes.min((end - begin) * WARP_TILE_BYTES))
 }
 
-/// A warp's tiles on their way through the ring.
+/// The tiles of a warp, and the ring that they pass through.
 struct Tiles<L: RowLoss> {
     ring: Ring<L>,
     loader: Loader<L>,
@@ -122,9 +122,9 @@ impl<L: RowLoss> Tiles<L> {
         self.slot = self.ring.next(self.slot);
     }
 
-    /// The statistics of this thread's part of a segment, not [settled](RowStats::settled), from
-    /// the tiles in the ring, which are replaced by the next ones. `near` is as in
-    /// [`RowStats::begin`].
+    /// The statistics of this thread's part of a segment, not [settled](RowStats::settled). They
+    /// are read from the tiles in the ring, each of which is replaced by a later one. `near` is as
+    /// in [`RowStats::begin`].
     ///
     /// # Safety
     /// [`stream`]'s condition 1; the segment's tiles are the next in the ring.
@@ -159,8 +159,9 @@ impl<L: RowLoss> Tiles<L> {
         stats
     }
 
-    /// Adds the tile in the ring's slot, unless it has to be added vector by vector; returns
-    /// whether it did. All of its vectors are the row's or, with [`PADS`](RowLoss::PADS), some.
+    /// Adds the tile in the ring's slot and returns true, or returns false if it has to be added
+    /// vector by vector. All of its vectors belong to the row or, with [`PADS`](RowLoss::PADS), at
+    /// least one.
     ///
     /// # Safety
     /// As [`accumulate`](Self::accumulate); the copy of the tile is complete.
@@ -189,8 +190,9 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Adds a tile vector by vector, such as one at an end of a row that is not
-    /// [padded](RowLoss::PADS): in one batch with guards, it would slow the code for whole tiles.
+    /// Adds a tile vector by vector, such as a tile at an end of a row that is not
+    /// [padded](RowLoss::PADS). If these vectors were one batch with guards, the code for whole
+    /// tiles would be slower.
     ///
     /// # Safety
     /// As [`add_tile`](Self::add_tile).
@@ -219,7 +221,7 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Adds the row's head and tail, one element a lane, in the warp that has the row's first
+    /// Adds the row's head and tail, one element per lane, in the warp that has the row's first
     /// segment.
     ///
     /// # Safety
@@ -247,8 +249,8 @@ impl<L: RowLoss> Tiles<L> {
         }
     }
 
-    /// Computes the statistics of this thread's part of a segment a second time, with `EXACT`, and
-    /// from global memory: the ring has later tiles by now.
+    /// Computes the statistics of this thread's part of a segment a second time, with `EXACT`. It
+    /// reads global memory, because the ring already has later tiles.
     ///
     /// # Safety
     /// [`stream`]'s condition 1.
@@ -306,8 +308,8 @@ unsafe fn load_picked<L: RowLoss>(loss: &L, row: u64, target: &L::Target, wants:
     unsafe { load_element::<L::Element>(row, column).widen() }
 }
 
-/// Loads a vector of elements from `column` on, element by element: the rows of the second tensor
-/// may have another alignment than those of the first.
+/// Loads a vector of elements from `column` on, element by element: rows of the second tensor may
+/// be aligned differently from those of the first.
 ///
 /// # Safety
 /// The elements are in global memory.

@@ -19,7 +19,7 @@ impl Split {
         Split { rows_shift, slot: lane & ((1 << rows_shift) - 1), part: lane >> rows_shift }
     }
 
-    /// `value` combined over the lanes that share a row, in each of them.
+    /// Combines `value` over the lanes that share a row; each of them has the result.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn over_row<T: WarpShuffleValue>(
         self,

@@ -8,7 +8,7 @@ use crate::cut::Row;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use cuda_std::thread::thread_idx_x;
 
-/// How the exponentials of a row's logits are computed, and what makes gradients of them.
+/// How the exponentials of a row's logits are computed, and the factor that makes them gradients.
 #[derive(Clone, Copy)]
 struct Exponentials<R> {
     base: Base<R>,
@@ -17,9 +17,9 @@ struct Exponentials<R> {
 
 impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
     /// Writes the gradients of the part, `at_class` for the row's class. The gradient of any other
-    /// logit is `by_exp` times the exponential that is kept of it; where none are kept, it is as
-    /// [`Factors`] says. Starts to copy the same part of the `next` row, batch by batch, to where
-    /// this one's is read.
+    /// logit is `by_exp` times its exponential, if exponentials are stored in shared memory;
+    /// otherwise it is as [`Factors`] says. Starts to copy the same part of the `next` row, batch
+    /// by batch, into the shared memory that has just been read.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3. Unless the row is ignored, its part is
@@ -59,8 +59,8 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         }
     }
 
-    /// The exponentials of logits, relative to `center`. A [far](Relative::is_far) one has been
-    /// [subtracted](Self::subtract).
+    /// How the exponentials of logits relative to `center` are computed. A [far](Relative::is_far)
+    /// center has already been [subtracted](Self::subtract).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exponentials(center: E::Real, by_exp: E::Real) -> Exponentials<E::Real> {
         if Self::KEEPS_EXPS {
@@ -90,8 +90,8 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         });
     }
 
-    /// Writes the gradients of those of N vectors from `index` on that the part has, and starts to
-    /// copy those of the `next` row.
+    /// Writes the gradients of those of N vectors from `index` on that belong to the part, and
+    /// starts to copy the same vectors of the `next` row.
     ///
     /// # Safety
     /// As [`store_gradients`](Self::store_gradients), and the vectors are this thread's.
@@ -126,7 +126,8 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         }
     }
 
-    /// The gradients of N vectors of logits from `index` on, but for the target's shares.
+    /// The gradients of N vectors of logits from `index` on, without the terms of the target's
+    /// shares.
     ///
     /// # Safety
     /// As [`store_vectors`](Self::store_vectors).
@@ -158,7 +159,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         values
     }
 
-    /// Subtracts from the gradients of a vector what its classes' shares of the target take.
+    /// Subtracts the terms of the target's shares from the gradients of a vector.
     ///
     /// # Safety
     /// As [`store_vectors`](Self::store_vectors).
@@ -190,7 +191,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         }
     }
 
-    /// Whether an element of the row is this thread's.
+    /// Whether this thread writes the gradient of an element of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has(&self, element: u32) -> bool {
         let vector = self.cut.vector_of(element);

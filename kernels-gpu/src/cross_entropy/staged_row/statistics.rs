@@ -17,13 +17,14 @@ cuda_std::shared_array! {
 }
 
 impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
-    /// Whether one pass over the logits finds their statistics. It does not where exponentials are
-    /// kept, which all have one center, nor with shares of all classes.
+    /// Whether one pass over the logits computes their statistics. One pass is not enough where
+    /// exponentials are stored, because all are relative to one center, nor where all classes have
+    /// shares.
     const IS_ONLINE: bool = !Self::KEEPS_EXPS && !Self::DENSE;
 
-    /// The statistics of the part, in all threads. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), leaves
-    /// exponentials relative to `max` in place of the logits. The threads synchronise behind the
-    /// caller's writes to shared memory.
+    /// The statistics of the part, in all threads. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), replaces
+    /// the logits in shared memory by their exponentials relative to `max`. The threads synchronise
+    /// after the caller's writes to shared memory.
     ///
     /// # Safety
     /// [`copy`](Self::copy)'s conditions, and it was called.
@@ -44,15 +45,15 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                 self.copy();
                 wait_for_copies::<0>();
             }
-            // The statistics of the warps are merged again.
+            // Wait for all threads: the statistics of the warps are merged a second time.
             sync_threads();
             self.exact_statistics(peeled)
         }
     }
 
     /// The statistics in one pass over the logits, batch by batch as their copies arrive. All lanes
-    /// of a warp have the same maximum, the largest logit so far. They are right if the largest of
-    /// all is [near](is_near_top).
+    /// of a warp have the same maximum, the largest logit so far. The statistics are right if the
+    /// largest logit of all is [near](is_near_top).
     ///
     /// # Safety
     /// As [`statistics`](Self::statistics).
@@ -99,8 +100,9 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     }
 
     /// The statistics in two passes over the logits: one for the maximum, as the copies arrive, and
-    /// one for the exponentials, which replace the logits where they are kept. If the largest logit
-    /// is not [near](is_near_top), the second one is left out, and only the maximum is right.
+    /// one for the exponentials, which replace the logits with [`KEEPS_EXPS`](Self::KEEPS_EXPS). If
+    /// the largest logit is not [near](is_near_top), the second pass is left out, and only the
+    /// maximum is right.
     ///
     /// # Safety
     /// As [`statistics`](Self::statistics).
@@ -134,9 +136,9 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         }
     }
 
-    /// [`statistics`](Self::statistics) by the exact maximum, and with the exponentials that are 1
-    /// apart: for rows whose largest logit is nearly certain, and those with logits that are not
-    /// finite or far from 0.
+    /// [`statistics`](Self::statistics) relative to the exact maximum, with exponentials that are 1
+    /// counted separately: for rows whose largest logit is nearly certain, and for rows with logits
+    /// that are not finite or far from 0.
     ///
     /// # Safety
     /// As [`statistics`](Self::statistics); the logits are staged.
@@ -181,7 +183,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         }
     }
 
-    /// Raises `top` to the largest top of N vectors from `index` on, when they have arrived.
+    /// Raises `top` to the largest top of N vectors from `index` on, once they have arrived.
     ///
     /// # Safety
     /// As [`copy`](Self::copy), and the vectors are this thread's.
@@ -194,7 +196,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
 
     /// Adds the exponentials of N vectors from `index` on, relative to the maximum of `stats`, and
     /// the shares of the target to the statistics. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), the
-    /// exponentials replace the vectors.
+    /// exponentials replace the vectors in shared memory.
     ///
     /// # Safety
     /// As [`get`](Self::get), and the kernels' condition 1.
@@ -217,14 +219,13 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                 }
             };
             let base = Base::Center(stats.center(), E::Real::ONE);
-            // With shares of all classes, masks would spill.
+            // Masks would spill if all classes have shares.
             if Self::DENSE { E::exps(x, base, add) } else { E::masked_exps(x, base, add) }
         }
         stats.rest = stats.rest + (sums[0] + sums[1]);
     }
 
-    /// Adds the shares of the target that the classes of N vectors from `index` on have to the
-    /// statistics.
+    /// Adds the target's shares of the classes of N vectors from `index` on to the statistics.
     ///
     /// # Safety
     /// As [`exponentiate`](Self::exponentiate).

@@ -10,8 +10,8 @@ use crate::element::{Element, Real, unrolled};
 use cuda_std::thread::{block_idx_x, sync_threads};
 use cuda_std::warp::sync_warp;
 
-/// The gradients of short rows: one row group of at most a warp per row, which holds it in
-/// registers. There is no loop over rows, so that more blocks fit on a multiprocessor.
+/// The gradients of short rows: a warp, or a part of one, has each row in registers. There is no
+/// loop over rows, so that more blocks fit on a multiprocessor.
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]), without the second.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn backward_short<E: Element, const MODE: u32, const VECTORS: 
     let row = group.in_grid();
     let at = row.min(args.rows - 1);
     // SAFETY: the caller's conditions. In place of a row beyond the last, the last row is read, and
-    // nothing is done with it; its gradients may be written in place by then.
+    // the result is not used; its gradients may be written in place by then.
     unsafe {
         let lanes = Lanes::<E, { alignment::WARP_ROW }>::new(&pass, at);
         // Issue all loads at once: each takes as long to arrive as the others. The load of the row
@@ -94,7 +94,7 @@ impl<R: Real> GradientInputs<R> {
     /// What one thread has [staged](Self::stage).
     ///
     /// # Safety
-    /// A barrier stands between the staging and this.
+    /// A barrier is between the staging and this.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn get() -> Self {
         // SAFETY: the caller's condition.
@@ -115,12 +115,12 @@ impl<R: Real> GradientInputs<R> {
     }
 }
 
-/// The gradients of rows of which a block holds a row, or a part of one, in registers.
+/// The gradients of rows, where a block has a row, or a part of one, in registers.
 ///
 /// # Safety
 /// As [`backward_short`], except that a row group is the whole block, that rows are aligned as
-/// `ALIGNMENT` says, and that a block holds one of `splits` parts of a row:
-/// 1. If rows are as [`alignment::BLOCK_ROW`] says, a block holds a whole row, and `splits` is not
+/// `ALIGNMENT` says, and that a block has one of `splits` parts of a row:
+/// 1. If rows are as [`alignment::BLOCK_ROW`] says, a block has a whole row, and `splits` is not
 ///    used.
 /// 2. Otherwise `splits` parts have room for all vectors of a row, and for as many more as the
 ///    row's first cache line lacks.
@@ -159,8 +159,8 @@ pub(crate) unsafe fn backward_registers<
             let saved = pass.saved_of(row);
             let class = pass.class(row);
             let scale = pass.scale_of_saved(row, Total::Weights);
-            // If gradients are written in place, another block may have overwritten this logit. It
-            // is in that block's part of the row then, and this block does not use it.
+            // If gradients are written in place, another block may have overwritten this logit. The
+            // logit is then in that block's part of the row, and this block does not use it.
             let logit = pass.logit(row, class);
             let label = pass.label(class);
             let factors = pass.factors_of_saved(&label, saved, |which| match which {

@@ -7,7 +7,7 @@ use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
-/// A row's target class. With probabilities as the target, a row has a label without a class.
+/// A row's target class. Where the target is probabilities, a row has a label without a class.
 pub(crate) struct Label<R> {
     /// The class; `u32::MAX`, which is no column, for a row without a class.
     pub(crate) class: u32,
@@ -56,11 +56,11 @@ pub(crate) unsafe fn label<E: Element>(
     Label { class, weight, counts: true, fault: false }
 }
 
-/// The classes of N rows: `row`, and every `step`-th row behind it. With `BOUNDED`, some may be
+/// The classes of N rows: `row`, and every `step`-th row after it. With `BOUNDED`, some may be
 /// beyond the last row, and get `ignore_index`.
 ///
-/// All loads are issued before the first result is used. Classes of 8 bytes have a loop of their
-/// own: in a common loop, smaller classes would be converted between the loads.
+/// All loads are issued before the first result is used. Classes of 8 bytes have a separate loop:
+/// in a common loop, smaller classes would be converted between the loads.
 ///
 /// # Safety
 /// The kernels' condition 1; the targets are classes. Unless it is `BOUNDED`, there are all N rows.
@@ -129,8 +129,8 @@ pub(crate) unsafe fn class_weight<E: Element>(weights: u64, class: u32) -> E::Re
     unsafe { load((weights as *const E).wrapping_add(class as usize)).widen() }
 }
 
-/// What a mean is divided by: the sum of the class weights of the rows that count, and their
-/// number. Without weights, both are that number.
+/// What a mean is divided by: the sum of the class weights of the rows that count, and the number
+/// of these rows. Without weights, both are that number.
 ///
 /// # Safety
 /// The kernels' condition 2.
@@ -145,14 +145,14 @@ pub(crate) unsafe fn normaliser(args: &CrossEntropyArgs) -> Normaliser {
     }
 }
 
-/// The first target that this block looks at when it adds up the normaliser, with `flight` targets
-/// in flight in each thread.
+/// The first target that this block reads when it sums the normaliser, with `flight` targets in
+/// flight in each thread.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn first_target(flight: usize) -> u64 {
     u64::from(block_idx_x() * (block_dim_x() * flight as u32))
 }
 
-/// Prefetches the targets that this block looks at first, if it is one of those that add up the
+/// Prefetches the targets that this block reads first, if it is one of those that sum the
 /// normaliser.
 ///
 /// # Safety
@@ -181,7 +181,7 @@ pub(crate) fn counts_in_mean(args: &CrossEntropyArgs, class: i64) -> bool {
     class.cast_unsigned() < u64::from(args.cols) && class != args.ignore_index
 }
 
-/// Adds up the normaliser. Each thread has `FLIGHT` targets in flight.
+/// Sums this block's part of the normaliser. Each thread has `FLIGHT` targets in flight.
 ///
 /// # Safety
 /// 1. The kernels' conditions 1 and 2.
@@ -219,7 +219,7 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
         row = opaque(row + u64::from(blocks) * threads * FLIGHT as u64);
     }
     // SAFETY: condition 2; `normaliser_blocks` is at most `abi::MAX_NORMALISER_BLOCKS`, and the
-    // blocks look at each row once.
+    // blocks read the target of each row once.
     unsafe {
         if normaliser.are_counts() {
             normaliser.add_counts(looked_at, count);

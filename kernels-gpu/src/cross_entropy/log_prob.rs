@@ -1,18 +1,19 @@
 //! The log-probability of a row's class and the entropy of its distribution: the mode
 //! [`LOG_PROB`](super::mode::LOG_PROB) of the row kernels.
 //!
-//! With z = x/T, T the temperature, m the largest z of the row, S = Σ exp(z − m) and p = exp(z −
-//! m)/S, the results of a row are log p_y = (z_y − m) − log S and H = −Σ p log p = log S − μ, where
-//! μ = Σ p (z − m). Both come from differences z − m, so that neither cancels for large logits. The
-//! online softmax of cross-entropy therefore has a third sum, the *dot* Σ exp(z − m) (z − m). The
-//! kernels reduce the largest x, not the largest z: z − m is computed as (x − max) / T.
+//! With z = x/T, T the temperature, m the largest z of the row, S = Σ exp(z − m) and p =
+//! exp(z − m)/S, the results of a row are log p_y = (z_y − m) − log S and H = −Σ p log p = log S −
+//! μ, where μ = Σ p (z − m). Both are computed from differences z − m, so that neither cancels for
+//! large logits. The online softmax of cross-entropy therefore has a third sum, the *dot*
+//! Σ exp(z − m) (z − m). The kernels reduce the largest x, not the largest z: z − m is computed as
+//! (x − max) / T.
 //!
 //! With upstream gradients a of log p_y and b of H, the gradient of logit c is a ([c = y] − p_c)/T
-//! − b p_c (log p_c + H)/T, and log p_c + H = (z_c − m) − μ: every exponential times a factor that
-//! is linear in z − m.
+//! − b p_c (log p_c + H)/T, and log p_c + H = (z_c − m) − μ: every exponential is multiplied by a
+//! factor that is linear in z − m.
 //!
-//! This file has all that the mode adds to the row kernels. They call it in branches of constants,
-//! so that the code of the other modes stays as it is.
+//! This file has all that the mode adds to the row kernels. They call it in branches on constants,
+//! so that the code of the other modes does not change.
 
 use super::label::Label;
 use super::mode;
@@ -23,13 +24,13 @@ use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::Workspace;
 use cuda_std::memory::{Vec16, load, store};
 
-/// z − m is not below this: the exponential is 0 from there on, and its product with −∞, the
-/// difference of a logit of −∞, would be NaN. NaN becomes this too, in a row whose sum of
-/// exponentials is NaN.
+/// A lower bound for z − m. The exponential is 0 from there on, and its product with −∞, the
+/// difference of a logit of −∞, would be NaN. A difference of NaN is replaced by this too, in a row
+/// whose sum of exponentials is NaN anyway.
 const LOWEST: f64 = -1000.0;
 
-/// A difference of logits times 1/T; itself in all modes but [`LOG_PROB`](mode::LOG_PROB), where a
-/// product with 1 would change what LLVM makes of the code around it.
+/// A difference of logits times 1/T in [`LOG_PROB`](mode::LOG_PROB); in all other modes the
+/// difference itself, because a product with 1 would change the code that LLVM generates around it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn scaled<R: Real, const MODE: u32>(difference: R, scale: R) -> R {
     if MODE == mode::LOG_PROB { difference * scale } else { difference }
@@ -45,8 +46,8 @@ pub(super) fn apart<R: Real>(x: R, center: R, scale: R) -> R {
 /// [`Element::exps`] of N vectors, and their dot: Σ exp(z − m) (z − m), in the unit of the
 /// exponentials.
 ///
-/// Each vector has a call of its own: a closure that is called for all of them would be too large
-/// for LLVM to inline.
+/// Each vector has a separate call: a closure that is called for all of them would be too large for
+/// LLVM to inline.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exps_and_dot<E: Element, const N: usize>(
     x: [Vec16; N],
@@ -81,8 +82,9 @@ fn dot_of_vector<E: Element>(
     dots[0] + dots[1]
 }
 
-/// The dot relative to `center`, of a part of a row whose largest logit is `max`: −∞ if it has
-/// none. `factor` is what its exponentials are multiplied by, and `sum` their sum behind that.
+/// The dot relative to `center`, of a part of a row whose largest logit is `max`: −∞ if the part
+/// has no logit. `factor` is what its exponentials are multiplied by for that, and `sum` their sum
+/// after it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn rescaled_dot<R: Real>(
     dot: R,
@@ -110,9 +112,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         stats.dot * E::Real::ONE.over_plain(stats.ties + stats.rest)
     }
 
-    /// [`Pass::finish_row`]: writes the results of a row, and what is saved of it with
-    /// [`writes::ALL`]. The first of its terms is NaN if the row's class is out of range: the sum
-    /// over the grid says by it that there is such a row.
+    /// [`Pass::finish_row`]: writes the results of a row and, with [`writes::ALL`], what is saved
+    /// of it. The first of its terms is NaN if the row's class is out of range: the sum over the
+    /// grid then shows that there is such a row.
     ///
     /// # Safety
     /// As [`Pass::finish_row`].
@@ -160,8 +162,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         (fault != 0).then_some(fault as *mut TargetFault)
     }
 
-    /// The upstream gradient of a row's log-probability, as [`Total::Weights`], or of its entropy:
-    /// 0 where there is none.
+    /// The upstream gradient of a row's log-probability (if `which` is [`Total::Weights`]) or of
+    /// its entropy; 0 if the call has none.
     ///
     /// # Safety
     /// The kernels' condition 1; `row` is below `rows`.
@@ -190,7 +192,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         factors: &mut Factors<E::Real>,
     ) {
         let scale = self.scale_of_logits();
-        // The weight is 1, or NaN for a class that is none: then all gradients of the row are.
+        // The weight is 1, or NaN for an invalid class: all gradients of the row are then NaN.
         let (a, b) = (label.weight * a * scale, label.weight * b * scale);
         factors.by_class = -a;
         factors.by_z = b * expected;
@@ -263,9 +265,9 @@ pub(crate) const fn long_block<E: Element>(threads: u32) -> u32 {
     if size_of::<E>() == 4 { threads } else { threads / 2 }
 }
 
-/// The kernel entries, named as in [`cross_entropy`](super::kernels). There are only these regimes,
-/// so that the compiled kernels stay small: short rows are packed; longer rows are streamed in the
-/// forward pass, and have one block or several per row in passes with gradients.
+/// The kernel entries, named as in [`cross_entropy`](super::kernels). To keep the compiled kernels
+/// small, there are only these: short rows are packed; longer rows are streamed in the forward
+/// pass, and have one block or several per row in passes with gradients.
 macro_rules! kernels {
     ($loss:ident, $vectors:literal by $block:literal, $resident:literal resident) => {
         use crate::abi::{CrossEntropyArgs, PACKED_BLOCK, STREAM_BLOCK};

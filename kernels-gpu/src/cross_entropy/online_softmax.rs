@@ -22,8 +22,8 @@ use cuda_std::warp::{WARP_SIZE, any, ballot, max_of_warp};
 pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
     /// The largest logit, m; −∞ if there is none yet.
     pub(super) max: R,
-    /// Σ exp(x − m) − 1; −1 if there is no logit yet. Until lagging statistics are settled, Σ exp(x
-    /// − center).
+    /// Σ exp(x − m) − 1; −1 if there is no logit yet. Until lagging statistics are settled,
+    /// Σ exp(x − center).
     pub(super) others: R,
     /// Σ q (x − m), for a target with a share q for every class (`DENSE`). Until lagging statistics
     /// are settled, Σ q (x − center).

@@ -11,7 +11,7 @@ use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 pub(crate) struct Rows {
     /// The first row.
     pub(crate) first: u64,
-    /// The row behind the last.
+    /// One past the last row.
     pub(crate) end: u64,
 }
 
@@ -84,21 +84,21 @@ impl RowGroup {
         u64::from(block_idx_x()) * u64::from(self.of_block) + u64::from(self.in_block)
     }
 
-    /// Warps of a row group of one warp or more.
+    /// Warps of the row group, if it has one warp or more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn warps(self) -> u32 {
         self.threads / WARP_SIZE
     }
 
-    /// This warp's index in its row group, of one warp or more.
+    /// This warp's index in the row group, if that has one warp or more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn warp(self) -> u32 {
         self.lane / WARP_SIZE
     }
 
     /// A copy that the compiler cannot see through. What is computed from it is computed again for
-    /// each row; otherwise the compiler would hoist it out of the loop over rows, into registers
-    /// that a kernel does not have.
+    /// each row; otherwise the compiler would hoist it out of the loop over rows, where it would
+    /// occupy registers that a kernel does not have.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn rematerialize(self) -> Self {
         RowGroup { lane: opaque(self.lane.into()) as u32, ..self }

@@ -1,4 +1,4 @@
-//! The logit of a row's class, taken from the tile that has it. A load of its own would arrive no
+//! The logit of a row's class, taken from the tile that has it. A separate load would arrive no
 //! earlier than the row and, if gradients are written in place, might read a gradient.
 
 use super::Lanes;
@@ -27,8 +27,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if owns {
             unrolled!(for k in 0..N; {
                 if let Some(at) = self.span(tile, k).lane_of(label.class) {
-                    // `opaque_vec16` has the vector widened again: otherwise the widened values of
-                    // all vectors are kept in registers for this one use.
+                    // `opaque_vec16` makes the compiler widen the vector again: otherwise it keeps
+                    // the widened values of all vectors in registers for this one use.
                     logit = Some(get::<E>(&widen::<E>(opaque_vec16(tile.x[k])), at));
                 }
             });

@@ -16,8 +16,8 @@ use cuda_std::warp::{WARP_SIZE, sync_warp};
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// Writes the gradients of the vectors from `from` on, and of the thread's peeled element, to
-    /// the rows `to`: all as of logits that are not the class's, whose gradient the caller writes
-    /// over this.
+    /// the rows `to`, as if none were the class's logit. The caller writes the gradient of that
+    /// over this one.
     ///
     /// # Safety
     /// 1. The kernels' conditions 1 and 3.
@@ -42,8 +42,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 self.gradients_of_tile(pass, None, factors, to, &tile);
                 first += group.warps() * WARP_FLIGHT;
             }
-            // Recompute which peeled element is the thread's: kept since the reduction, its index
-            // would take a register.
+            // Recompute which peeled element is the thread's: if its index were kept since the
+            // reduction, it would occupy a register.
             let group = group.rematerialize();
             if self.has_peeled(group) {
                 let peeled = self.staged_peeled(group);
@@ -52,9 +52,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
     }
 
-    /// Writes the gradients of a tile to the rows `to`. `class` is the index of the row's class
-    /// and the gradient of its logit; without it, all are written as of logits that are not the
-    /// class's.
+    /// Writes the gradients of a tile to the rows `to`. `class` is the index of the row's class and
+    /// the gradient of its logit; without it, all gradients are written as if none were of the
+    /// class's logit.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -91,7 +91,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                         Classes::from(span.first),
                     );
                     if MODE == mode::PROBABILITIES && !to[1].is_null() {
-                        // Widened a second time: see `add_shares`.
+                        // Widen a second time: see `add_shares`.
                         let x = opaque_vec16(tile.x[k]);
                         let x = |lane| of(x, lane);
                         let mut by_target = [E::Real::ZERO; MAX_LANES];
@@ -119,8 +119,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
     }
 
-    /// [`gradients_of_tile`](Self::gradients_of_tile) of log-probabilities and entropies. It is
-    /// apart because LLVM makes other code of that for losses if this is part of it.
+    /// [`gradients_of_tile`](Self::gradients_of_tile) of log-probabilities and entropies. It is a
+    /// separate function, because LLVM would generate different code for losses if this were a part
+    /// of that one.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -151,7 +152,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     }
 
     /// Writes the gradients of a tile from its exponentials, which are in registers: each
-    /// exponential times `factor`, but for the row's `class` what `at_class` makes of it.
+    /// exponential times `factor`, except at the row's `class`, where it is what `at_class` returns
+    /// for the exponential.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -177,7 +179,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             // SAFETY: the caller's conditions.
             unsafe { to.store_vectors(first, vector, |_| k as u32 * tile.stride, |_| has) };
             if ALIGNMENT == alignment::BLOCK_ROW {
-                // Without this, the compiler moves all stores to the end, and their values take
+                // Without this, the compiler moves all stores to the end, and their values occupy
                 // registers until then.
                 sync_warp();
             }

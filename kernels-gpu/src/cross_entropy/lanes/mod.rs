@@ -1,8 +1,8 @@
-//! A row, cut into vectors of 16 bytes among the threads of a row group: loading it, reducing it to
-//! [`Stats`](super::stats::Stats), and writing its gradients.
+//! A row, cut into vectors of 16 bytes and shared among the threads of a row group: loading it,
+//! reducing it to [`Stats`](super::stats::Stats), and writing its gradients.
 //!
-//! A row has an aligned body, which moves a vector at a time in register [tiles](tile), and a head
-//! and a tail, which are [peeled] and move element by element.
+//! A row has an aligned body, which is moved vector by vector in register [tiles](tile), and a head
+//! and a tail, which are [peeled] and moved element by element.
 
 mod class_logit;
 mod gradients;
@@ -60,9 +60,9 @@ pub(crate) struct Lanes<E, const ALIGNMENT: u32> {
 }
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
-    /// Whether a row is one tile, but for peeled elements.
+    /// Whether a row is one tile, except for peeled elements.
     const ONE_TILE: bool = ALIGNMENT == alignment::BLOCK_ROW || Self::ROW_IN_WARP;
-    /// Whether a row group is lanes of one warp, and its row is in their registers.
+    /// Whether a row group is a warp or a part of one, which has its row in registers.
     pub(crate) const ROW_IN_WARP: bool =
         ALIGNMENT == alignment::WARP_ROW || ALIGNMENT == alignment::WARP_PEELED;
     /// Whether a row that is one tile has peeled elements beside it.
@@ -98,7 +98,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         Lanes { input: Row::at_cut(opaque(self.start())), ..self }
     }
 
-    /// Row `row` of another tensor, to be cut as the input's row at `start` is.
+    /// Row `row` of another tensor, to be cut like the input's row at `start`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn row_of(tensor: Matrix, row: u64, start: u64) -> Row<E> {
         match ALIGNMENT {

@@ -13,8 +13,8 @@ use crate::element::{Element, Real};
 use crate::reduce::warp_max;
 use cuda_std::warp::any;
 
-/// A peeled element: its index in the row, its logit, and its probability in the target (without
-/// meaning where the target is a class).
+/// A peeled element: its index in the row, its logit, and its probability in the target (which has
+/// no meaning where the target is a class).
 #[derive(Clone, Copy)]
 pub(crate) struct Peeled<E> {
     index: u32,
@@ -53,7 +53,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         unsafe { self.peeled(group.lane) }
     }
 
-    /// Stages the thread's peeled element in shared memory, from the reduction to the gradients.
+    /// Stages the thread's peeled element in shared memory, where it remains until the gradients.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn stage_peeled(peeled: Option<Peeled<E>>, group: RowGroup) {
         if let Some(Peeled { x, t, .. }) = peeled {
@@ -102,8 +102,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         stats
     }
 
-    /// Writes the gradients of a peeled element as of a logit that is not the class's. If it is
-    /// the class's, then calls `on_class` with its logit.
+    /// Writes the gradients of a peeled element as if it were not the class's logit. If it is, then
+    /// calls `on_class` with it.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3.
@@ -155,8 +155,8 @@ impl<E: Element> Peeled<E> {
         (i64::from(self.index) == class).then(|| self.x.widen())
     }
 
-    /// Stores the gradient of the element's logit: `class` has that of the row's class, if this
-    /// thread has its logit; `gradient` is that of any other.
+    /// Stores the gradient of the element's logit: that in `class` if the element is the row's
+    /// class, otherwise `gradient`.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3; the element is the row's.

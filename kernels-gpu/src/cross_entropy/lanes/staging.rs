@@ -19,7 +19,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         Lanes { staged: StagedLogits::new(args, first), ..self }
     }
 
-    /// The index behind the row's last staged vector.
+    /// One past the row's last staged vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn staged_end(&self) -> u32 {
         self.staged.end().min(self.cut.end)
@@ -54,8 +54,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         batches
     }
 
-    /// Issues the copy of the vector with the logit of `class`. Staged, the logit takes no
-    /// register, and remains when gradients overwrite the row.
+    /// Issues the copy of the vector with the logit of `class`. In shared memory the logit takes no
+    /// register, and is not overwritten when gradients overwrite the row.
     ///
     /// # Safety
     /// 1. The kernels' conditions.

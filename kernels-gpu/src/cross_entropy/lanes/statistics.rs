@@ -1,8 +1,9 @@
 //! The reduction of a row to its statistics: the maximum and the sum of exponentials of an online
 //! softmax and, where the target has a share for every class, the dot product with the target.
 //!
-//! Exponentials that are 1, the ties for the maximum, are counted apart from the sum of the rest
-//! only where it matters: where the sum is so close to 1 that the rest would be lost to rounding.
+//! Exponentials that are 1, the ties for the maximum, are counted separately from the sum of the
+//! rest only where it matters: where the sum is so close to 1 that the rest would be lost to
+//! rounding.
 
 use super::Lanes;
 use super::tile::{FLIGHT, Tile, WARP_FLIGHT};
@@ -23,9 +24,9 @@ pub(crate) type Exps<R, const N: usize> = [[R; MAX_LANES]; N];
 /// The statistics of a row that is one tile, or of a warp's part of it.
 pub(crate) struct OfTile<R, const N: usize> {
     pub(crate) stats: Stats<R>,
-    /// [Relative] to the statistics' maximum, ...
+    /// The exponentials, [relative](Relative) to the statistics' maximum, ...
     pub(crate) exps: Exps<R, N>,
-    /// ... and so that of the thread's peeled element.
+    /// ... and the exponential of the thread's peeled element.
     pub(crate) exp_of_peeled: R,
 }
 
@@ -51,12 +52,12 @@ fn ties_and_rest<E: Element, const MODE: u32, const N: usize>(
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// The statistics of a row that is one tile, and the exponentials of the tile. They are reduced
-    /// over the row group where that is lanes of a warp, otherwise over the warp, which has a part
-    /// of the row. `peeled` is the logit of the thread's peeled element, if it
-    /// [has](Self::HAS_PEELED) one; otherwise it is not used.
+    /// over the row group if that is a warp or a part of one, otherwise over the warp, which has a
+    /// part of the row. `peeled` is the logit of the thread's peeled element, or −∞, where rows
+    /// [have](Self::HAS_PEELED) peeled elements; otherwise it is not used.
     ///
-    /// `KEEPS_EXPS` says that the caller keeps the exponentials in registers; otherwise it keeps
-    /// the tile, and exponentials that are needed twice are computed twice.
+    /// With `KEEPS_EXPS` the caller uses the exponentials in registers afterwards; otherwise it
+    /// uses the tile, and exponentials that are needed twice are computed twice.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -94,9 +95,9 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         } else {
             E::exps(relative_tile.x, relative.base(), |k, of_vector| {
                 add(k, of_vector);
-                // The shares of a vector are added beside its exponentials: in a loop before,
-                // differences from the center would take registers until the exponentials need
-                // them, too.
+                // Add the shares of a vector beside its exponentials: in a separate loop before,
+                // differences from the center would stay in registers until the exponentials need
+                // them.
                 // SAFETY: the caller's conditions.
                 unsafe { self.add_shares(pass, &mut shares, stats.center(), tile, k) };
             });
@@ -106,7 +107,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
         let mut exp_of_peeled = zero;
         if Self::HAS_PEELED {
-            // The same that `relative_to` does with the tile.
+            // The same that `relative_to` does to the tile.
             let is_far = Relative::<_, MODE>::is_far(stats.center(), scale);
             let x = if is_far { peeled - stats.center() } else { peeled };
             exp_of_peeled = relative.exp(x);
@@ -117,8 +118,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         let [rest] = warp_sums([stats.rest + stats.ties], lanes);
         stats = stats.dot_of_group::<MODE>(lanes);
         if any(rest < one + one) {
-            // One logit may exceed all others by so much that their exponentials would be lost in
-            // a sum with its 1: add them up apart.
+            // One logit may exceed all others by so much that their exponentials would be lost in a
+            // sum with its 1: add them up separately.
             let tie = relative.tie();
             if KEEPS_EXPS && !Pass::<E, MODE>::DENSE {
                 (stats.ties, total) = (zero, zero);
@@ -151,7 +152,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// The warp's statistics of the row, or of part `split` of a split row, streamed through
     /// registers. `tile` is the warp's [first](Self::tile_of_warp). The row group reduces all tiles
     /// of the row or, if `SPLIT`, tiles `split`, `split + splits`, … of it. Peeled elements belong
-    /// to the first part.
+    /// to the first part. Unless `read`, nothing more is loaded.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -210,9 +211,10 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         }
     }
 
-    /// The warp's statistics of the row: the thread's `stats`, which cover what is before vector
-    /// `from`, merged with the tiles from there on. Of these, vectors that are staged are read from
-    /// shared memory; `batches` is the number of copies that [`stage`](Self::stage) has issued.
+    /// The warp's statistics of the row: the thread's `stats`, which cover everything before vector
+    /// `from`, merged with those of the tiles from there on. Staged vectors of these tiles are read
+    /// from shared memory; `batches` is the number of batches of copies that [`stage`](Self::stage)
+    /// has issued.
     ///
     /// # Safety
     /// The kernels' conditions.
@@ -281,13 +283,13 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 // A dense target is never far, so its shares are always added here.
                 [stats.dot, stats.weight] = shares;
             }
-            // If every lane has at least 2/32, the warp's sum is at least 2, of which the largest
-            // exponential, 1, is at most half.
+            // If every lane has at least 2/32, the warp's sum is at least 2, and the largest
+            // exponential, 1, is at most half of that.
             exact = has_max && any(total < E::Real::from_f64(2.0 / WARP_SIZE as f64));
         }
         if exact {
-            // One logit may exceed all others by so much that their exponentials would be lost in
-            // a sum with its 1: add them up apart.
+            // One logit may exceed all others by so much that their exponentials would be lost in a
+            // sum with its 1: add them up separately.
             let [ties, rest] = ties_and_rest::<E, MODE, N>(&tile.rematerialize(), center, scale);
             (stats.ties, total) = (stats.ties + ties, rest);
             if MODE == mode::LOG_PROB {
@@ -319,8 +321,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         if Pass::<E, MODE>::DENSE && span.count > 0 {
             let mut x = tile.x[k];
             if MODE == mode::PROBABILITIES && size_of::<E>() == 2 {
-                // Logits are widened a second time: kept since their exponentials, they would take
-                // registers that another block needs.
+                // Widen the logits a second time: if the widened ones were kept since their
+                // exponentials, they would occupy registers that another block needs.
                 x = opaque_vec16(x);
             }
             let (tensors, classes) = (([x], [tile.t[k]]), [Classes::from(span.first)]);

@@ -10,11 +10,11 @@ use cuda_std::hint::opaque_vec16;
 use cuda_std::memory::Vec16;
 use cuda_std::warp::WARP_SIZE;
 
-/// Vectors of a thread's tile, where a row is streamed through registers: all are in flight at
-/// once.
+/// Vectors of a thread's tile, where a row is streamed through registers: the loads of all are in
+/// flight at the same time.
 pub(crate) const FLIGHT: usize = 4;
 
-/// Vectors of a warp's tile in such a row.
+/// Vectors of a warp's tile, where a row is streamed through registers.
 pub(super) const WARP_FLIGHT: u32 = FLIGHT as u32 * WARP_SIZE;
 
 /// N vectors of a row in a thread's registers: vectors `first`, `first + stride`, … of the row.
@@ -55,8 +55,8 @@ impl<const N: usize> Tile<N> {
         self
     }
 
-    /// The tile, with a position that the caller has recomputed: kept since the load, the position
-    /// would take registers.
+    /// The tile, with a position that the caller has recomputed: if the position were kept since
+    /// the load, it would occupy registers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at(self, first: u32, stride: u32) -> Self {
         Tile { first, stride, ..self }

@@ -1,5 +1,5 @@
-//! Element access within vectors of 16 bytes, by indices that are known only at run time: with
-//! selects, as an index into an array of registers would move the array to local memory.
+//! Access to elements of 16-byte vectors by indices that are known only at run time. It uses
+//! selects, because an index into an array of registers would move the array to local memory.
 
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use core::hint::select_unpredictable;
@@ -14,7 +14,7 @@ pub(super) fn get<E: Element>(values: &[E::Real; MAX_LANES], index: u32) -> E::R
     // the row, and keeps one such element index in a register for each value.
     let index = opaque(index.into()) as u32;
     unrolled!(for lane in 0..E::LANES as usize; {
-        // A select, so that no jump table comes of it.
+        // A select, so that the compiler generates no jump table.
         value = select_unpredictable(lane as u32 == index, values[lane], value);
     });
     value
@@ -65,7 +65,7 @@ pub(super) fn widen<E: Element>(x: Vec16) -> [E::Real; MAX_LANES] {
     logits
 }
 
-/// The sum of a vector's values, in pairs: this shortens the chain of dependent additions.
+/// The sum of a vector's values, added in pairs to shorten the chain of dependent additions.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn sum<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
     let mut sum = values[0] + values[1];

@@ -1,4 +1,4 @@
-//! Chunks of a row: what one lane reads of it at a time, as one vector.
+//! Chunks of a row: the parts that a lane reads one at a time, each as one vector.
 
 use crate::abi::WordSteps;
 use crate::cross_entropy::pass::Classes;
@@ -9,18 +9,19 @@ use cuda_std::warp::WARP_SIZE;
 /// Which elements of a row are in a chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
-    /// Where it begins, in bytes from the first unit of the row.
+    /// The byte at which it begins, counted from the first word of the row (or vector, if it is
+    /// one).
     pub(super) at: u32,
-    /// Bytes from one word to the next.
+    /// Bytes between the beginnings of its words.
     pub(super) step: u32,
-    /// Its words.
+    /// The number of its words.
     pub(super) words: u32,
-    /// Elements of the row before its first unit.
+    /// Elements of the row before its first word.
     head: u32,
     /// Whether it is a vector.
     pub(super) is_aligned: bool,
-    /// Whether it is what fills no whole chunk. With 16-bit elements, the last two elements of its
-    /// vector are the head and the tail of the row, if it has them.
+    /// Whether it is the rest of the row, which fills no whole chunk. With 16-bit elements, the
+    /// last two elements of its vector are the head and the tail of the row, if the row has them.
     pub(super) is_rest: bool,
     pub(super) has_head: bool,
     pub(super) has_tail: bool,
@@ -32,16 +33,16 @@ pub(super) struct Chunks {
     pub(super) split: Split,
     /// Bytes of a word.
     pub(super) word: u32,
-    /// Which words a lane has of those that fill chunks in every lane.
+    /// Which words a lane has, as long as every lane has a whole chunk.
     pub(super) steps: WordSteps,
-    /// Whether elements have 16 bits, so that a row may have a head and a tail. Its lanes then take
-    /// turns in chunks, of which the last has what is left of the row.
+    /// Whether elements have 16 bits, so that a row may have a head and a tail. Whole chunks are
+    /// then dealt to its lanes in turn, and the last chunk is the rest of the row.
     pub(super) has_edges: bool,
-    /// Words or, if chunks are vectors, vectors of the row.
+    /// The number of words of the row or, if chunks are vectors, of vectors.
     pub(super) units: u32,
     /// Elements of the row before its first word.
     pub(super) head: u32,
-    /// Whether the row has an element behind its last word.
+    /// Whether the row has an element after its last word.
     pub(super) has_tail: bool,
     /// As in [`Part`](super::part::Part).
     pub(super) order: u32,
@@ -54,15 +55,15 @@ impl Chunks {
         WARP_SIZE.trailing_zeros() - self.split.rows_shift
     }
 
-    /// How many of `count` things this lane has, if the lanes take turns in them.
+    /// How many of `count` items this lane has, if they are dealt to the lanes in turn.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn share_of(&self, count: u32) -> u32 {
         let last_part = (1 << self.lanes_shift()) - 1;
         (count + last_part - self.split.part) >> self.lanes_shift()
     }
 
-    /// Bytes of the chunks that the lanes of a row have in one turn. A turn is counted in bytes:
-    /// the loops over turns then have no shift in them.
+    /// Bytes of the chunks that the lanes of a row have in one turn. Turns are counted in bytes, so
+    /// that the loops over turns need no shift.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn turn_bytes(&self) -> u32 {
         16 << self.lanes_shift()
@@ -77,8 +78,8 @@ impl Chunks {
     /// This lane's vector in the turn from byte `turn` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn vector(&self, turn: u32) -> Chunk {
-        // The number of the vector is (turn ÷ 16 + part) ^ order. A turn is a multiple of what
-        // parts are below, so the sum is an XOR, too.
+        // The number of the vector is (turn ÷ 16 + part) ^ order. A turn is a multiple of the
+        // number of parts, so the sum is an XOR, too.
         let at = turn ^ ((self.split.part ^ self.order) * 16);
         Chunk { at, head: 0, is_aligned: true, ..self.whole() }
     }
@@ -124,7 +125,7 @@ impl Chunks {
         if self.has_edges { self.share_of(self.units / self.chunk_words()) } else { self.turns() }
     }
 
-    /// The chunks that this lane has of words, the rest of the row included.
+    /// How many chunks of words this lane has, including the rest of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn count(&self) -> u32 {
         if !self.has_edges {
@@ -154,7 +155,7 @@ impl Chunks {
         }
     }
 
-    /// Without edges, this lane's share of the words behind those of [`turns`](Self::turns).
+    /// Without edges, this lane's share of the words after those of [`turns`](Self::turns).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn left(&self) -> Chunk {
         let shift = self.lanes_shift();
@@ -201,8 +202,8 @@ mod tests {
     use super::*;
     use crate::element::{Bf16, MAX_LANES};
 
-    /// Checks that the lanes of a row have each of its columns once. `head` is the elements before
-    /// its first word.
+    /// Checks that the lanes of a row together have each of its columns once. `head` is the number
+    /// of elements before its first word.
     fn check<E: Element>(cols: u32, head: u32, rows_shift: u32, steps: WordSteps) {
         let has_edges = size_of::<E>() == 2;
         let word = if size_of::<E>() == 8 { 8 } else { 4 };

@@ -1,14 +1,15 @@
-//! Short rows, one lane per row: in the lane's registers ([`RegisterRow`]), or read from shared
-//! memory for each step where they have more columns ([`WideRow`]).
+//! Short rows, one lane per row. The row is in the lane's registers ([`RegisterRow`]) or, if it has
+//! more columns, is read from shared memory for each step ([`WideRow`]).
 //!
-//! A short row costs more than its elements do. There are therefore several loops for each number
-//! of columns, or each width of an access. Where the targets are classes and the loss is a scalar,
-//! [`Rows::scalar`] is one for calls without options, with label smoothing or with both that and
-//! class weights, and another for class weights or z-loss alone. [`Rows::any`] is for all other
-//! calls, and decides on options row by row. A loop for all numbers of columns would branch on them
-//! in each row, before and behind its sum: H200, 2026-11-28, 200 MiB with z-loss, loss and
-//! gradients, ceiling ÷ ours in one loop and in one for each number: f32, 3 columns 0.53 and 0.71,
-//! 8 columns 0.74 and 0.86; bf16, 7 columns 0.51 and 0.66.
+//! A short row costs more than its elements do. There are therefore separate loops for each number
+//! of columns (for each width of an access in wide rows) and for each kind of call. Where the
+//! targets are classes and the loss is a scalar, [`Rows::scalar`] is the loop of calls without
+//! options, with label smoothing, or with both label smoothing and class weights; a second version
+//! of it is for class weights or z-loss alone. [`Rows::any`] is for all other calls, and decides on
+//! options row by row. A loop for all numbers of columns would branch on them in each row, before
+//! and after its sum: H200, 2026-11-28, 200 MiB with z-loss, loss and gradients, ceiling ÷ ours in
+//! one loop and in one for each number: f32, 3 columns 0.53 and 0.71, 8 columns 0.74 and 0.86;
+//! bf16, 7 columns 0.51 and 0.66.
 
 use super::lane_row::{Access, LaneRow, SharedRow, with_row};
 use super::register_row::{RegisterRow, most_cols, with_columns};
@@ -28,7 +29,7 @@ use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp};
 
 mod any;
 
-/// The index of no row.
+/// An index that means "no row".
 const NONE: u32 = u32::MAX;
 
 /// Computes a warp's share of the rows.
@@ -52,8 +53,8 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32, cons
 struct LanePerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> {
     pass: &'a Pass<'a, E, MODE>,
     workspace: Workspace,
-    /// Π s − 1, for the sums of exponentials s of the lane's rows whose log s is not in the loss
-    /// yet: see [`Rows::scalar`].
+    /// Π s − 1, over the sums of exponentials s of those of the lane's rows whose log s has not
+    /// been added to the loss yet: see [`Rows::scalar`].
     product: E::Real,
 }
 
@@ -62,10 +63,10 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool>
 {
     const HAS_PRODUCT: bool = Rows::<E, MODE>::has_product::<COMPUTES>(false);
 
-    /// Adds the logarithm of the product to the loss, and begins another product, if this is the
-    /// warp's last stage or the rows of one more might make the product overflow. A lane has at
-    /// most eight rows of a stage, and the sum of a row is at most its number of columns, so that
-    /// the product of eight is below 10²⁰.
+    /// Adds the logarithm of the product to the loss and resets the product, if this is the warp's
+    /// last stage or the rows of one more might make the product overflow. A lane has at most eight
+    /// rows of a stage, and the sum of a row is at most its number of columns, so that the product
+    /// of eight is below 10²⁰.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn add_log_of_product(&mut self, is_last: bool, terms: &mut [f64; TERMS]) {
         let most = if size_of::<E::Real>() == 4 { 1e15 } else { 1e280 };
@@ -110,7 +111,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32, const WIDE: bool> Compute
         // SAFETY: the caller's conditions.
         unsafe {
             let access = rows.access::<COMPUTES>();
-            // Beside class weights, there are no registers for both loops of wide rows.
+            // With class weights, there are no registers for both loops of wide rows.
             let has_scalar =
                 matches!(MODE, mode::CLASS | mode::SMOOTHED) || MODE == mode::WEIGHTED && !WIDE;
             let report = |faulty| {
@@ -165,7 +166,8 @@ struct Rows<'a, E: Element, const MODE: u32> {
 }
 
 impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
-    /// The bytes of the widest access that all rows allow which are read or written.
+    /// The bytes of the widest access that all rows allow: those read and, with gradients, those
+    /// written.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn access<const COMPUTES: u32>(&self) -> u32 {
         let TileArgs { access, store_access, .. } = self.stage.args.tile;
@@ -214,11 +216,11 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     }
 
     /// Whether [`scalar`](Self::scalar) reads the probability of a row's class, times the scale,
-    /// from the gradients that it has just stored: in f64, where nothing is rounded to be stored,
-    /// an exponential takes longer.
+    /// from the gradients that it has just stored: in f64, where storing does not round, that is
+    /// faster than another exponential.
     const HAS_P_IN_GRADIENTS: bool = size_of::<E>() == 8;
 
-    /// Notes that a row does not count in the mean, if this launch assumes that all do.
+    /// Reports that a row does not count in the mean, if this launch assumes that all rows do.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn note_uncounted(&self) {
         let is_optimistic = opaque(self.stage.args.attempt.into()) == attempt::OPTIMISTIC.into();
@@ -236,18 +238,19 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     }
 
     /// Whether [`scalar`](Self::scalar) multiplies the sums of its rows: without options, the loss
-    /// has the logarithm of their product.
+    /// contains the logarithm of their product.
     const fn has_product<const COMPUTES: u32>(option: bool) -> bool {
         MODE == mode::CLASS && COMPUTES != computes::GRADIENTS && !option
     }
 
-    /// Computes the rows of a call with class targets whose loss is a scalar, and returns the first
-    /// of this lane's whose target is no class, or [`NONE`]. With `OPTION`, the call may have class
+    /// Computes the rows of a call with class targets whose loss is a scalar. Returns the first row
+    /// of this lane whose target is no class, or [`NONE`]. With `OPTION`, the call may have class
     /// weights or a z-loss, otherwise class weights beside label smoothing.
     ///
     /// Without options, it adds all of a row's loss but log s to `terms`, where s is the sum of the
-    /// row's exponentials, and multiplies `product` + 1 by s: one logarithm of a product takes the
-    /// place of many. The product less 1 is what is kept, since a sum near 1 has its digits there.
+    /// row's exponentials, and multiplies `product` + 1 by s: one logarithm of a product then
+    /// replaces many. The variable is the product less 1, because a sum near 1 has its digits in
+    /// the excess.
     ///
     /// # Safety
     /// As [`rows`]; the copies of the stage are complete.

@@ -1,5 +1,5 @@
 //! A row that one lane computes, in its [registers](super::register_row::RegisterRow) or read from
-//! shared memory for each step ([`WideRow`](super::wide_row::WideRow)): where it is, and how it is
+//! shared memory for each step ([`WideRow`](super::wide_row::WideRow)): its address, and how it is
 //! accessed.
 
 use crate::abi::VECTOR_BYTES;
@@ -9,8 +9,8 @@ use crate::element::Element;
 use crate::tile::Shared;
 use cuda_std::hint::opaque;
 
-/// Runs `$body` with the type `$row` of a [`LaneRow`] of `$cols` columns, of which accesses of
-/// `$access` bytes are allowed: if it is `$wide`, one with more columns than [`most_cols`].
+/// Runs `$body` with the type `$row` of a [`LaneRow`] of `$cols` columns, which allows accesses of
+/// `$access` bytes. If `$wide`, the row has more columns than [`most_cols`].
 macro_rules! with_row {
     ($row:ident of $cols:expr, $access:expr, $element:ty, $wide:expr, $none:expr; $body:expr) => {{
         if !$wide {
@@ -47,7 +47,7 @@ pub(super) use with_row;
 #[derive(Clone, Copy)]
 pub(super) struct SharedRow {
     pub(super) shared: Shared,
-    /// Its first byte.
+    /// The address of its first byte in shared memory.
     pub(super) at: u32,
     /// The lane accesses vector `v ^ order` in place of `v`, so that lanes of different rows access
     /// different banks; see `TileArgs::order_right`.
@@ -64,14 +64,14 @@ pub(super) const fn is_ordered(row_bytes: usize) -> bool {
 /// The bytes of a lane's accesses to its row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// The largest power of two, up to a vector's 16 bytes, of which the row is a multiple.
+    /// The largest power of two, up to a vector's 16 bytes, that divides the bytes of the row.
     Natural,
-    /// An element's.
+    /// The size of an element.
     Element,
 }
 
 impl Access {
-    /// The bytes that [`Natural`](Self::Natural) stands for.
+    /// The number of bytes of [`Natural`](Self::Natural).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) const fn natural<E: Element>(cols: usize) -> usize {
         let bytes = cols * size_of::<E>();
@@ -79,7 +79,7 @@ impl Access {
         if power < 16 { power } else { 16 }
     }
 
-    /// The widest access that rows which allow accesses of `bytes` allow.
+    /// The widest access to rows of `cols` columns, if they allow accesses of `bytes` bytes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of<E: Element>(bytes: u32, cols: u32) -> Self {
         let natural = Self::natural::<E>(cols as usize) as u32;
@@ -103,8 +103,8 @@ impl SharedRow {
         SharedRow { at: opaque(self.at.into()) as u32, ..self }
     }
 
-    /// The shared memory from byte `within` a row of `row_bytes` on. An access there is within one
-    /// vector, if the row has more than one.
+    /// The shared memory from byte `within` of a row of `row_bytes` on. If the row has more than
+    /// one vector, an access there must be within one.
     ///
     /// # Safety
     /// The row has the byte.
@@ -114,8 +114,8 @@ impl SharedRow {
         let within = within as u32;
         // SAFETY: the caller's condition.
         unsafe {
-            // The order is that of whole vectors, whatever the bytes of an access: logits and
-            // gradients may allow different ones.
+            // The order is that of whole vectors, whatever the size of an access: logits and
+            // gradients may allow different sizes.
             if is_ordered(row_bytes) {
                 shared.after(at + (within ^ (order * VECTOR_BYTES)))
             } else {
@@ -125,8 +125,8 @@ impl SharedRow {
     }
 }
 
-/// A row that one lane computes. Its methods are inlined on a GPU alone: an unoptimised build for
-/// the emulator would add up the stacks of all numbers of columns in one frame.
+/// A row that one lane computes. Its methods are inlined on a GPU only: in an unoptimised build for
+/// the emulator, one frame would have to hold the variables of all numbers of columns.
 pub(super) trait LaneRow<E: Element>: Sized {
     /// The row at `source`, which has `cols` columns and allows the `access`.
     ///
@@ -134,8 +134,8 @@ pub(super) trait LaneRow<E: Element>: Sized {
     /// The copy of the row to shared memory is complete, and no other thread accesses it until the
     /// warp synchronises.
     unsafe fn new(source: SharedRow, cols: u32, access: Access) -> Self;
-    /// The statistics of these logits, which their exponentials exp(x − max) replace. Row `t` has
-    /// the probabilities, where these are the target.
+    /// The statistics of these logits, which are replaced by their exponentials exp(x − max). Row
+    /// `t` has the probabilities, where these are the target.
     ///
     /// # Safety
     /// As [`new`](Self::new), for row `t` too; the kernels' condition 1.
@@ -144,7 +144,7 @@ pub(super) trait LaneRow<E: Element>: Sized {
         pass: &Pass<'_, E, MODE>,
         t: (SharedRow, Access),
     ) -> Stats<E::Real>;
-    /// The statistics of these logits, where no gradients are computed from their exponentials.
+    /// The statistics of these logits, where no gradients follow that need their exponentials.
     ///
     /// # Safety
     /// As [`make_exps`](Self::make_exps).
@@ -162,8 +162,8 @@ pub(super) trait LaneRow<E: Element>: Sized {
     /// # Safety
     /// As [`new`](Self::new).
     unsafe fn make_exps_from(&mut self, center: E::Real);
-    /// Writes the exponentials times the factor of `factors`, less the shares of a target that has
-    /// a share for every class, to row `to`, which may be the row itself.
+    /// Writes the gradients to row `to`, which may be the row itself: the exponentials times the
+    /// factor of `factors`, less the terms of the target's shares if it has one for every class.
     ///
     /// # Safety
     /// As [`make_exps`](Self::make_exps), for row `to` too.

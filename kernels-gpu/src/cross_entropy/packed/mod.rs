@@ -1,6 +1,6 @@
 //! Short rows, packed into tiles: a warp stages whole rows in shared memory by asynchronous copies,
-//! and one lane or several compute each row. Gradients are written over the tile, or to a tile of
-//! their own if they are aligned differently in global memory, and stored from there.
+//! and one lane or several compute each row. Gradients are written over the tile (or, if they are
+//! aligned differently in global memory, to a tile of their own) and stored from there.
 //!
 //! A warp has two stages: it computes one tile while the next is copied. Warps do not wait for each
 //! other until the end, where the block sums the terms of its rows.
@@ -54,18 +54,19 @@ pub(crate) mod row_lanes {
 type BlockRank = reduce::BlockRank<2>;
 
 /// Targets that a thread loads at once while the normaliser of a mean is summed. Targets of short
-/// rows are a large part of all bytes, so these are as many as hide the latency of memory.
+/// rows are a large part of all bytes, so that it takes this many to hide the latency of memory.
 const TARGETS: usize = 8;
 
-/// [`TARGETS`] of the kernels with one lane per row, and of f64. More would raise the registers of
-/// the whole kernel above those that the rows need.
+/// [`TARGETS`] of the kernels with one lane per row, and of f64. More would need more registers
+/// than the rows do, and so raise the number for the whole kernel.
 const FEW_TARGETS: usize = 4;
 
-/// A sum of exponentials below this is computed again without that of the largest logit. In f32 the
-/// sum of a packed row is off by 1.5e-7, and so the loss by 6e-7 of itself at most.
+/// If the sum of a row's exponentials is below this, it is computed again without that of the
+/// largest logit. In f32 the sum of a packed row is off by 1.5e-7, and the loss therefore by at
+/// most 6e-7 of itself.
 const LIKELY: f64 = 1.25;
 
-/// The tiles of a warp: number `first`, and then every `step`th.
+/// The tiles of a warp: number `first`, and every `step`th after it.
 #[derive(Clone, Copy)]
 struct Share {
     first: u32,
@@ -78,10 +79,11 @@ struct Share {
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. With a loss, the grid is the `normaliser_blocks` that sum the normaliser, if gradients are
-///    computed too, and then `abi::grid_of_workers`. Without, it is any number of blocks. In a
-///    retry it is two blocks or more behind the first, and that grid has `args.retried_blocks`.
+///    computed too, followed by `abi::grid_of_workers`. Without a loss, it is any number of blocks.
+///    In a retry it is the `normaliser_blocks`, followed by two blocks or more, which take turns as
+///    the `args.retried_blocks` blocks of such a grid.
 /// 3. `args.tile` fits the rows, and a block has dynamic shared memory for the tiles of its warps.
-/// 4. With [`row_lanes::ONE_WIDE`], targets are no probabilities.
+/// 4. With [`row_lanes::ONE_WIDE`], targets are not probabilities.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u32>(
     args: &CrossEntropyArgs,
@@ -125,7 +127,7 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
         if !is_retry() {
             return;
         }
-        // The block's shared memory is free again.
+        // All threads have finished with the block's shared memory.
         sync_threads();
         if thread_idx_x() == 0 {
             // SAFETY: as above.
@@ -136,8 +138,8 @@ pub(crate) unsafe fn packed<E: Element, const MODE: u32, const COMPUTES: u32, co
 }
 
 cuda_std::shared_array! {
-    /// How many turns the block has had in a retry. Kernels of wide rows have no register left for
-    /// it.
+    /// How many turns the block has had in a retry. It is in shared memory, because kernels of wide
+    /// rows have no register left for it.
     fn turn() -> [u64; 1];
 }
 
@@ -168,7 +170,7 @@ unsafe fn count_rows<E: Element, const MODE: u32, const COMPUTES: u32, const LAN
 }
 
 /// What a block of this rank does: a worker computes its share of the rows and publishes its terms,
-/// an adder adds up what workers have published.
+/// an adder sums what workers have published.
 ///
 /// # Safety
 /// As [`packed`]; all threads of the block call this.
@@ -206,7 +208,7 @@ unsafe fn block<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u
             _ => lane_per_row::rows::<E, MODE, COMPUTES, true>(pass, share, workspace),
         }
     };
-    // Publish no terms that nobody sums: the next launch would read them as its own.
+    // Publish no terms that nobody sums: the next launch would take them for its own.
     if !has_loss || (!both && !has_sums(args)) {
         return;
     }
@@ -230,7 +232,8 @@ unsafe fn block<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u
 }
 
 /// Whether a launch of a kernel with so many `lanes` per row can be an
-/// [optimistic](attempt::OPTIMISTIC) one. Rows of several lanes are too long to be faster in two.
+/// [optimistic](attempt::OPTIMISTIC) one. Rows that several lanes share are too long to gain from
+/// it.
 const fn has_attempts<E: Element, const MODE: u32, const COMPUTES: u32>(lanes: u32) -> bool {
     COMPUTES == computes::BOTH && lanes != row_lanes::SEVERAL && Pass::<E, MODE>::HAS_ATTEMPTS
 }
@@ -265,7 +268,7 @@ unsafe fn add_loss<E: Element, const MODE: u32, const COMPUTES: u32>(
         if COMPUTES == computes::BOTH {
             let row_terms =
                 pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
-            // The normaliser was summed before, so the weights are not summed again.
+            // The normaliser was summed beforehand, so the weights are not summed again.
             terms[0] += row_terms[0];
             terms[2] += row_terms[2];
         } else {
@@ -295,8 +298,8 @@ unsafe fn factors_of_row<E: Element, const MODE: u32, const COMPUTES: u32, const
         _ if pass.args.upstream_stride != 0 => false,
         Total::Weights => true,
         // Without class weights, both normalisers are the number of rows that count. Kernels with
-        // several lanes per row have no register left for the choice. Of log-probabilities the two
-        // stand for two upstream gradients.
+        // several lanes per row have no register left for the choice. For log-probabilities the two
+        // select different upstream gradients.
         Total::Rows => ONE_LANE && MODE != mode::LOG_PROB && pass.args.weight == 0,
     };
     // SAFETY: the caller's conditions.

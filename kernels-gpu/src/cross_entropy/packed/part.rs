@@ -1,12 +1,12 @@
 //! A lane's part of a row in shared memory: chunks of 16 bytes.
 //!
 //! Rows that begin and end at multiples of 16 bytes are read a vector at a time. Any other row is
-//! cut into words of 4 bytes (8 in f64), and a chunk is as many words as make 16 bytes. A lane has
-//! those words that make the fewest bank conflicts ([`WordSteps`]). Rows of 16-bit elements may
-//! have a head of one element before the first word, and a tail of one behind the last; head, tail
-//! and the words that fill no chunk form one last chunk, the rest of the row. So no lane accesses
-//! bytes of a row that is another lane's, and only the last chunks check which of their elements
-//! exist.
+//! cut into words of 4 bytes (8 in f64), and a chunk is as many words as make 16 bytes. The words
+//! are dealt to the lanes so that there are the fewest bank conflicts ([`WordSteps`]). Rows of
+//! 16-bit elements may have a head of one element before the first word, and a tail of one after
+//! the last; head, tail and the words that fill no chunk form one last chunk, the rest of the row.
+//! So no lane accesses bytes of a row that belong to another lane, and only the last chunks check
+//! which of their elements exist.
 
 use super::chunk::{Chunk, Chunks};
 use crate::abi::{TileArgs, WordSteps};
@@ -29,15 +29,15 @@ pub(super) struct Part<E> {
     /// Whether a chunk is a vector.
     is_aligned: bool,
     steps: WordSteps,
-    /// What stands for the elements of a chunk's vector that the row does not have.
+    /// The element that fills a chunk's vector where the row has no element.
     padding: E,
 }
 
 /// Whether a lane loads two chunks at once, so that the second arrives while it computes the first.
-/// This makes two copies of the loop's body.
+/// That doubles the code of the loop's body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pairs {
-    /// Never. `body` is called in one place: LLVM does not inline a large closure into two.
+    /// Never. `body` is then called in one place: LLVM does not inline a large closure into two.
     None,
     /// If chunks are vectors.
     Vectors,
@@ -66,8 +66,8 @@ impl<E: Element> Part<E> {
         order: u32,
         tile: &TileArgs,
     ) -> Self {
-        // The constants of `tile.words` for 16-bit elements, which have no instructions to spare:
-        // as constants, they are part of the loads and stores.
+        // For 16-bit elements, `tile.words` always has these values, and their kernels have no
+        // instructions to spare: as constants, they are part of the loads and stores.
         let steps =
             if Self::HAS_PEELED { WordSteps { word: Self::WORD, lane: 16 } } else { tile.words };
         let is_aligned = tile.access == 16;
@@ -79,7 +79,7 @@ impl<E: Element> Part<E> {
         Part { padding, ..self }
     }
 
-    /// No part of the row.
+    /// A part without elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn without_elements(self) -> Self {
         Part { cols: 0, ..self }
@@ -122,8 +122,8 @@ impl<E: Element> Part<E> {
         Chunks { split, word, steps, has_edges, units, head, has_tail, order }
     }
 
-    /// Calls `body(chunk, vector)` for each chunk of the lane. The vector has the chunk's elements,
-    /// and −∞, or the [padding](Self::padded_with), where the chunk has none.
+    /// Calls `body(chunk, vector)` for each chunk of the lane. Where the chunk has no element, the
+    /// vector has −∞ or the [padding](Self::padded_with).
     ///
     /// # Safety
     /// 1. The copy of the row to shared memory is complete.
@@ -143,8 +143,8 @@ impl<E: Element> Part<E> {
                 }
                 return;
             }
-            // Chunks that are vectors have a loop of their own: in a common loop, each chunk would
-            // cost the instructions of both kinds.
+            // Chunks that are vectors have a separate loop: in a common loop, each chunk would cost
+            // the instructions of both kinds.
             if self.is_aligned {
                 let end = cut.vectors() * step;
                 while turn + step < end {
@@ -194,8 +194,8 @@ impl<E: Element> Part<E> {
         if self.is_aligned { cut.vector(turn) } else { cut.chunk(turn) }
     }
 
-    /// Calls `body(chunks, vectors)` for two chunks of the lane at a time. Behind the last one the
-    /// second chunk has no element, and its vector the [padding](Self::padded_with) alone.
+    /// Calls `body(chunks, vectors)` for two chunks of the lane at a time. If there is no second
+    /// chunk, its vector has only the [padding](Self::padded_with).
     ///
     /// # Safety
     /// As [`for_each`](Self::for_each).
@@ -219,7 +219,7 @@ impl<E: Element> Part<E> {
         }
     }
 
-    /// Where a chunk begins in shared memory, in bytes.
+    /// The byte of shared memory at which a chunk begins.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn at(&self, chunk: Chunk) -> u32 {
         self.row + self.head() * Self::SIZE + chunk.at
@@ -287,8 +287,8 @@ impl<E: Element> Part<E> {
         }
     }
 
-    /// The same part of a row of another tensor, if that row has the same alignment, so that it can
-    /// be accessed chunk by chunk.
+    /// The same part of a row of another tensor, if that row is aligned like this one, so that it
+    /// can be accessed chunk by chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn beside(&self, row: u32, chunk: Chunk) -> Option<Self> {
         let access = if chunk.is_aligned { 16 } else { Self::WORD };
@@ -347,8 +347,8 @@ impl<E: Element> Part<E> {
         });
     }
 
-    /// Where a word of a chunk is: a byte, and the number of the word from there on. The words of
-    /// 16-bit elements are adjacent, so that the number is a constant, which is part of the
+    /// The address of a word of a chunk: a byte, and the number of words from there on. The words
+    /// of 16-bit elements are adjacent, so that the number is a constant, which is part of the
     /// instruction.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(&self, chunk: Chunk, word: usize) -> (u32, u32) {

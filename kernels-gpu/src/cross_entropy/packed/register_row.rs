@@ -1,8 +1,8 @@
 //! A row of at most 16 columns in one lane's registers.
 //!
 //! The number of columns is a compile-time constant. Short rows cost more per row than per element,
-//! so a loop over columns whose trip count is known at launch only, or a branch for each digit of
-//! the count, would cost more than the arithmetic inside it.
+//! so that a loop whose trip count is only known at launch, or a branch for each digit of the
+//! count, would cost more than the arithmetic inside it.
 
 use super::lane_row::{Access, LaneRow, SharedRow, is_ordered};
 use crate::abi::{VECTOR_BYTES, lane_row_cols};
@@ -59,21 +59,21 @@ macro_rules! for_each_column {
 /// bounds in code that is never reached.
 const REGISTERS: usize = 16 + MAX_LANES;
 
-/// Pairs of 16 bits of a row, with padding, likewise.
+/// Pairs of 16-bit elements of a row, with the same padding.
 const MOST_PAIRS: usize = REGISTERS / 2;
 
-/// A row's numbers in registers, one for each of its `COLS` columns: its logits, their
-/// exponentials, or its gradients. Vectors may be in another [`order`](SharedRow::order).
+/// A row's values in registers, one for each of its `COLS` columns: its logits, their exponentials,
+/// or its gradients. Its vectors may be permuted (see [`SharedRow::order`]).
 pub(super) struct RegisterRow<E: Element, const COLS: usize> {
     numbers: [E::Real; REGISTERS],
-    /// The logits in pairs, where elements are of 16 bits.
+    /// The logits in pairs, if elements have 16 bits.
     pairs: [u32; MOST_PAIRS],
     /// See [`SharedRow`].
     order: u32,
 }
 
 impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
-    /// Whether the vectors of a row may be in another order.
+    /// Whether the vectors of a row may be permuted.
     const IS_ORDERED: bool = is_ordered(COLS * size_of::<E>());
 
     /// Reads the row.
@@ -126,14 +126,14 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
         });
     }
 
-    /// The class of the number of `column`.
+    /// The class whose value register `column` has.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn class_of(&self, column: usize) -> u32 {
         if Self::IS_ORDERED { column as u32 ^ (self.order * E::LANES) } else { column as u32 }
     }
 
-    /// The weight of the class of the number of `column`, of class weights at `weights`. Only the
-    /// address of the first class of each vector has to be computed.
+    /// The weight of the class whose value register `column` has; the class weights are at
+    /// `weights`. Only the address of the first class of each vector has to be computed.
     ///
     /// # Safety
     /// `weights` is the address of the class weights, or null.
@@ -150,14 +150,15 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
         unsafe { load(at.wrapping_add(within)) }.widen()
     }
 
-    /// 0, the first class, where each class has a share of the target. Opaque: LLVM would keep the
-    /// shares from the statistics to the gradients, for which there are no registers.
+    /// 0, the first class. If each class has a share of the target, it is opaque: otherwise LLVM
+    /// would keep the shares in registers from the statistics to the gradients, for which there are
+    /// too few.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_class<const MODE: u32>() -> u32 {
         if Pass::<E, MODE>::DENSE { opaque(0) as u32 } else { 0 }
     }
 
-    /// [`store`](Self::store) by the `access`, which is not a constant.
+    /// [`store`](Self::store) where the `access` is not a constant.
     ///
     /// # Safety
     /// As [`store`](Self::store).
@@ -219,7 +220,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     /// Whether the row is read in pairs of elements of 16 bits.
     const HAS_PAIRS: bool = size_of::<E>() == 2 && COLS.is_multiple_of(2);
 
-    /// The largest logit, and all others behind the first number.
+    /// The largest logit, and all others, in positions 1 and up.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn split(&self) -> (E::Real, [E::Real; REGISTERS]) {
         let mut max = self.numbers[0];
@@ -232,7 +233,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
         (max, others)
     }
 
-    /// [`split`](Self::split) by comparisons of pairs.
+    /// [`split`](Self::split) that compares pairs of 16-bit logits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn split_pairs(&self) -> (E::Real, [E::Real; REGISTERS]) {
         let two = |pair| [0, 1].map(|lane| E::extract(Vec16([pair; 4]), lane).widen());
@@ -271,9 +272,9 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         row
     }
 
-    // The sum of the exponentials leaves out that of a largest logit, which would add 1: beside it,
-    // the others would lose their digits. If the largest is infinite, its difference from itself is
-    // NaN, and so is the sum: the row has no distribution.
+    // The sum of the exponentials leaves out the 1 of a largest logit: added to it, the others
+    // would lose their digits. If the largest logit is infinite, its difference from itself is NaN,
+    // and so is the sum: the row has no distribution.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     #[allow(unused_assignments)] // of `largest`, in the last column
     unsafe fn make_exps<const MODE: u32>(
@@ -292,11 +293,11 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
                 max = max.max(self.numbers[column]);
             }
         });
-        // Each step keeps the larger of two exponentials and adds the smaller, so the first that is
-        // 1 is left out.
+        // Each step keeps the larger of two exponentials and adds the smaller one to the sum, so
+        // that the first exponential that is 1 is left out.
         let mut largest = E::Real::ZERO;
         let mut rests = [E::Real::ZERO; 2];
-        // The first exponential is the largest so far. In f64, one that is NaN would be lost then.
+        // The first exponential is the largest so far. In f64, a NaN there would be lost.
         let first = if size_of::<E::Real>() == 4 && COLS > 1 { 1 } else { 0 };
         let mut shares = [E::Real::ZERO; 2];
         for_each_column!(column in COLS; {
@@ -316,7 +317,7 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
             } else {
                 let [smaller, larger] = largest.min_max(exp);
                 largest = larger;
-                // A sum's first term is the sum: to add it to 0 takes an instruction.
+                // The first term is assigned, not added to 0, which would take an instruction.
                 let sum = (column - first) % 2;
                 rests[sum] = if column < first + 2 { smaller } else { rests[sum] + smaller };
             }
@@ -329,9 +330,9 @@ impl<E: Element, const COLS: usize> LaneRow<E> for RegisterRow<E, COLS> {
         Stats { max, ties: E::Real::ONE, rest, dot, weight }
     }
 
-    // The maximum is apart from all other logits here, so that its exponential, which is 1, is
-    // neither computed nor compared. Shares of a target are of columns, so they need all logits
-    // where they are, and there are no registers for both.
+    // Here the maximum is separated from all other logits, so that its exponential, which is 1, is
+    // neither computed nor compared. The shares of a dense target belong to columns, so they need
+    // all logits in place, and there are no registers for both.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn statistics<const MODE: u32>(
         &mut self,

@@ -22,23 +22,23 @@ pub(super) struct WideRow<E: Element, const ACCESS: usize> {
     source: SharedRow,
     /// Vectors that are whole.
     whole: u32,
-    /// Accesses to the rest behind them; fewer than a vector has.
+    /// Accesses to the rest of the row after them; fewer than a vector has.
     rest: u32,
-    /// What is subtracted from logits before their exponentials are taken.
+    /// The logit that is subtracted from all others before their exponentials are taken.
     center: E::Real,
     /// Whether exponentials have replaced the logits in shared memory.
     has_exps: bool,
     element: PhantomData<E>,
 }
 
-/// Runs `$body` for each vector of a row. `$vector` is its 16 bytes, of which the rest has fewer
-/// elements, and −∞ behind them; `$index` its number; `$accesses` how many accesses it has. A
-/// macro, since LLVM does not inline a closure that is called three times.
+/// Runs `$body` for each vector of a row. `$vector` is its 16 bytes; the last vector may have fewer
+/// elements, followed by −∞. `$index` is its number, `$accesses` the number of its accesses. This
+/// is a macro, because LLVM does not inline a closure that is called three times.
 macro_rules! for_each_vector {
     (($index:ident, $accesses:ident, $vector:ident) in $row:expr; $body:block) => {{
         let row: &WideRow<E, ACCESS> = $row;
         let mut at = 0;
-        // Opaque, so that the compiler does not unroll these loops, too.
+        // Opaque, so that the compiler does not unroll these loops.
         while at + Self::FLIGHT <= row.whole {
             let vectors = row.vectors(at);
             unrolled!(for k in 0..MOST_FLIGHT; {
@@ -62,10 +62,10 @@ macro_rules! for_each_vector {
 }
 
 impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
-    /// Vectors that a step reads before it computes, so that they hide each other's latency.
+    /// Vectors that a step loads before it computes, so that their latencies overlap.
     const FLIGHT: u32 = if size_of::<E>() == 4 { MOST_FLIGHT as u32 } else { 2 };
-    /// Whether exponentials replace the logits until the gradients are computed. In f64 it takes
-    /// longer to compute them twice.
+    /// Whether exponentials replace the logits until the gradients are computed: in f64 it would
+    /// take longer to compute them twice.
     const KEEPS_EXPS: bool = size_of::<E>() == 8;
     /// Accesses to a vector.
     const ACCESSES: u32 = (size_of::<Vec16>() / ACCESS) as u32;
@@ -126,7 +126,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         vectors
     }
 
-    /// The rest of the row, which has so many `accesses`, and −∞ behind it.
+    /// The rest of the row, which has so many `accesses`, followed by −∞.
     ///
     /// # Safety
     /// As [`vector`](Self::vector)'s condition 1.
@@ -157,8 +157,8 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         u64::from(high) << 32 | u64::from(low)
     }
 
-    /// The vector of accesses of at most 8 bytes. They are joined as numbers: LLVM keeps an array
-    /// that is written in branches in local memory.
+    /// Joins accesses of at most 8 bytes to a vector. They are joined as integers, because LLVM
+    /// keeps an array that is written in branches in local memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn joined(access: impl Fn(u32) -> u64) -> Vec16 {
         match ACCESS {
@@ -174,7 +174,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         }
     }
 
-    /// Stores the first `accesses` of a vector, of which the first is at `place`.
+    /// Stores the first `accesses` accesses of a vector to `place` and beyond.
     ///
     /// # Safety
     /// As [`new`](LaneRow::new), for these bytes.
@@ -189,7 +189,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         });
     }
 
-    /// The bytes of an access as the first of a vector.
+    /// The bytes of one access to a vector, moved to the beginning of a vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn taken(Vec16(words): Vec16, access: usize) -> Vec16 {
         match ACCESS {
@@ -200,21 +200,21 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         }
     }
 
-    /// All accesses of the row.
+    /// The number of accesses to the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn accesses(&self) -> u32 {
         self.whole * Self::ACCESSES + self.rest
     }
 
-    /// The statistics of the row, with the exponential of a largest logit apart from all others.
-    /// Few rows need it, so it is short rather than fast.
+    /// The statistics of the row, with the exponential of a largest logit kept out of the sum of
+    /// all others. Few rows need this, so the code is short rather than fast.
     ///
     /// # Safety
     /// As [`vector`](Self::vector)'s condition 1.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn sum_apart(&self, max: E::Real) -> Stats<E::Real> {
-        // Each step keeps the larger of two exponentials and adds the smaller, so the first that is
-        // 1 is left out.
+        // Each step keeps the larger of two exponentials and adds the smaller one to the sum, so
+        // that the first exponential that is 1 is left out.
         let (mut largest, mut rest) = (E::Real::ZERO, E::Real::ZERO);
         let mut access = 0;
         while access < self.accesses() {
@@ -241,8 +241,8 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
 impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
     /// Subtracts a [far](Relative::is_far) center from the logits, in shared memory. Rounding the
     /// difference to the elements' type does not matter: logits that are so far from 0 are equal,
-    /// or so far apart that the smaller one's exponential is 0. Few rows need it, so it is short
-    /// rather than fast.
+    /// or differ by so much that the smaller one's exponential is 0. Few rows need this, so the
+    /// code is short rather than fast.
     ///
     /// # Safety
     /// As [`new`](LaneRow::new).

@@ -11,9 +11,9 @@ use cuda_std::hint::opaque;
 use cuda_std::memory::store;
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// Resets the call's [`TargetFault`] to none, in the block that `finishes` the grid, and
+    /// Resets the call's [`TargetFault`] to none, in the thread that `finishes` the grid, and
     /// returns whether the call [is plain](Self::is_plain). Both are done before the sums arrive:
-    /// behind them, each instruction would lengthen the grid.
+    /// after that, each instruction would lengthen the grid.
     ///
     /// # Safety
     /// 1. The kernels' condition 1.
@@ -59,7 +59,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             // SAFETY: the caller's conditions.
             unsafe { store(args.loss as *mut E::Real, E::Real::from_f64(loss)) };
         }
-        // A target that is no class has made the sum of the losses NaN.
+        // A target that is no class makes the sum of the losses NaN.
         if MODE != mode::PROBABILITIES && terms.is_nan() && args.fault != 0 {
             // SAFETY: the caller's conditions; a row that was reported is below `rows`.
             unsafe {
@@ -97,8 +97,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
     }
 
-    /// Issues the loads of the normaliser, in the block that sums up the grid: before the sums
-    /// arrive, not behind them.
+    /// Issues the loads of the normaliser, in the block that sums the grid: before the sums arrive,
+    /// not after.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn load_normaliser(&self, ahead: Normaliser, adds_up: bool) -> [u64; 2] {
         if adds_up && self.args.divisor == 0.0 { ahead.load_both() } else { [0; 2] }
@@ -118,8 +118,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         asked: [u64; 2],
         workspace: Workspace,
     ) {
-        // Opaque, so that the compiler makes it here: made before the rows, it would take two
-        // registers throughout.
+        // Opaque, so that the compiler computes it here: computed before the rows, it would occupy
+        // two registers throughout.
         let none = f64::from_bits(opaque(0));
         let [mut weights, mut count] = [none; 2];
         if self.args.divisor == 0.0 {

@@ -15,8 +15,8 @@ use cuda_std::memory::load;
 
 /// The factors of a row's gradients.
 pub(crate) struct Factors<R> {
-    /// Whether the row counts, that is, is not ignored. If it is, all its gradients are 0, whatever
-    /// the class weights are.
+    /// Whether the row counts, that is, is not ignored. If it does not, all its gradients are 0,
+    /// whatever the class weights are.
     pub(crate) counts: bool,
     /// The probability of logit x is exp(x − `center`) · `inverse`.
     pub(crate) center: R,
@@ -32,8 +32,8 @@ pub(crate) struct Factors<R> {
     pub(crate) by_class: R,
     /// The factor of the probability in the gradient of the z-loss.
     pub(crate) by_z: R,
-    /// The summed probabilities of all classes but the likeliest, which the row's class uses when
-    /// it is the likeliest: 1 − p would lose digits.
+    /// The summed probabilities of all classes but the likeliest. If the row's class is the
+    /// likeliest, its gradient is computed from this, because 1 − p would lose digits.
     pub(crate) others: R,
     /// log Σ exp(x − m), for the gradients of probabilities and the z-loss.
     pub(crate) log_sum: R,
@@ -113,8 +113,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
     }
 
-    /// The factors of a row, from what the forward pass has saved of it. `scale` computes the
-    /// scales of the row by either normaliser.
+    /// The factors of a row, from what the forward pass has saved of it. `scale` computes the scale
+    /// of the row by either normaliser.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn factors_of_saved(
         &self,
@@ -222,7 +222,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
     }
 
-    /// The gradient of the class's logit, from what it would be if the class were an `other` one.
+    /// The gradient of the class's logit, from the gradient that any `other` class would have
+    /// there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn at_class_from(
         &self,

@@ -1,8 +1,8 @@
-//! A pass over rows of logits: what all kernels compute of a row once its statistics are known.
+//! A pass over rows of logits: what all kernels compute from a row once its statistics are known.
 //!
-//! [`row`] turns a row's statistics into its loss, [`gradient`] turns them into the factors of its
-//! gradients, [`normaliser`] knows what a mean is divided by, [`prefetch`] loads rows ahead of
-//! their use, and [`end`] writes the results of the whole call.
+//! [`row`] computes a row's loss from its statistics, [`gradient`] the factors of its gradients,
+//! [`normaliser`] has what a mean is divided by, [`prefetch`] loads rows ahead of their use, and
+//! [`end`] writes the results of the whole call.
 
 use super::label::{Label, class_weight, label, load_class, load_classes};
 use super::mode;
@@ -35,8 +35,7 @@ cuda_std::shared_array! {
 
 /// The summed terms of all rows of a block but its last, in shared memory.
 ///
-/// One thread accesses them at a time, and a barrier stands between the accesses of different
-/// threads.
+/// One thread accesses them at a time, and a barrier is between the accesses of different threads.
 pub(crate) struct BlockTerms;
 
 impl BlockTerms {
@@ -91,7 +90,7 @@ impl<'a, E: Element, const MODE: u32> Pass<'a, E, MODE> {
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether the target has a share for every class.
     pub(crate) const DENSE: bool = mode::is_dense(MODE);
-    /// Whether gradients need the logits themselves, beside their exponentials.
+    /// Whether gradients need the logits themselves, in addition to their exponentials.
     pub(crate) const NEEDS_LOGITS: bool = MODE != mode::CLASS;
     /// See [`mode::has_attempts`].
     pub(crate) const HAS_ATTEMPTS: bool = mode::has_attempts(MODE, size_of::<E>());
@@ -109,7 +108,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         self.epilogue_arg(self.args.plain.into()) != 0
     }
 
-    /// Whether λ is not 0. Compared as an integer without its sign bit, which takes no f64
+    /// Whether λ is not 0. It is compared as an integer without its sign bit, which takes no f64
     /// registers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_z_loss(&self) -> bool {
@@ -123,8 +122,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         !self.has_z_loss() && self.epilogue_arg(self.args.totals) == 0
     }
 
-    /// λ. Opaque, so that it is loaded where it is used: loaded before the rows, it would occupy
-    /// registers throughout.
+    /// λ. Opaque, so that it is loaded where it is used: if it were loaded before the rows, it
+    /// would occupy registers throughout.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn z_loss(&self) -> f64 {
         f64::from_bits(opaque(self.args.z_loss.to_bits()))
@@ -142,8 +141,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if MODE == mode::SMOOTHED { 0 } else { self.args.weight }
     }
 
-    /// 1 − ε, the share of the target that label smoothing leaves. Class targets without smoothing
-    /// have the constant 1.
+    /// 1 − ε, the share of the target that label smoothing leaves. It is the constant 1 for class
+    /// targets without smoothing.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn confidence(&self) -> E::Real {
         if Self::DENSE { E::Real::from_f64(self.args.keep) } else { E::Real::ONE }
@@ -191,9 +190,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         weight * self.confidence().fma(t, share)
     }
 
-    /// The factor that smoothing multiplies class weights by: the power of two next below 1/C. The
-    /// weighted sum of x − m over all classes is then in the range of x − m, and a multiplication
-    /// by a power of two rounds nothing.
+    /// The factor that smoothing multiplies class weights by: the largest power of two below 1/C.
+    /// The weighted sum of x − m over all classes is then in the range of x − m, and a
+    /// multiplication by a power of two does not round.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn unit(&self) -> E::Real {
         let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
@@ -202,7 +201,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         E::Real::from_bits64(bits)
     }
 
-    /// The sum of all classes' shares where each has the same, the [`unit`](Self::unit).
+    /// The sum of all classes' shares, where each is one [`unit`](Self::unit).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn sum_of_units(&self) -> E::Real {
         E::Real::from_i32(self.args.cols as i32) * self.unit()
@@ -230,7 +229,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         // SAFETY: the caller's condition.
         unsafe {
             if self.finishes_late {
-                // The bounds-checked load of several rows, here of one: the compiler then keeps
+                // This loads one row by the bounds-checked load of several: the compiler then keeps
                 // fewer values in registers.
                 let [class] = load_classes::<1, true>(self.args, row, 0);
                 class

@@ -1,4 +1,4 @@
-//! The normaliser, which a mean is divided by, and the scale of gradients, which it is part of.
+//! The normaliser, which a mean is divided by, and the scale of gradients, which contains it.
 
 use super::Pass;
 use crate::abi::CrossEntropyArgs;

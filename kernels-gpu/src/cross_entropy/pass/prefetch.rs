@@ -11,8 +11,8 @@ use cuda_std::memory::prefetch;
 use cuda_std::thread::wait_for_launches_before;
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// Prefetches the row `args.ahead` rows behind this one: where blocks compute and write, the
-    /// loads that fit into their registers do not keep the memory busy.
+    /// Prefetches the row `args.ahead` rows after this one. Where blocks compute and write, the
+    /// loads that fit into their registers alone do not keep the memory busy.
     ///
     /// # Safety
     /// The kernels' condition 1; all threads of the row group call it.
@@ -22,8 +22,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { self.prefetch_ahead(row, group, |bytes| (0, bytes)) };
     }
 
-    /// Prefetches part `part` of the row that [`prefetch`](Self::prefetch) takes whole. A part is
-    /// `vectors` vectors of 16 bytes for each thread of the group.
+    /// Prefetches part `part` of the row that [`prefetch`](Self::prefetch) would prefetch whole. A
+    /// part is `vectors` vectors of 16 bytes for each thread of the group.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch).
@@ -42,7 +42,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Prefetches the byte range that `range` selects from the first `args.ahead_bytes` bytes of
-    /// the row `args.ahead` rows behind this one.
+    /// the row `args.ahead` rows after this one.
     ///
     /// # Safety
     /// 1. As [`prefetch`](Self::prefetch).
@@ -73,10 +73,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Waits for the preceding launches (programmatic dependent launch). The first `early_blocks`
-    /// blocks prefetch their rows before they wait: memory has little to do while a launch ends.
-    /// That is safe although the preceding launch may still write the rows, because the
-    /// second-level cache sees its writes. A kernel that writes gradients keeps memory busy until
-    /// its end.
+    /// blocks prefetch their rows before they wait, because memory has little to do while a launch
+    /// ends. (A kernel that writes gradients keeps memory busy until its end.) That is safe
+    /// although the preceding launch may still write the rows, because the second-level cache sees
+    /// its writes.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch) for `row`, if it is below `rows`.
@@ -88,7 +88,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         unsafe { self.begin_at(block, (start, bytes), group) };
     }
 
-    /// [`begin`](Self::begin) for a group that first loads so many bytes from address `start` on.
+    /// [`begin`](Self::begin) for a group whose first loads are `bytes` bytes from address `start`
+    /// on.
     ///
     /// # Safety
     /// As [`prefetch`](Self::prefetch), for so many of these bytes as `early_bytes` says.

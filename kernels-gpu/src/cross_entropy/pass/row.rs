@@ -21,13 +21,13 @@ pub(crate) mod writes {
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
-    /// The part of a row's loss that the shares of all classes have.
+    /// The part of a row's loss that comes from the shares of all classes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn loss_of_shares(&self, stats: &Stats<E::Real>, log_sum: E::Real) -> E::Real {
         self.smoothing_per_unit() * (stats.weight * log_sum - stats.dot)
     }
 
-    /// The loss with label smoothing of a row whose loss without is `loss`.
+    /// The loss with label smoothing of a row whose loss without smoothing is `loss`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn smoothed(
         &self,

@@ -1,5 +1,5 @@
 //! The target's shares of the classes of a vector, where the target has a share for every class:
-//! their sums in the statistics of a row, and what they take from its gradients.
+//! their sums in the statistics of a row, and their terms in its gradients.
 
 use super::{Factors, Pass};
 use crate::cross_entropy::mode;
@@ -7,10 +7,10 @@ use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use cuda_std::memory::{Vec16, load, load_vector};
 
-/// Where the sums of shares are: Σ q (x − center) and Σ q.
+/// The sums of shares: Σ q (x − center) and Σ q.
 pub(in crate::cross_entropy) type ShareSums<R> = [R; 2];
 
-/// The classes of a whole vector: `first`, and every `step`th behind it.
+/// The classes of a whole vector: `first`, and every `step`th after it.
 #[derive(Clone, Copy)]
 pub(in crate::cross_entropy) struct Classes {
     pub(in crate::cross_entropy) first: u32,
@@ -36,10 +36,11 @@ pub(in crate::cross_entropy) mod weights {
     pub(in crate::cross_entropy) const STAGED: u32 = 2;
 }
 
-/// Runs `$body` where `$weight_of(k, lane)` is the weight of element `lane` of vector k of `$count`
-/// whole vectors of `$classes`; `$staged` is the same for weights that are staged. Branches once,
-/// around the body: between vectors, a branch would have the loads of one wait for the arithmetic
-/// of the one before, and LLVM keeps a vector that is written in branches in local memory.
+/// Runs `$body`, where `$weight_of(k, lane)` is the weight of element `lane` of vector k of
+/// `$count` whole vectors of `$classes`; `$staged` is the same for weights that are staged. The
+/// branches are around the whole body: a branch between vectors would delay the loads of one until
+/// the arithmetic of the one before, and LLVM keeps a vector that is written in branches in local
+/// memory.
 macro_rules! with_weights {
     ($pass:expr, $classes:expr, $count:expr, $staged:expr, $weight_of:ident; $body:block) => {
         if WEIGHTS == weights::NONE || MODE != mode::WEIGHTED && $pass.weights() == 0 {
@@ -58,8 +59,8 @@ macro_rules! with_weights {
                 |k: usize, lane: usize| E::extract(weights[k], lane as u32).widen();
             $body
         } else {
-            // A 16-bit element that is loaded alone is widened in fewer instructions than one of a
-            // vector that is shifted into place.
+            // A 16-bit element that is loaded alone is widened in fewer instructions than an
+            // element of a vector, which has to be shifted first.
             let $weight_of = |k: usize, lane: usize| {
                 let first = $pass.weight_at($classes[k]) as *const E;
                 // SAFETY: as above.
@@ -74,7 +75,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// Whether all classes have the same share: label smoothing without class weights.
     const HAS_EQUAL_SHARES: bool = MODE == mode::SMOOTHED;
 
-    /// Where the weight of the first of these classes is.
+    /// The address of the weight of the first of these classes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn weight_at(&self, classes: Classes) -> u64 {
         self.args.weight + u64::from(classes.first) * size_of::<E>() as u64
@@ -105,13 +106,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         classes: [Classes; N],
     ) {
         let of = |vector, lane: usize| E::extract(vector, lane as u32).widen();
-        // Two accumulators each, which halve the chains of dependent additions. A vector of f64
+        // Two accumulators for each sum halve the chains of dependent additions. A vector of f64
         // has two elements, so there is nothing to halve.
         let accumulators = if size_of::<E::Real>() == 8 { 1 } else { 2 };
         let (mut dots, mut sum) = ([sums[0], E::Real::ZERO], [sums[1], E::Real::ZERO]);
         if Self::HAS_EQUAL_SHARES {
-            // Each difference is multiplied by the share, and not their sum, which may be beyond
-            // the range.
+            // Multiply each difference by the share, and not their sum, which may overflow.
             unrolled!(for k in 0..N; {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     let at = lane % accumulators;
@@ -196,9 +196,9 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         [stats.dot, stats.weight] = sums;
     }
 
-    /// Subtracts from the gradients of a whole vector of logits what their classes' shares of the
-    /// target take. `t` returns an element of what [`add_shares`](Self::add_shares) has. A
-    /// function: LLVM keeps a vector that is passed on here in local memory.
+    /// Subtracts the terms of the target's shares from the gradients of a whole vector of logits.
+    /// `t` returns an element of the `t` of [`add_shares`](Self::add_shares). It is a function,
+    /// because LLVM keeps a vector that is passed on here in local memory.
     ///
     /// # Safety
     /// As [`add_shares`](Self::add_shares).
@@ -222,7 +222,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             });
             return;
         }
-        // The unit is a power of two, so this product rounds nothing, unless it is subnormal.
+        // The unit is a power of two, so this product is exact unless it is subnormal.
         let by_weight = -(factors.by_share * self.unit());
         with_weights!(self, [classes], 1, |_, lane| t(lane), weight_of; {
             unrolled!(for lane in 0..E::LANES as usize; {
@@ -270,8 +270,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if factors.counts { factors.by_share * share } else { E::Real::ZERO }
     }
 
-    /// Computes the gradients of the probabilities of a whole vector, of which `x` returns the
-    /// logits.
+    /// Computes the gradients of the probabilities of a whole vector. `x` returns its logits.
     ///
     /// # Safety
     /// As [`add_shares`](Self::add_shares).

@@ -1,6 +1,6 @@
-//! Short rows, in registers: one row group of at most a warp per row. The first warp of the block
-//! then finishes the rows of all row groups. Where rows begin and end anywhere, a lane has one of
-//! the elements that are in no vector, beside its vectors.
+//! Short rows, in registers: a warp, or a part of one, computes each row, and the first warp of the
+//! block then finishes the rows of all row groups. Where rows begin and end at any element, a lane
+//! may have one peeled element, which is in no vector, beside its vectors.
 
 mod staging;
 
@@ -28,12 +28,14 @@ type BlockRank = reduce::BlockRank<2>;
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
-/// 2. A block has at most 256 threads. The threads of a row group are a power of two up to 32, at
-///    least 2 or what `ALIGNMENT` asks for. A row has at most `VECTORS` vectors for each of them.
+/// 2. A block has at most 256 threads. The threads of a row group are a power of two up to 32, and
+///    at least 2, or as many as `ALIGNMENT` requires. A row has at most `VECTORS` vectors for each
+///    of them.
 /// 3. Rows are as `ALIGNMENT` says, [`alignment::WARP_ROW`] or, where the target is a class without
 ///    label smoothing, [`alignment::WARP_PEELED`]. There are fewer than 2³² rows.
-/// 4. The grid is one of `abi::grid_of_workers`; with `GRADS`, behind `normaliser_blocks` blocks
-///    that sum the normaliser. `rows_of_block` is at most the number of a block's row groups.
+/// 4. The grid is one of `abi::grid_of_workers`; with `GRADS`, it follows `normaliser_blocks`
+///    blocks that sum the normaliser. `rows_of_block` is at most the number of a block's row
+///    groups.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn short<
     E: Element,
@@ -62,7 +64,7 @@ pub(crate) unsafe fn short<
     let mut lanes = None;
     if !GRADS {
         // Compute the row's address before the wait for previous kernels (programmatic dependent
-        // launch), not behind it.
+        // launch), not after it.
         lanes = rows.as_ref().map(|rows| {
             let row = row_of(rows.first, group.in_block);
             Lanes::<E, ALIGNMENT>::new(&pass, row_to_read(args, row, true)).rematerialize()
@@ -85,8 +87,8 @@ pub(crate) unsafe fn short<
 }
 
 /// Whether each row group stages the logit of its class itself. Otherwise the threads of the block
-/// stage their tiles, of which the first warp takes the logits: fewer instructions than it takes to
-/// choose a logit among registers, where those are not needed for gradients.
+/// stage their tiles, and the first warp reads the logits there: that takes fewer instructions than
+/// to select a logit among registers, if it is not needed for gradients.
 const fn stages_logits<E: Element, const ALIGNMENT: u32>(with_gradients: bool) -> bool {
     with_gradients || Lanes::<E, ALIGNMENT>::HAS_PEELED
 }
@@ -135,15 +137,15 @@ unsafe fn compute_rows<
     let first = rows.first;
     let row = row_of(first, group.in_block);
     let is_row = |row: u64| (row as u32) < args.rows as u32;
-    // The row, counted within the block, whose class this thread loads and stages. All threads of a
-    // row group load the class of their row where they all need it.
+    // The row, counted within the block, whose class this thread loads and stages. If all threads
+    // of a row group need the class of their row, all of them load it.
     let index = if stages_logits { group.in_block } else { thread_idx_x() };
     let has_class =
         MODE != mode::PROBABILITIES && index < group.of_block && is_row(row_of(first, index));
     // SAFETY: the caller's conditions. In place of a row beyond the last, or of an ignored one, the
-    // last row is read, and nothing is done with it; its gradients may be written in place by then.
-    // That is cheaper than a check for each vector. With peeled elements, of an ignored row nothing
-    // but these is read.
+    // last row is read, and the result is not used; its gradients may be written in place by then.
+    // That is cheaper than a check for each vector. With peeled elements, only these are read of an
+    // ignored row.
     unsafe {
         let mut class = 0;
         if GRADS && has_class {
@@ -153,8 +155,8 @@ unsafe fn compute_rows<
         // with fewer reads in flight.
         let read = !GRADS || MODE == mode::PROBABILITIES || class != args.ignore_index;
         let has_peeled = Lanes::<E, ALIGNMENT>::HAS_PEELED;
-        // Rows with peeled elements are cut in different places, and where an ignored one is cut
-        // its gradients are stored.
+        // Rows with peeled elements are cut at different columns, and the gradients of an ignored
+        // row are stored where that row is cut.
         let at = row_to_read(args, row, read || has_peeled);
         let lanes = lanes.unwrap_or_else(|| Lanes::new(pass, at));
         let (mut tile, mut peeled) = (Tile::unread(group.lane, group.threads), None);
@@ -182,8 +184,8 @@ unsafe fn compute_rows<
             pass.prefetch(row, group);
         }
         if stages_logits {
-            // Read the class's logit before gradients overwrite it: the row group's reduction
-            // stands between this and its stores.
+            // Read the class's logit before gradients overwrite it: the row group's reduction is
+            // between this and its stores.
             logit = lanes.logit_of_class::<MODE, VECTORS>(class, &tile, group);
             let at_peeled = peeled.and_then(|peeled| peeled.logit_of_class(class));
             logit = logit.or(at_peeled);
@@ -210,8 +212,9 @@ unsafe fn compute_rows<
             let factors =
                 pass.factors(&label, stats, scale_of(Total::Weights), || scale_of(Total::Rows));
             let to = lanes.to(pass, row);
-            // The gradient of the class is stored with its vector. In so short a row, a store of
-            // its own would be one more in sixteen, and of less than memory moves at once.
+            // The gradient of the class's logit is stored with its vector. In such a short row, a
+            // separate store would be one more in sixteen, of fewer bytes than memory moves at a
+            // time.
             let at_class = logit.map(|logit| pass.at_class(&label, &factors, logit));
             if Pass::<E, MODE>::DENSE {
                 let class = at_class.map(|at_class| (label.class, at_class));
@@ -226,8 +229,8 @@ unsafe fn compute_rows<
                     peeled.store_gradient(to[0], exp_of_peeled * factor, class);
                 }
                 let class = (label.class, |_| at_class.unwrap_or(E::Real::ZERO));
-                // Recompute the indices of the vectors: kept since the loads, they would take
-                // registers.
+                // Recompute the indices of the vectors: if they were kept since the loads, they
+                // would occupy registers.
                 let tile = tile.at(group.rematerialize().lane, group.threads);
                 lanes.gradients_of_exps(&exps, factor, class, to[0], &tile);
             }
@@ -260,14 +263,14 @@ unsafe fn compute_rows<
     }
 }
 
-/// Finishes the `rows` rows from `first` that the block's row groups have staged, one per lane of
-/// the warp at a time. Returns what the rows of this lane add to the sums. `PLAIN` says that the
-/// pass [is plain](Pass::is_plain).
+/// Finishes `rows` rows from `first` on, which the block's row groups have staged: each lane of the
+/// warp takes one row at a time. Returns what the rows of this lane add to the sums. `PLAIN` says
+/// that the pass [is plain](Pass::is_plain).
 ///
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The first warp of the block calls this, once for each row.
-/// 3. A barrier stands between the staging and this.
+/// 3. A barrier is between the staging and this.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn finish_rows<
     E: Element,

@@ -1,4 +1,4 @@
-//! What the row groups of a block hand to its first warp in shared memory.
+//! What the row groups of a block pass to its first warp in shared memory.
 
 use super::super::stats::Stats;
 use crate::element::{Real, unrolled};
@@ -12,7 +12,7 @@ cuda_std::shared_array! {
 }
 
 /// The statistics, class and logit of each of the block's rows, staged for the first warp. It
-/// finishes all rows at once, in the time that each warp would take to finish its own few.
+/// finishes all rows at once, in the time that each warp would need for its own few.
 pub(super) struct RowsOfBlock;
 
 impl RowsOfBlock {
@@ -29,7 +29,7 @@ impl RowsOfBlock {
     ///
     /// # Safety
     /// 1. One thread stages each row, once.
-    /// 2. A barrier stands between this and every read.
+    /// 2. A barrier is between this and every read.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn stage<R: Real>(row: u32, stats: Stats<R>, mode: u32) {
         let parts = stats.parts();
@@ -64,7 +64,7 @@ impl RowsOfBlock {
     /// The statistics of row `row`.
     ///
     /// # Safety
-    /// They have been [staged](Self::stage), and a barrier stands between.
+    /// They have been [staged](Self::stage), and a barrier is in between.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn staged<R: Real>(row: u32, mode: u32) -> Stats<R> {
         let mut parts = [R::ZERO; 4];

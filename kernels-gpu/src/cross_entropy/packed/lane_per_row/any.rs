@@ -1,4 +1,5 @@
-//! The loop of calls that no other loop of a lane is for: it decides on options row by row.
+//! The loop of one lane per row for all calls without a faster loop: it decides on options row by
+//! row.
 
 use super::{Access, LaneRow, Rows};
 use crate::abi::Matrix;

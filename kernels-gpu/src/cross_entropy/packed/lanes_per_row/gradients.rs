@@ -31,11 +31,11 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let is_far = Relative::<_, MODE>::is_far(factors.center, scale);
         let relative = Relative::<_, MODE>::to(factors.center, scale);
         let per_exp = pass.factors_of_exp(factors, relative.unit());
-        // What most rows need has loops of its own: in the loop below, each chunk would cost its
-        // branches. In f64 there are registers for them where they compute no exponentials.
+        // Most rows have separate loops: in the loop below, each chunk would cost its branches. f64
+        // kernels have registers for the separate loops only if they compute no exponentials.
         let has_plain_loops =
             (!Self::DENSE || MODE == mode::SMOOTHED) && (OF_EXPS || size_of::<E>() < 8);
-        // In f32 there are no registers for pairs of words, and in f64 they gain nothing.
+        // f32 kernels have no registers for pairs of words, and f64 kernels gain nothing from them.
         let pairs = if size_of::<E>() == 2 { Pairs::All } else { Pairs::Whole };
         if has_plain_loops && factors.counts && self.stage.in_place() && !is_any_far {
             // SAFETY: the caller's conditions.
@@ -61,7 +61,8 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
             }
             return;
         }
-        // A shift of so large a logit would lose its digits: these rows subtract it first.
+        // Adding the shift of such a large logit would lose its digits: these rows subtract the
+        // logit first.
         let far_center = if is_far { factors.center } else { E::Real::ZERO };
         // SAFETY: the caller's conditions.
         unsafe {

@@ -1,7 +1,7 @@
 //! The losses of packed rows, where no gradients are computed.
 //!
 //! A tile of long rows has few of them, and to finish a row takes as many instructions as several
-//! vectors of it. So a lane keeps what is needed of a row, and finishes it when each lane has one.
+//! of its vectors. So a lane stores what it needs to finish a row until every lane has one.
 
 use super::{LanesPerRow, Tiles};
 use crate::cross_entropy::packed::{add_loss, computes};
@@ -13,7 +13,7 @@ use cuda_std::warp::{WARP_SIZE, lane_id};
 
 /// Up to 32 rows of a warp's tiles, one for each lane.
 pub(super) struct Batch<R> {
-    /// The lanes that have a row, or would have one that is behind the last row.
+    /// The number of lanes that have a row, or would have one that is beyond the last row.
     lanes: u32,
     /// This lane's row.
     own: Own<R>,
@@ -36,8 +36,8 @@ impl<R: Real> Batch<R> {
 }
 
 impl<E: Element, const MODE: u32, const COMPUTES: u32> LanesPerRow<'_, E, MODE, COMPUTES> {
-    /// Computes the statistics of a stage's rows. Adds the losses of each batch that is complete to
-    /// `terms`, and after the warp's last stage those of the rows that are left.
+    /// Computes the statistics of a stage's rows. Adds the losses of each complete batch to `terms`
+    /// and, after the warp's last stage, those of the rows that remain.
     ///
     /// # Safety
     /// As [`Tiles::batch`]; all lanes of the warp call it.

@@ -5,11 +5,11 @@
 //!
 //! 1. In each turn it computes the statistics of as many rows as it has lanes for, until it has
 //!    those of 32 rows.
-//! 2. Each lane then finishes one row. What is done once a row is so done for 32 rows at a time.
-//! 3. In as many turns again, the lanes of each row compute its gradients.
+//! 2. Each lane then finishes one row, so that the work per row is done for 32 rows at a time.
+//! 3. In as many turns as before, the lanes of each row compute its gradients.
 //!
 //! For the loss alone, a batch may have rows of several tiles ([`losses`]). Gradients are computed
-//! from the tile, so that a batch is then of one.
+//! from the tile, so that with gradients a batch has rows of one tile only.
 
 mod gradients;
 mod losses;
@@ -51,9 +51,9 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
 
 struct LanesPerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32> {
     pass: &'a Pass<'a, E, MODE>,
-    /// The top of the largest logit of the last row that this lane had a part of.
+    /// The top of the largest logit of the last row that this lane computed a part of.
     near: u32,
-    /// The rows whose losses are still to be computed, where only these are.
+    /// The rows whose losses are still to be computed, if the kernel computes losses only.
     batch: Batch<E::Real>,
     workspace: Workspace,
 }
@@ -103,8 +103,8 @@ struct Tiles<'a, E: Element, const MODE: u32> {
 
 impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
-    /// Whether exponentials replace their logits until the gradients are computed, where losses are
-    /// computed too. The gradients of probabilities need the logits.
+    /// Whether exponentials replace their logits until the gradients are computed, if losses are
+    /// computed too. Not for probabilities, whose gradients need the logits.
     const KEEPS_EXPS: bool = lags::<E::Real>(MODE) && MODE != mode::PROBABILITIES;
     const PAIRS: Pairs = if Self::DENSE { Pairs::Vectors } else { Pairs::All };
 
@@ -131,11 +131,13 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         Part::new(self.stage.shared, at, args.cols, split, order, tile)
     }
 
-    /// Whether the weights of a chunk's classes are loaded as a vector. With probabilities, the
-    /// code would be too large for LLVM to inline it where chunks are whole and where they are not.
+    /// Whether the weights of a chunk's classes are loaded as a vector. Not for probabilities: LLVM
+    /// would not inline the code, once for whole chunks and once for others, because it would be
+    /// too large.
     const WEIGHTED_VECTORS: bool = MODE == mode::WEIGHTED;
 
-    /// The classes of a chunk whose shares are computed as those of a vector: one that is whole.
+    /// The classes of a chunk, if it is whole, so that their shares can be computed as those of a
+    /// vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn classes_of_vector(pass: &Pass<'_, E, MODE>, chunk: Chunk) -> Option<Classes> {
         let is_vector = !chunk.is_rest && (Self::WEIGHTED_VECTORS || pass.weights() == 0);
@@ -156,7 +158,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     }
 
     /// The class of row `row` and its logit: 0 if the class is out of range. If there is no such
-    /// row, or targets are probabilities, the class is the ignored one.
+    /// row, or targets are probabilities, the class is `ignore_index`.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -178,9 +180,9 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         }
     }
 
-    /// Computes 32 rows from `first` on, or those that the stage has left: their gradients and, as
+    /// Computes 32 rows from `first` on, or those that remain in the stage: their gradients and, as
     /// `COMPUTES` says, their losses, which it adds to `terms`. `near` is the top of the largest
-    /// logit of a row before them, and then of the last of them.
+    /// logit of the row before them, and afterwards of the last of them.
     ///
     /// # Safety
     /// As [`rows`]; all lanes of the warp call it, and the copies of the stage are complete.
@@ -202,14 +204,15 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
         let of_exps = Self::KEEPS_EXPS && COMPUTES == computes::BOTH;
         let row = self.stage.first() + u64::from(own);
         // SAFETY: the caller's conditions; condition 1 of the kernels covers all reads of global
-        // memory. A lane writes its own part of a row only, and the warp synchronises before
+        // memory. A lane writes only its own part of a row, and the warp synchronises before
         // another lane accesses it.
         unsafe {
             let (class, logit) = self.class_and_logit(own);
             let (mut stats, mut unit) = (Stats::NONE, E::Real::ONE);
             if COMPUTES != computes::GRADIENTS {
                 if of_exps {
-                    // Exponentials overwrite the logits of classes, which all lanes have read.
+                    // Exponentials will overwrite the logits of the classes: wait until all lanes
+                    // have read them.
                     sync_warp();
                     (stats, unit) = self.statistics::<true>(pass, first, near, split);
                 } else {
@@ -227,7 +230,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                     factors_of_row::<E, MODE, COMPUTES, false>(pass, &label, stats, row, scale);
                 factors.factor = factors.factor * unit;
             }
-            // All lanes have read the logit of their row's class.
+            // Wait until all lanes have read the logit of their row's class.
             sync_warp();
             let mut turn = 0;
             while turn < WARP_SIZE && first + turn < rows {
@@ -250,8 +253,8 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                 if has_own && label.has_class(args.cols) {
                     let at = self.grad_logits.row(own) + label.class * size_of::<E>() as u32;
                     let at_class = if of_exps && MODE == mode::CLASS {
-                        // What has been stored is the gradient less that of the class itself. In
-                        // f64 nothing was rounded, and another exponential takes longer.
+                        // The stored gradient lacks only the class's own term. In f64 storing has
+                        // not rounded it, and this is faster than another exponential.
                         let other = shared.element::<E>(at).widen();
                         pass.at_class_from(other, &factors, logit)
                     } else {

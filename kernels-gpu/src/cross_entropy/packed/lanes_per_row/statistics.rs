@@ -16,8 +16,8 @@ use cuda_std::warp::{WARP_SIZE, any};
 
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Computes the statistics of 32 rows from `first` on, and returns those of the row that this
-    /// lane finishes. With `KEEPS_EXPS`, exponentials replace the logits, and what they have to be
-    /// multiplied by to be relative to the row's maximum is returned too.
+    /// lane finishes. With `KEEPS_EXPS`, exponentials replace the logits; also returns the factor
+    /// that makes them relative to the row's maximum.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -43,9 +43,9 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         of_own
     }
 
-    /// Computes the statistics of row `row`, in each lane that shares it, with what
-    /// [`statistics`](Self::statistics) returns beside them. `near` is the top of the largest logit
-    /// of the row before, and then of this one.
+    /// Computes the statistics of row `row`, in each lane that shares it; returns what
+    /// [`statistics`](Self::statistics) returns. `near` is the top of the largest logit of the row
+    /// before, and afterwards of this one.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -58,8 +58,8 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         split: Split,
     ) -> (Stats<E::Real>, E::Real) {
         let has_row = row < self.stage.rows;
-        // All lanes take part in shuffles. Lanes without a row compute the last one again, or none
-        // of its elements where other lanes overwrite them.
+        // All lanes take part in shuffles. Lanes without a row compute the last row again or, if
+        // other lanes overwrite that row, none of its elements.
         let row = row.min(self.stage.rows - 1);
         let x = self.logits_of(row, split);
         let x = if KEEPS_EXPS && !has_row { x.without_elements() } else { x };
@@ -146,8 +146,8 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         Stats { max: split.over_row(E::greatest_of(maxima), E::Real::max), ..Stats::NONE }
     }
 
-    /// Sums the exponentials of the largest logits, which are 1, and all others apart. Writes the
-    /// dot of [`log_prob`] to `dot` and, with `KEEPS_EXPS`, the exponentials over the logits.
+    /// Sums the exponentials of the largest logits, which are 1, separately from all others. Writes
+    /// the dot of [`log_prob`] to `dot` and, with `KEEPS_EXPS`, the exponentials over the logits.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
@@ -164,7 +164,8 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let add = |a: E::Real, b: E::Real| a + b;
         let (center, scale) = (stats.center(), pass.scale_of_logits());
         let relative = Relative::<_, MODE>::to(center, scale);
-        // A shift of so large a logit would lose its digits: these rows subtract it first.
+        // Adding the shift of such a large logit would lose its digits: these rows subtract the
+        // logit first.
         let is_far = Relative::<_, MODE>::is_far(center, scale);
         let far_center = if is_far { center } else { zero };
         let (mut ties, mut rest) = (zero, zero);
@@ -197,10 +198,10 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         }
     }
 
-    /// [`statistics_of`](Self::statistics_of) where sums [lag](lags), in one pass over the row. The
-    /// center is the number with the top `near`. A row whose largest logit is too far from it, or
-    /// nearly certain, takes two passes more. Also returns what [`statistics`](Self::statistics)
-    /// does with `KEEPS_EXPS`.
+    /// [`statistics_of`](Self::statistics_of) where the center [lags](lags), in one pass over the
+    /// row. The center is the number with the top `near`. A row whose largest logit is too far from
+    /// it, or nearly certain, takes two more passes. Also returns the factor that
+    /// [`statistics`](Self::statistics) returns with `KEEPS_EXPS`.
     ///
     /// # Safety
     /// As [`batch`](Self::batch); with `KEEPS_EXPS`, no other lane has a part of what `x` has.
@@ -253,7 +254,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
             stats.dot = stats.weight.fma(center - lagging.max(), stats.dot);
         }
         stats = Stats { max: lagging.max(), ties: one, rest: others, ..stats };
-        // Also if the sum is NaN.
+        // The comparison is also false if the sum is NaN.
         let is_exact = is_valid && others >= E::Real::from_f64(CERTAIN);
         if any(!is_exact && !x.is_empty()) {
             // SAFETY: as above.
@@ -268,7 +269,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         (stats, unit)
     }
 
-    /// Writes the logits of row `row` over what has replaced them in the lane's part `x`.
+    /// Writes the logits of row `row` over the exponentials in the lane's part `x`.
     ///
     /// # Safety
     /// As [`lagging_statistics_of`](Self::lagging_statistics_of), and as condition 1 of the
@@ -290,8 +291,8 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         }
     }
 
-    /// [`statistics_of`](Self::statistics_of) with the exponentials of the largest logits apart.
-    /// With `KEEPS_EXPS`, they replace the logits.
+    /// [`statistics_of`](Self::statistics_of) with the exponentials of the largest logits summed
+    /// separately. With `KEEPS_EXPS`, exponentials replace the logits.
     ///
     /// # Safety
     /// As [`lagging_statistics_of`](Self::lagging_statistics_of).
@@ -360,7 +361,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     }
 }
 
-/// The sum of a vector's values, added in pairs: a shorter chain of dependent additions.
+/// The sum of a vector's values, added in pairs to shorten the chain of dependent additions.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of<E: Element>(values: [E::Real; MAX_LANES]) -> E::Real {
     let mut sum = values[0] + values[1];

@@ -36,8 +36,8 @@ impl Dtype {
 }
 
 /// The comment in PTX that marks where a kernel waits for the launches before it
-/// (`cuda_std::thread::wait_for_launches_before`). With programmatic dependent launch, the host
-/// replaces it by instructions.
+/// (`cuda_std::thread::wait_for_launches_before`). For programmatic dependent launch, the host
+/// replaces it with instructions.
 pub const WAITS: &str = "// waits for the launches before";
 
 /// The most threads of a block.
@@ -62,8 +62,8 @@ pub const fn lane_row_cols(element_bytes: u32) -> u32 {
 /// `TileArgs::stage_bytes`.
 ///
 /// In f64, a loss with its gradients takes so long to compute that other warps hide the latency of
-/// a tile's loads, and what is done once a tile counts for more: there is one stage, which is twice
-/// as large. Gradients of f64 leave no registers for a choice.
+/// a tile's loads, and the work per tile counts for more: there is one stage, which is twice as
+/// large. Gradients of f64 leave no registers for a choice.
 pub const fn packed_stages(
     element_bytes: u32,
     one_lane: bool,
@@ -103,68 +103,69 @@ pub const CACHE_LINE: u32 = 128;
 /// Vectors in a line of the L2 cache.
 pub const LINE_VECTORS: u32 = CACHE_LINE / 16;
 
-/// Vectors of a batch of a staged row, which a warp computes at a time where targets are classes:
+/// Vectors of a batch of a staged row, which a warp computes at a time if targets are classes:
 /// shared memory then has room for whole batches.
 pub const STAGED_BATCH_VECTORS: u32 = 128;
 
-/// How many of the `per_thread` vectors of a row that each thread has in registers are within the
-/// row for certain; the others may be behind its end. The kernels for rows of whole vectors omit
-/// the bounds check of the former, and the host launches them for rows of that length only.
+/// How many of the `per_thread` vectors of a row that each thread has in registers are certain to
+/// be within the row; the others may be beyond its end. The kernels for rows of whole vectors omit
+/// the bounds check of the former, and the host launches them only for rows that are long enough.
 pub const fn vectors_within(per_thread: usize) -> usize {
     if per_thread <= 4 { per_thread - 1 } else { per_thread / 2 }
 }
 
-/// The same in the kernels for rows that begin and end anywhere, without counting the vectors that
-/// either end is a part of. They are fewer, so that less than half of a thread's vectors may be
+/// The same for the kernels of rows that begin and end at any element, not counting the vectors at
+/// either end that the row has only a part of. The number is smaller, so that less than half of a
+/// thread's vectors may be used: no other kernel has such rows in registers.
 /// used: such rows have no other kernel that has them in registers.
 pub const fn peeled_vectors_within(per_thread: usize) -> usize {
     per_thread / 2 - 1
 }
 
-/// The fewest threads of a row group in these kernels. A row has fewer elements outside of its
-/// vectors than two vectors have, and a thread takes one of them.
+/// The fewest threads of a row group in these kernels. Fewer elements than two vectors are outside
+/// of the row's vectors, and a thread takes one of them.
 pub const fn peeled_group_threads(element_bytes: usize) -> usize {
     2 * 16 / element_bytes
 }
 
-/// Partial sums, a word each, that the workspace has room for.
+/// How many partial sums, of one word each, the workspace has room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 
 /// Words that a warp publishes for its part of a split row: the online softmax of the part.
 pub const STATS_PARTS: u32 = 4;
 
-/// Words that each of the blocks that share a row publishes once a row: the [`STATS_PARTS`] of its
-/// part, and which row comes next.
+/// Words that each of the blocks that share a row publishes once per row: the [`STATS_PARTS`] of
+/// its part, and which row comes next.
 pub const EXCHANGE_WORDS: u32 = STATS_PARTS + 1;
 
-/// Rows in a row for which these words are apart.
+/// How many consecutive rows have separate words for these.
 pub const EXCHANGE_ROUNDS: u32 = 3;
 
-/// The most tickets of a launch of `blocks` blocks that share rows and take them by
-/// [`CrossEntropyArgs::rows_of_block`] rows a ticket: the workspace has two sums for each ticket,
-/// what blocks exchange, and two counters.
+/// The most tickets of a launch of `blocks` blocks that share rows, each ticket for
+/// [`CrossEntropyArgs::rows_of_block`] rows: the workspace has two sums for each ticket, the words
+/// that blocks exchange, and two counters.
 pub const fn max_tickets(blocks: u32) -> u32 {
     (MAX_PARTIALS - blocks * EXCHANGE_ROUNDS * EXCHANGE_WORDS - 2) / 2
 }
 
-/// Blocks of a group: one block adds up their partial sums before the end of the grid.
+/// Blocks of a group: one block sums their partial sums before the end of the grid.
 pub const GROUP: u32 = 64;
 
-/// How many groups behind a group the block is that adds up its partial sums. About so many groups
-/// run at the same time, so that this block hardly waits for them. The last block of the grid adds
-/// up the partial sums of the last two times `LAG` groups and of the blocks behind them: blocks
-/// that could add them up before are at the end of the grid themselves, and to wait for their sums
-/// would make the end take twice as long.
+/// How many groups after a group the block is that sums its partial sums. About so many groups run
+/// at the same time, so that this block hardly waits for them. The last block of the grid sums the
+/// partial sums of the last two times `LAG` groups and of the blocks after them: blocks that could
+/// sum them earlier are at the end of the grid themselves, and waiting for their sums would make
+/// the end take twice as long.
 pub const LAG: u32 = 8;
 
 /// In a grid of workers, which are blocks that take rows, every `1 << shift`-th block is an adder:
-/// it takes no rows, but adds up what workers publish. This is the `shift` of all grids but those
-/// whose arguments say [otherwise](CrossEntropyArgs::adder_shift).
+/// it takes no rows, but sums what workers publish. This is the `shift` of all grids except those
+/// whose arguments have [another](CrossEntropyArgs::adder_shift).
 pub const ADDER_SHIFT: u32 = 10;
 
-/// The [shift](ADDER_SHIFT) of a grid of blocks of `threads` threads that stage rows. The last
-/// adder adds up as many as two periods when all rows are done. In f64 a worker publishes two
-/// words: of 2046 workers, 32 threads took 24 of 56 µs (8208×511, forward-backward, H200,
+/// The [shift](ADDER_SHIFT) of a grid of blocks of `threads` threads that stage rows. After all
+/// rows are done, the last adder may still have to sum two periods. In f64 a worker publishes two
+/// words: for 2046 workers, 32 threads took 24 of 56 µs (8208×511, forward-backward, H200,
 /// 2026-11-28).
 pub const fn adder_shift(element_bytes: usize, threads: u32) -> u32 {
     match (element_bytes, threads) {
@@ -177,7 +178,7 @@ pub const fn adder_shift(element_bytes: usize, threads: u32) -> u32 {
 /// Blocks of a grid of so many workers, adders included.
 pub const fn grid_of_workers(workers: u32, shift: u32) -> u32 {
     let period = 1 << shift;
-    // In a grid of at most one period, the adder is the block behind the workers.
+    // In a grid of at most one period, the adder is the block after the workers.
     if workers < period { workers + 1 } else { workers + (workers - 1) / (period - 1) }
 }
 
@@ -187,20 +188,20 @@ pub const fn words_of_worker(sums: u32, term_bytes: usize) -> u32 {
     if term_bytes == 8 { sums } else { sums / 2 }
 }
 
-/// The most workers of a grid, each of which publishes so many words. For each word, an adder
-/// publishes at most two sums a period.
+/// The most workers of a grid, if each publishes so many words. For each word, an adder publishes
+/// at most two sums per period.
 pub const fn max_workers(words: u32, shift: u32) -> u32 {
     let period = 1 << shift;
     MAX_PARTIALS / words / (period + 1) * (period - 1)
 }
 
-/// How many of the first of `blocks` blocks are in groups that are added up before the end of the
+/// How many of the first of `blocks` blocks are in groups that are summed before the end of the
 /// grid.
 pub const fn early_blocks(blocks: u32) -> u32 {
     (blocks / GROUP).saturating_sub(2 * LAG) * GROUP
 }
 
-/// Targets that a thread has in flight when it adds up the normaliser. Few, because all other
+/// Targets that a thread has in flight when it sums the normaliser. They are few, because all other
 /// blocks wait for the normaliser, and a small batch of loads arrives soonest.
 pub const NORMALISER_FLIGHT: usize = 2;
 
@@ -217,9 +218,9 @@ pub const fn max_blocks(sums: u32) -> u32 {
 pub mod workspace {
     /// The complement of the lowest row whose target is invalid, or 0; zero between launches.
     pub const FAULT: u64 = 0;
-    /// What is known of rows that do not count: 0 where nothing is;
-    /// [`NOTED`](super::attempt::NOTED) where the optimistic launch of this call has met one; above
-    /// that, how many of the next calls are cautious, and one more. Calls leave it for the next.
+    /// What is known of rows that do not count: 0 if nothing is; [`NOTED`](super::attempt::NOTED)
+    /// if the optimistic launch of this call has met such a row; above that, one more than the
+    /// number of next calls that are cautious. A call leaves the word for the next.
     pub const UNCOUNTED: u64 = 8;
     /// The normaliser, which one launch leaves for the next where rows are split: the sum of class
     /// weights and the number of rows.
@@ -231,7 +232,7 @@ pub mod workspace {
     /// gradient pass, where rows are split.
     pub const SAVED: u64 =
         PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_NORMALISER_BLOCKS + 2) as u64 * 8;
-    /// The most rows of a call that splits rows: room for so many is at [`SAVED`].
+    /// The most rows of a call that splits rows: there is room for so many at [`SAVED`].
     pub const SAVED_ROWS: usize = 256;
 }
 
@@ -243,9 +244,9 @@ pub const WORKSPACE_BYTES: usize =
 pub mod reduction {
     /// To one sum.
     pub const SCALAR: u32 = 0;
-    /// To one sum a row.
+    /// To one sum per row.
     pub const ROWS: u32 = 1;
-    /// Not at all: one term an element.
+    /// Not at all: one term per element.
     pub const ELEMENTS: u32 = 2;
 }
 
@@ -259,7 +260,7 @@ pub struct Matrix {
     pub row_stride: u64,
 }
 
-/// A factor for each element of rows; along a dimension with stride 0, one factor serves all.
+/// A factor for each element of rows; if a dimension has stride 0, it has one factor for all.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Broadcast {
@@ -279,14 +280,14 @@ pub struct CeilingArgs {
     pub arrays: [u64; 4],
     /// Vectors in each array: a multiple of the tile of the launch.
     pub vectors: u64,
-    /// Another array that is read. It stands for what a loss reads once a row, such as targets.
+    /// Another array that is read, in place of what a loss reads once per row, such as targets.
     pub of_rows: u64,
     /// Vectors in that array.
     pub of_rows_vectors: u64,
     /// Vectors of that array that are read with each tile, no more than a block has threads.
     pub of_rows_share: u64,
-    /// Where a kernel would write a checksum of what it read, in a case that hardly ever occurs:
-    /// without it, the compiler would remove the reads.
+    /// The address to which a kernel would write a checksum of what it read, in a case that hardly
+    /// ever occurs: without it, the compiler would remove the reads.
     pub sink: u64,
     /// How many bytes from the beginning of the first array blocks prefetch before the launches
     /// before this one have ended, in kernels that [do so](Self::asks_early).
@@ -295,7 +296,7 @@ pub struct CeilingArgs {
 
 impl CeilingArgs {
     /// Whether kernels that read and write so many arrays prefetch before the launches before them
-    /// have ended: kernels that read one array and write none, as the losses do.
+    /// have ended: like the losses, those do that read one array and write none.
     pub const fn asks_early(reads: usize, writes: usize) -> bool {
         reads == 1 && writes == 0
     }

@@ -69,7 +69,8 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ranks(self, x: E::Real, _: E::Real) -> [u32; 2] {
         const SIGN: u32 = 1 << 31;
-        // The bits of magnitudes are in their order; those of 80 are to become the limit.
+        // Magnitudes are in the order of their bits; shift the ranks so that 80 has the rank that
+        // is the limit.
         let behind = 80.0_f32.to_bits() - E::Real::PLAIN_RANKS;
         [if Self::HAS_PLAIN { (x.to_top() & !SIGN).saturating_sub(behind) } else { 0 }, 0]
     }
@@ -116,7 +117,7 @@ impl<E: Element> Pairwise<E::Real> for Bce<E> {
 struct Weight<E: Element> {
     /// The current row's factors in memory.
     at: Broadcast,
-    /// The factor of the current row or element; 1 without factors in memory.
+    /// The factor of the current row or element; 1 if there are no factors in memory.
     value: E::Real,
 }
 

@@ -1,5 +1,5 @@
-//! The memory-bandwidth ceiling that losses are measured against: kernels that read and write what
-//! a loss does, 16 bytes at a time, and compute next to nothing.
+//! The memory-bandwidth ceiling that losses are compared with: kernels that read and write the same
+//! bytes as a loss, 16 bytes at a time, and compute next to nothing.
 
 use crate::abi::{CeilingArgs, LINE_VECTORS};
 use cuda_std::memory::{Vec16, load_streaming, prefetch, store, store_streaming};
@@ -34,9 +34,9 @@ pub(crate) use kernels;
 /// Reads `READS` arrays and the array of per-row values (`of_rows`), and writes `WRITES` arrays. A
 /// thread has `UNROLL` vectors of each array in flight.
 ///
-/// # Safety
-/// 1. The first `READS + WRITES` of `args.arrays`, those that are read first, point to `vectors`
+/// 1. The first `READS + WRITES` entries of `args.arrays`, those to read first, point to `vectors`
 ///    16-byte aligned vectors in global memory each, and `of_rows` points to `of_rows_vectors` such
+///    vectors.
 ///    vectors.
 /// 2. `sink` points to 4 aligned bytes of global memory that may be overwritten.
 /// 3. What is written overlaps nothing else that `args` names.

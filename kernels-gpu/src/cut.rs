@@ -12,12 +12,12 @@ use cuda_std::memory::{Vec16, load, load_streaming, store, store_streaming_if};
 pub(crate) struct Cut<E> {
     /// Elements before the first vector.
     head: u32,
-    /// Elements behind the last vector.
+    /// Elements after the last vector.
     tail: u32,
     /// The index of the first vector: 0 or, in a row that is cut at cache lines, the vector's
     /// index within its line.
     first: u32,
-    /// The index behind the last vector.
+    /// One past the index of the last vector.
     pub(crate) end: u32,
     element: PhantomData<E>,
 }
@@ -74,8 +74,8 @@ impl<E: Element> Cut<E> {
         self.first
     }
 
-    /// The number of the row's peeled elements, those of its head and its tail: fewer than two
-    /// vectors have.
+    /// The number of the row's peeled elements, which are its head and its tail: fewer than two
+    /// vectors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn peeled_count(self) -> u32 {
         self.head + self.tail
@@ -112,8 +112,8 @@ impl<E: Element> Cut<E> {
         from >= self.first && to <= self.end
     }
 
-    /// The element at which vector 0 begins. In a row that is cut at cache lines, the row may
-    /// begin behind vector 0, which then begins at a wrapped negative index.
+    /// The element at which vector 0 begins. A row that is cut at cache lines may begin after
+    /// vector 0, which then begins at a wrapped negative index.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn origin(self) -> u32 {
         self.head.wrapping_sub(self.first * E::LANES)
@@ -136,8 +136,8 @@ pub(crate) struct Row<E> {
 }
 
 impl<E: Element> Row<E> {
-    /// Row `row` of `tensor`, with the cut of the row at address `cut_at`, which may have another
-    /// alignment. If the tensor is null, so is the row, and only `is_null` may be called.
+    /// Row `row` of `tensor`, with the cut of the row at address `cut_at`, which may be aligned
+    /// differently. If the tensor is null, so is the row, and only `is_null` may be called.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(tensor: Matrix, row: u64, cut_at: u64) -> Self {
         let start = if tensor.start == 0 { 0 } else { Self::address(tensor, row) };
@@ -208,7 +208,7 @@ impl<E: Element> Row<E> {
         self.at(vector.first).cast_const().cast()
     }
 
-    /// Loads the vector that is `offset` vectors behind `vector`.
+    /// Loads the vector that is `offset` vectors after `vector`.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the loaded vector.
@@ -243,7 +243,7 @@ impl<E: Element> Row<E> {
     }
 
     /// Stores those of the vectors for whose index `has` is true: vector `k` goes `offset(k)`
-    /// vectors behind `first`. Whether the row is aligned is tested once for all of them.
+    /// vectors after `first`. Whether the row is aligned is tested once for all of them.
     ///
     /// # Safety
     /// As [`load`](Self::load), for each element of the stored vectors, and nobody else accesses

@@ -51,19 +51,20 @@ pub trait Element: Word {
     fn narrow(value: Self::Real) -> Self;
     /// Element `lane` of a vector.
     fn extract(from: Vec16, lane: u32) -> Self;
-    /// A running maximum of vectors: as many numbers as one instruction compares, which are two of
-    /// 16 bits. They are compared with each other once, in [`greatest_of`](Self::greatest_of).
+    /// A running maximum of vectors: as many numbers as one instruction compares, two for 16-bit
+    /// elements. These are compared with each other once, in [`greatest_of`](Self::greatest_of).
     type Maxima: Copy;
     /// The maxima of no vector.
     const NO_MAXIMA: Self::Maxima;
-    /// The maxima with the elements of N vectors, NaNs ignored.
+    /// The maxima after the elements of N more vectors; NaNs are ignored.
     fn raise<const N: usize>(maxima: Self::Maxima, from: [Vec16; N]) -> Self::Maxima;
-    /// The first numbers of a vector as maxima, which saves a comparison with those of none.
+    /// The first numbers of a vector as maxima, which saves a comparison with
+    /// [`NO_MAXIMA`](Self::NO_MAXIMA).
     fn first_maxima(from: Vec16) -> Self::Maxima;
     /// The largest of the maxima. If all elements were NaN, the result is NaN or −∞.
     fn greatest_of(maxima: Self::Maxima) -> Self::Real;
-    /// [`Real::min_max`] of the elements in two words, each by itself. Never called for elements of
-    /// more than 16 bits, of which a word has no pair.
+    /// [`Real::min_max`] of the two elements in each of two words, position by position. Never
+    /// called for elements of more than 16 bits, because a word has no pair of them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn min_max_pairs(a: u32, b: u32) -> [u32; 2] {
         [a, b]
@@ -74,9 +75,9 @@ pub trait Element: Word {
     fn greatest<const N: usize>(from: [Vec16; N]) -> Self::Real {
         Self::greatest_of(Self::raise(Self::first_maxima(from[0]), from))
     }
-    /// The larger of `top` and the tops of N vectors' elements: the upper 32 bits of a number, read
-    /// as an f32, which are in the order of the numbers. It is a NaN if any element is and, in f64,
-    /// if any is infinite or beyond ±2¹⁰¹⁷.
+    /// The larger of `top` and the tops of N vectors' elements. A top is the upper 32 bits of a
+    /// number: read as f32s, tops are in the order of the numbers. The result is a NaN if any
+    /// element is and, in f64, if any is infinite or beyond ±2¹⁰¹⁷.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn raise_top<const N: usize>(mut top: u32, from: [Vec16; N]) -> u32 {
         unrolled!(for k in 0..N; {
@@ -89,7 +90,7 @@ pub trait Element: Word {
     }
     /// [`exps`](Self::exps) of finite elements that are at most 700 above the base, for sums with a
     /// number that is not tiny: in f64, an exponential that would be less than 3e-308 is 3e-308.
-    /// Those of other elements are some numbers.
+    /// The exponentials of other elements are arbitrary numbers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps_near<const N: usize>(
         from: [Vec16; N],
@@ -132,8 +133,8 @@ pub trait Element: Word {
 pub const MAX_LANES: usize = 8;
 
 /// A loop over a constant range within `0..MAX_LANES`, unrolled by the macro. LLVM neither unrolls
-/// every loop over an array nor inlines every closure, and an array that is indexed by a variable
-/// goes to local memory instead of registers.
+/// every loop over an array nor inlines every closure, and puts an array that is indexed by a
+/// variable in local memory instead of registers.
 macro_rules! unrolled {
     (for $index:ident in 0..$count:expr; $body:block) => {
         $crate::element::unrolled!(@ $index $count; $body; 0 1 2 3 4 5 6 7)
@@ -237,7 +238,7 @@ impl Element for f64 {
         maximum
     }
 
-    /// None, since `larger` would keep a first number that is NaN.
+    /// None: `larger` would keep a NaN that is the first number.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_maxima(_: Vec16) -> f64 {
         Self::NO_MAXIMA
@@ -287,9 +288,10 @@ impl Element for f64 {
     }
 }
 
-/// Implements the 16-bit types. For each: its name, dtype and the bits of −∞, the conversions to
-/// f32, from f32 and from two f32 to a packed pair, and of packed pairs the lanewise maximum, the
-/// maximum that is NaN where one is, and such a minimum.
+/// Implements the 16-bit types. For each: its name, its dtype, the bits of −∞, and the conversions
+/// to f32, from f32, and from two f32 to a packed pair; then three operations on packed pairs: the
+/// maximum of each position, the maximum that is NaN where one is, and the minimum that is NaN
+/// where one is.
 macro_rules! halves {
     ($(
         $(#[$doc:meta])* $name:ident, $dtype:ident, $lowest:literal, $widen:path, $narrow:path,
@@ -326,7 +328,7 @@ macro_rules! halves {
                 $name((from.0[(lane / 2) as usize] >> (lane % 2 * 16)) as u16)
             }
 
-            /// Compares packed pairs. Widened elements would occupy two registers in place of one
+            /// Compares packed pairs. Widened elements would occupy two registers instead of one
             /// until their exponentials are computed.
             #[cfg_attr(target_arch = "nvptx64", inline(always))]
             fn raise<const N: usize>(mut pair: u32, from: [Vec16; N]) -> u32 {

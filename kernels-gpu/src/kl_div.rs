@@ -6,7 +6,7 @@ use crate::element::Real;
 use crate::math::{exp, less_ln_of_plain, ln, ln_ratio, quick_ln_ratio};
 use crate::pairwise::Pairwise;
 
-/// The divergence. Each combination of `LOG_INPUT` and `LOG_TARGET` has kernels of its own, so that
+/// The divergence. Each combination of `LOG_INPUT` and `LOG_TARGET` has separate kernels, so that
 /// none spends registers or instructions on another's logarithms.
 #[derive(Clone, Copy)]
 pub(crate) struct KlDiv<const LOG_INPUT: bool, const LOG_TARGET: bool>;
@@ -48,7 +48,7 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
     const HAS_RANKS: bool = !(LOG_INPUT && LOG_TARGET);
     const UNIT: R = if LOG_INPUT || LOG_TARGET { R::ONE } else { R::LN_UNIT };
 
-    /// Only a probability has a rank that matters, because a logarithm is taken of it. For plain
+    /// Only a probability has a rank that matters, because its logarithm is taken. For plain
     /// probabilities the logarithm takes fewer instructions, and 0 and ∞ need not be considered.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ranks(self, input: R, target: R) -> [u32; 2] {
@@ -57,8 +57,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         [input_rank, target_rank]
     }
 
-    /// For t = 0 the term is 0 if x is finite and NaN otherwise, as 0 · x is. For t = ∞ it is
-    /// ∞ − t x, as in PyTorch.
+    /// For t = 0 the term is 0 if x is finite and NaN otherwise, like 0 · x. For t = ∞ it is ∞ − t
+    /// x, as in PyTorch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);
@@ -66,8 +66,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         if LOG_TARGET || PLAIN {
             return [t, difference];
         }
-        // What 0 · x and ∞ · x are. For t = 0 and t = ∞ the difference is infinite or NaN whatever
-        // x is, so it cannot tell.
+        // The values of 0 · x and ∞ · x. For t = 0 and t = ∞ the difference is infinite or NaN
+        // whatever x is, so it does not tell them apart.
         let finite = if LOG_INPUT {
             input.magnitude() < R::INFINITY
         } else {
@@ -86,8 +86,9 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         let t = Self::t(target);
         let weight = match (LOG_INPUT, LOG_TARGET) {
             (true, _) => t,
-            // The target is a logarithm and its exponential may be infinite though p is plain;
-            // `quickly_over` would make NaN of ∞ in f64. So take the reciprocal of p, and multiply.
+            // The target is a logarithm, and its exponential may be infinite though p is plain;
+            // `quickly_over` would return NaN for ∞ in f64. So take the reciprocal of p, and
+            // multiply.
             (false, true) if PLAIN => t * R::ONE.quickly_over(input),
             (false, false) if PLAIN => t.quickly_over(input),
             (false, _) => t / input,

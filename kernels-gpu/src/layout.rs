@@ -1,5 +1,5 @@
-//! A hash of everything that host and kernels must agree on. The hash is stored beside compiled
-//! PTX, and the host refuses to launch PTX whose hash is not its own.
+//! A hash of everything that host and kernels must agree on. The hash is stored with compiled PTX,
+//! and the host refuses to launch PTX with a different hash.
 
 use crate::abi::{
     self, Broadcast, CeilingArgs, CrossEntropyArgs, IndexedArgs, LogProbArgs, Matrix, PairwiseArgs,

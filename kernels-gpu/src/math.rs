@@ -79,8 +79,8 @@ pub(crate) fn ln_1p<R: Real>(x: R) -> R {
     if x.is_nan() { x } else { value }
 }
 
-/// eˣ for x from −80 to 0, in f32 in fewer instructions than [`exp`] and to 4e-7: the product with
-/// log₂ e is rounded, and the result corrected for it.
+/// eˣ for x from −80 to 0. In f32 it takes fewer instructions than [`exp`] and is accurate to 4e-7:
+/// the product with log₂ e is rounded, and the result is corrected for that.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quick_exp_below<R: Real>(x: R) -> R {
     let exp = x.exp_below();
@@ -95,8 +95,8 @@ pub(crate) fn quick_exp_below<R: Real>(x: R) -> R {
 /// log₂ e as an f32.
 const LOG2_E_HIGH: f64 = core::f32::consts::LOG2_E as f64;
 
-/// ln(1 + x) for x from 0 to 1, in f32 in fewer instructions than [`ln_1p`] and to 4e-7. It is
-/// 2 artanh(s) with s = x/(2 + x), a minimax fit to 5e-9 for s up to 1/3.
+/// ln(1 + x) for x from 0 to 1. In f32 it takes fewer instructions than [`ln_1p`] and is accurate
+/// to 4e-7. It is 2 artanh(s) with s = x/(2 + x), by a minimax fit to 5e-9 for s up to 1/3.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn quick_ln_1p<R: Real>(x: R) -> R {
     if size_of::<R>() > 4 {
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Bit for bit, where exponentials vanish and of no number, too.
+    /// Bit for bit, also where exponentials vanish and for NaNs.
     #[test]
     fn masked_exponentials_are_those_that_are_selected() {
         let special =
@@ -344,8 +344,8 @@ mod tests {
         }
     }
 
-    /// The functions for plain numbers are accurate for all pairs of them, and no special number is
-    /// plain.
+    /// The functions for plain numbers are accurate for all pairs of plain numbers, and no special
+    /// number is plain.
     #[test]
     fn limits_of_plain_numbers() {
         macro_rules! limits {

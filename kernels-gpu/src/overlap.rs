@@ -1,13 +1,13 @@
 //! Programmatic dependent launch: a kernel is launched while the launch before it ends. This module
-//! makes the PTX of such kernels from the portable PTX. The driver compiles the result, and the PTX
-//! checks look at the result.
+//! generates the PTX of such kernels from the portable PTX. The driver compiles the result, and the
+//! PTX checks read it.
 
 use crate::abi::WAITS;
 
-/// The instructions at the beginning of such a kernel, or where the kernel [says](WAITS). It waits
-/// until the launches before it have ended and their writes are visible; then it lets the launch
-/// behind it start, as soon as all its own blocks have started. In the opposite order, short
-/// kernels take a tenth longer.
+/// The instructions at the beginning of such a kernel or, if it has the mark [`WAITS`], in place of
+/// the mark. The kernel waits until the launches before it have ended and their writes are visible;
+/// then it lets the launch after it start, as soon as all its own blocks have started. In the
+/// opposite order, short kernels take a tenth longer.
 pub const OVERLAPS: &str = "griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;";
 
 /// The oldest compute capability with these instructions: ten times the major number, plus the

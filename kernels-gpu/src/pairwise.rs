@@ -2,16 +2,16 @@
 //! backward, and both in one pass) are the same for every such loss; [`Pairwise`] is its formula.
 //!
 //! Each kernel is compiled several times. With `DENSE`, the tensors have no gaps between rows and
-//! the loss is reduced to a scalar, so the tensors count as one row that the whole grid shares. So
-//! they do in [`backward_by_row`], which finds the row of each element. The [`indexed`] kernels
-//! compute all else that is not reduced by row: rows with gaps, a loss or an upstream gradient per
-//! element, and weights that are not the same for all elements. The [`packed`] and the [`tiled`]
-//! kernels reduce short and long rows by row, and sum rows with gaps where these have their
-//! gradients too. Rows that neither takes are reduced by [`forward_rows`], and have their gradients
-//! from an indexed kernel.
+//! the loss is reduced to a scalar, so that each tensor is treated as one row, which the whole grid
+//! shares. [`backward_by_row`] does the same, and finds the row of each element. The [`packed`]
+//! kernels reduce short rows by row, the [`tiled`] kernels long ones; both also compute rows with
+//! gaps in one pass with their gradients. Rows that neither takes are reduced by [`forward_rows`],
+//! and get their gradients from an [`indexed`] kernel. The [`indexed`] kernels compute everything
+//! else that is not reduced by row: rows with gaps, a loss or an upstream gradient per element, and
+//! weights that are not the same for all elements.
 //!
-//! A vector is 16 bytes, what one load brings. A row group is the threads that share a row: a power
-//! of two up to a warp, or the block.
+//! A vector is 16 bytes, what one load instruction reads. A row group is the threads that share a
+//! row: a power of two up to a warp, or the block.
 
 mod indexed;
 mod packed;
@@ -30,14 +30,14 @@ use cuda_std::warp::{WARP_SIZE, lane_id};
 use pass::Pass;
 
 /// The kernel entries of the pairwise loss `$type`. Entries with `_rows` are compiled without
-/// `DENSE`, those with `_packed` and `_tiled` for the kernels of these names, the others with
-/// `DENSE`.
+/// `DENSE`, those with `_packed`, `_tiled` and `_indexed` from the kernels of these names, the
+/// others with `DENSE`.
 ///
 /// - `$threads` and `$both`: how many threads of a dense block, and of one of the forward-backward
 ///   pass, a multiprocessor has registers for.
-/// - `$rows`, `$rows_both`: the same for blocks of the forward pass by rows, and of the `_tiled`
-///   kernels, all without spills; `$packed` and `$packed_both`, for blocks of the `_packed` ones;
-///   and `$indexed` and the others, for blocks of the `_indexed` ones.
+/// - `$rows`, `$rows_both`: how many blocks of the forward pass by rows, and of the `_tiled`
+/// kernels, a multiprocessor has registers for without spills; `$packed`, `$packed_both`: the same
+/// of the `_packed` kernels; `$indexed` and the others: of the `_indexed` kernels.
 macro_rules! kernels {
     (
         $loss:ident, $type:ty, $threads:literal and $both:literal threads,
@@ -86,14 +86,14 @@ macro_rules! kernels {
 }
 pub(crate) use kernels;
 
-/// The most threads of a dense block, of those that a multiprocessor has registers for.
+/// The most threads of a dense block, where a multiprocessor has registers for `threads`.
 pub(crate) const fn dense_block<E: Element>(threads: u32) -> u32 {
     if size_of::<E>() == 8 { DENSE_F64_BLOCK } else { threads }
 }
 
 /// The dense blocks that a multiprocessor has registers for at a time. An f64 value takes two
-/// registers: a pass that has a sum has three quarters of the threads, which is what the divergence
-/// of probabilities needs not to spill.
+/// registers, so a pass that has a sum runs three quarters of the threads: with more, the
+/// divergence of probabilities spills.
 pub(crate) const fn dense_blocks<E: Element>(threads: u32, has_sum: bool) -> u32 {
     let part = if has_sum { 3 } else { 4 };
     if size_of::<E>() == 8 { threads * part / 4 / DENSE_F64_BLOCK } else { 1 }
@@ -103,7 +103,7 @@ pub(crate) const fn dense_blocks<E: Element>(threads: u32, has_sum: bool) -> u32
 pub(crate) trait Pairwise<R: Real>: Copy {
     /// The loss with the parameter that `args` carries by value.
     fn new(args: &PairwiseArgs) -> Self;
-    /// The loss with the parameters of this row, which are loaded from memory.
+    /// The loss with the parameters of a row, which are loaded from memory.
     ///
     /// # Safety
     /// 1. [`forward`]'s condition 1 holds.
@@ -112,7 +112,7 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     unsafe fn of_row(self, _: u64) -> Self {
         self
     }
-    /// The loss [of a row](Self::of_row), with the parameters of this column.
+    /// The loss [of a row](Self::of_row), with the parameters of a column.
     ///
     /// # Safety
     /// 1. [`forward`]'s condition 1 holds.
@@ -124,19 +124,19 @@ pub(crate) trait Pairwise<R: Real>: Copy {
     /// The unit of the terms of plain pairs: sums are multiplied by it once, at the end, instead of
     /// each term.
     const UNIT: R = R::ONE;
-    /// Whether the two gradients, of a backward pass, compute what both need twice: it would take
-    /// more registers than there are.
+    /// Whether, in a backward pass, each of the two gradients computes by itself what both need: to
+    /// share it would need more registers than there are.
     const GRADS_APART: bool = false;
     /// Whether elements may have weights of their own.
     const HAS_WEIGHTS: bool = false;
     /// Whether a backward pass has registers left for the upstream gradients of rows while it waits
-    /// for the pairs.
+    /// for the pairs to arrive.
     const EARLY_SCALES: bool = size_of::<R>() < 8;
     /// Whether there are pairs that are not plain: whether [`ranks`](Self::ranks) is not 0.
     const HAS_RANKS: bool = false;
     /// The [`Real::rank`] of x and of t, or 0 for one whose value does not matter. A pair is plain
-    /// if both ranks are below [`Real::PLAIN_RANKS`]; the methods below handle plain pairs in fewer
-    /// instructions, with `PLAIN`.
+    /// if both ranks are below [`Real::PLAIN_RANKS`]; with `PLAIN`, the methods below compute plain
+    /// pairs in fewer instructions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ranks(self, _: R, _: R) -> [u32; 2] {
         [0; 2]
@@ -180,7 +180,8 @@ pub(crate) unsafe fn backward<E: Element, L: Pairwise<E::Real>, const UNROLL: us
     unsafe { dense::<E, L, false, true, false, UNROLL>(args) }
 }
 
-/// [`backward`] for dense tensors that come as one row, where each row has an upstream gradient.
+/// [`backward`] for dense tensors that are treated as one row, where each row has an upstream
+/// gradient.
 ///
 /// # Safety
 /// As [`forward`].
@@ -204,7 +205,7 @@ pub(crate) unsafe fn forward_backward<E: Element, L: Pairwise<E::Real>, const UN
     unsafe { dense::<E, L, true, true, false, UNROLL>(args) }
 }
 
-/// Computes dense tensors, which count as one row: each block has a part of it. `rows`,
+/// Computes dense tensors, which are treated as one row: each block takes a part of it. `rows`,
 /// `group_threads`, `splits` and the strides of `args` are ignored.
 ///
 /// # Safety
@@ -234,9 +235,9 @@ unsafe fn dense<
 }
 
 /// [`forward`] with a loss for each row, of any tensors: those that the [`packed`] and the
-/// [`tiled`] kernels do not take. Gives each part of a row to one row group, then reduces what the
-/// parts summed. Rows of losses without weights are seldom among them, so these take them element
-/// by element, in little code.
+/// [`tiled`] kernels do not take. Gives each part of a row to one row group, then reduces the sums
+/// of the parts. Losses without weights seldom have such rows, so theirs are read element by
+/// element, in little code.
 ///
 /// # Safety
 /// As [`forward`]. For losses without weights, rows have one part.
@@ -333,7 +334,7 @@ pub(crate) unsafe fn packed<E: Element, L: Pairwise<E::Real>, const GRADS: bool>
     let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
     // SAFETY: the caller's conditions.
     unsafe {
-        // The weights have no strides, so those of the first row serve all.
+        // The weights have no strides, so those of the first row apply to all.
         let pass = Pass { loss: pass.loss.of_row(0), ..pass };
         pass.packed::<GRADS>();
     }
@@ -351,7 +352,7 @@ pub(crate) unsafe fn tiled<E: Element, L: Pairwise<E::Real>, const GRADS: bool>(
     let pass = Pass::<E, L, false> { args, loss: L::new(args), element: PhantomData };
     // SAFETY: the caller's conditions.
     unsafe {
-        // The weights have no strides, so those of the first row serve all.
+        // The weights have no strides, so those of the first row apply to all.
         let pass = Pass { loss: pass.loss.of_row(0), ..pass };
         let workspace = Workspace::new(args.workspace);
         pass.tiled::<GRADS>(workspace);
@@ -364,7 +365,7 @@ pub(crate) unsafe fn tiled<E: Element, L: Pairwise<E::Real>, const GRADS: bool>(
 /// Parts of a row that a lane loads at once.
 const PARTS_AT_ONCE: usize = 4;
 
-/// Adds up the sums of the parts of each row, if rows have several parts, and writes the losses.
+/// Sums the parts of each row, if rows have several parts, and writes the losses.
 ///
 /// # Safety
 /// As [`forward`], with a loss by row; all threads of the grid call it, and each block has
@@ -378,8 +379,8 @@ unsafe fn finish_split_rows<E: Element, L: Pairwise<E::Real>>(
     if args.splits.get() == 1 || !is_last_block() {
         return;
     }
-    // As many lanes as load all parts of a row at once: rows one after another would each take as
-    // long as a load.
+    // As many lanes per row as load all its parts at once: with fewer, rows would be loaded one
+    // after another, and each would take as long as a load.
     let parts = args.splits.get();
     let group = parts.div_ceil(PARTS_AT_ONCE as u32).next_power_of_two().min(WARP_SIZE);
     let groups = block_dim_x() / group;

@@ -14,7 +14,7 @@ pub struct Entry {
     pub dtype: Dtype,
     /// The most threads of a block. A launch has a multiple of 32 threads a block.
     pub block: u32,
-    /// How many blocks of that size a multiprocessor has registers for, at least.
+    /// The least number of blocks of that size that a multiprocessor has registers for.
     pub resident: u32,
     /// `bar.sync` instructions in its PTX.
     pub barriers: u32,
@@ -74,8 +74,8 @@ pub(crate) use types;
 
 /// Generates the families and entries of one loss. Each line describes one family: the name of its
 /// constant, its pass, its body, its arguments, the most threads of a block, how many such blocks a
-/// multiprocessor has registers for, the barriers in its PTX, and its dtypes if they are not those
-/// of the loss.
+/// multiprocessor has registers for, the barriers in its PTX, and its dtypes if they differ from
+/// those of the loss.
 macro_rules! kernels {
     ($loss:ident, $dtypes:tt, $(
         $family:ident = $pass:ident: $body:expr, ($args:ty), $block:tt by $resident:expr, $barriers:tt barriers
@@ -95,8 +95,8 @@ macro_rules! kernels {
 pub(crate) use kernels;
 
 /// Generates one family: an entry for each of its dtypes. With `--cfg one_dtype --cfg f32` the PTX
-/// has the entries of f32 alone: the dtypes are compiled one beside the other, since LLVM compiles
-/// a crate in one thread.
+/// has only the entries of f32: the dtypes are compiled in parallel, because LLVM compiles a crate
+/// in one thread.
 macro_rules! family {
     // The family's own list of dtypes comes first, if it has one.
     (@ [$dtypes:tt $($others:tt)?] $loss:ident, $($rest:tt)+) => {

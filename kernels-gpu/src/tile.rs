@@ -1,11 +1,11 @@
 //! A tile: whole rows of a tensor, staged in shared memory by one warp.
 //!
 //! A tile keeps the alignment of its rows modulo 16 bytes: a 16-byte vector in global memory is one
-//! vector in shared memory, too, and moves in one instruction whatever the tensor's alignment.
+//! vector in shared memory, too, and is moved by one instruction whatever the tensor's alignment.
 //!
 //! Rows that are copied as one span keep their alignment modulo 128 bytes, too, so that a cache
 //! line fills one line of shared memory. A cache line that is copied to parts of two lines is
-//! requested twice, which cost a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200,
+//! requested twice, which costs a tenth of the bandwidth (8 KiB tiles 16 bytes off, H200,
 //! 2026-11-24: 0.80 and 0.90 of the limit).
 
 use crate::abi::{CACHE_LINE, Matrix, TileArgs, VECTOR_BYTES};
@@ -43,7 +43,8 @@ impl Shared {
     /// `at` is within the block's dynamic shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn after(self, at: u32) -> Self {
-        // SAFETY: the caller's condition; the array of vectors stands for its bytes.
+        // SAFETY: the caller's condition; the array of vectors has all bytes of the dynamic shared
+        // memory.
         Shared(unsafe { self.0.from_byte(at) })
     }
 
@@ -90,7 +91,8 @@ impl Shared {
         }
     }
 
-    /// Stores the first `BYTES` bytes of a vector as [`load_bytes`](Self::load_bytes) loads them.
+    /// Stores the first `BYTES` bytes of a vector, in the layout of
+    /// [`load_bytes`](Self::load_bytes).
     ///
     /// # Safety
     /// As [`load_bytes`](Self::load_bytes)'s condition 2, and no other thread accesses the bytes
@@ -142,13 +144,13 @@ impl Shared {
                     unsafe { self.0.from_byte(shared + behind).copy_end(0, source, first) };
                 }
             });
-            // Opaque, so that the compiler does not unroll this loop, too.
+            // Opaque, so that the compiler does not unroll this loop.
             at = opaque(u64::from(at + FLIGHT as u32 * step)) as u32;
         }
         if to == last {
             return;
         }
-        // The tail behind the last whole vector: by words, and by bytes where it has no whole word.
+        // The tail after the last whole vector: by words, and by bytes where it has no whole word.
         let begin = from.max(last);
         let (first, last) = (begin.next_multiple_of(4), to & !3);
         let mut at = first + sharing.lane * 4;
@@ -281,13 +283,13 @@ impl Lanes {
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<E> {
     shared: Shared,
-    /// Where the first row begins in shared memory.
+    /// The byte at which the first row begins in shared memory.
     at: u32,
-    /// Bytes from row to row in shared memory.
+    /// Bytes from the beginning of a row to that of the next in shared memory.
     step: u32,
     /// The address of the first row.
     start: u64,
-    /// Bytes from row to row in global memory.
+    /// Bytes from the beginning of a row to that of the next in global memory.
     stride: u64,
     /// Bytes of a row.
     row_bytes: u32,
@@ -323,7 +325,7 @@ impl<E: Element> Tile<E> {
         self.row_bytes
     }
 
-    /// Where row `row` of the tile begins in shared memory.
+    /// The byte at which row `row` of the tile begins in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn row(&self, row: u32) -> u32 {
         self.at + row * self.step
@@ -394,9 +396,9 @@ impl<E: Element> Tile<E> {
     }
 
     /// Stores the first `rows` rows of the tile to address `start`, `stride` bytes apart, unit by
-    /// unit: so lanes beside each other store what is beside each other, across rows that are too
-    /// short for all of them. Memory takes a sector that is stored at once faster than one that is
-    /// stored in parts.
+    /// unit: neighbouring lanes then store neighbouring units, even across rows that have fewer
+    /// units than the warp has lanes. Memory takes a sector that is stored at once faster than one
+    /// that is stored in parts.
     ///
     /// # Safety
     /// As [`store`](Self::store); rows begin and end at multiples of a unit's bytes.
@@ -411,13 +413,15 @@ impl<E: Element> Tile<E> {
             0 => units,
             per => ((u64::from(units) * per) >> 32) as u32,
         };
-        // What a row's address and its place in shared memory have more than its units before it.
+        // The bytes between the end of a row and the beginning of the next, in shared memory and in
+        // global memory.
         let gaps = (self.step - self.row_bytes, stride - u64::from(self.row_bytes));
         let place = |unit: u32, row: u32| {
             let bytes = unit * size;
             (bytes + row * gaps.0, u64::from(bytes) + u64::from(row) * gaps.1)
         };
-        // From one unit of a lane to its next, 32 units on: rows, and units beyond them.
+        // From one unit of a lane to its next, 32 units later: whole rows, and the units beyond
+        // them.
         let turn_rows = rows_of(WARP_SIZE);
         let turn_units = WARP_SIZE - turn_rows * units;
         let turn = place(WARP_SIZE, turn_rows);
@@ -436,7 +440,7 @@ impl<E: Element> Tile<E> {
                     (from, to, within) = (from + gaps.0, to + gaps.1, within - units);
                 }
             });
-            // Opaque, so that the compiler does not unroll this loop, too.
+            // Opaque, so that the compiler does not unroll this loop.
             unit = opaque(u64::from(unit + FLIGHT as u32 * WARP_SIZE)) as u32;
         }
     }

@@ -2,8 +2,8 @@
 
 use crate::side;
 
-/// Raises a number in global memory to `value` if it is lower; whatever this thread writes
-/// afterwards is seen after it.
+/// Raises a number in global memory to `value` if it is lower. A thread that sees what this thread
+/// writes afterwards also sees this.
 ///
 /// # Safety
 /// `at` is aligned and points to an initialised `u64` that is only accessed atomically while other
@@ -26,8 +26,8 @@ pub unsafe fn fetch_add(at: *mut u64, value: u64) -> u64 {
     unsafe { side::fetch_add(at, value) }
 }
 
-/// What another thread had made visible to the device before it wrote what this thread has read, is
-/// visible after.
+/// If this thread has read what another thread wrote, it sees after this all that the other thread
+/// had made visible to the device before it wrote that.
 #[inline(always)]
 pub fn fence() {
     side::fence();

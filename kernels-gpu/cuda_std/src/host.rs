@@ -1,4 +1,5 @@
-//! The CPU's side: every name as a call to the [`Machine`] that runs the current thread.
+//! The implementation for the CPU: every function is a call to the [`Machine`] that runs the
+//! current thread.
 
 use crate::SharedArray;
 use crate::memory::{Vec16, Word};
@@ -6,10 +7,10 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A place in a kernel's source.
+/// A position in a kernel's source.
 pub type Place = &'static Location<'static>;
 
-/// What a thread does to memory.
+/// How a thread accesses memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Reads it.
@@ -27,13 +28,13 @@ pub struct Copied {
     pub from: usize,
     /// Bytes that are written: 4, 8 or 16.
     pub bytes: usize,
-    /// The first of them that is in global memory; what is written before it is 0.
+    /// The first of them that is read from global memory; those before it are written as 0.
     pub first: usize,
-    /// Where in the source the copy is asked for.
+    /// The position in the source that issues the copy.
     pub place: Place,
 }
 
-/// Whoever runs GPU threads on a CPU. One machine stands for one GPU thread.
+/// What runs GPU threads on a CPU. Each machine runs one GPU thread.
 pub trait Machine {
     /// The thread's index in its block.
     fn thread_idx(&self) -> u32;
@@ -45,25 +46,25 @@ pub trait Machine {
     fn grid_dim(&self) -> u32;
     /// Waits for the threads of the block.
     fn sync_threads(&self, place: Place);
-    /// Lets other blocks go on; does not return if none will.
+    /// Lets other blocks run; does not return if none can.
     fn spin(&self, place: Place);
     /// Exchanges a value with a lane of the warp.
     fn shuffle_xor(&self, value: u32, lane_mask: u32, place: Place) -> u32;
-    /// Sends a value to the warp, and receives that of this lane.
+    /// Sends a value to the warp, and receives that of lane `lane`.
     fn shuffle(&self, value: u32, lane: u32, place: Place) -> u32;
-    /// The address of the block's shared array that `key` stands for.
+    /// The address of the block's shared array with this `key`.
     fn shared_array(&self, key: usize, bytes: usize) -> usize;
     /// The address of the block's dynamic shared memory.
     fn dynamic_shared_memory(&self) -> usize;
-    /// Does not return if the access to global memory is not allowed.
+    /// Checks an access to global memory; does not return if it is not allowed.
     fn global_access(&self, address: usize, bytes: usize, access: Access, place: Place);
-    /// Notes bytes of global memory to be copied to shared memory.
+    /// Records bytes of global memory to be copied to shared memory.
     fn copy_to_shared(&self, copy: Copied);
-    /// Ends a batch of what is noted.
+    /// Ends a batch of recorded copies.
     fn end_copies(&self);
-    /// What is noted in batches, but for the last `but`, in order, and forgets it.
+    /// Takes the recorded copies of all ended batches except the last `but`, in order.
     fn take_copies(&self, but: usize) -> Vec<Copied>;
-    /// Does not return if the access to shared memory is not allowed.
+    /// Checks an access to shared memory; does not return if it is not allowed.
     fn shared_access(&self, address: usize, bytes: usize, access: Access, place: Place);
 }
 
@@ -71,7 +72,7 @@ thread_local! {
     static CURRENT: Cell<Option<*const dyn Machine>> = const { Cell::new(None) };
 }
 
-/// Makes `machine` the one that [`crate`]'s names reach on this CPU thread, until the next call.
+/// Makes `machine` the one that [`crate`]'s functions call on this CPU thread, until the next call.
 ///
 /// # Safety
 /// `machine` stays valid until the next call on this CPU thread.
@@ -155,13 +156,13 @@ pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
     machine().copy_to_shared(Copied { to, from, bytes, first, place });
 }
 
-/// Copies what is asked for alone: what is before it may be no memory of this process.
+/// Copies only the bytes from `first` on: those before may be outside of this process's memory.
 #[track_caller]
 pub(crate) unsafe fn copy_end_to_shared(to: *mut Vec16, from: *const Vec16, first: u32) {
     let (to, from, bytes, place) =
         (to as usize, from as usize, size_of::<Vec16>(), Location::caller());
     let first = first as usize;
-    // A vector is aligned, and a part of one may begin at any byte.
+    // A whole vector is aligned, but a part of one may begin at any byte.
     let piece = if first == 0 { bytes } else { 1 };
     for at in (first..bytes).step_by(piece) {
         machine().global_access(from + at, piece, Access::Load, place);
@@ -173,7 +174,7 @@ pub(crate) fn end_copies() {
     machine().end_copies();
 }
 
-/// Here the copies are made: whoever does not wait finds nothing.
+/// The copies are made only here, so that a kernel that does not wait finds nothing.
 pub(crate) fn wait_for_copies<const BUT: u32>() {
     for Copied { to, from, bytes, first, place } in machine().take_copies(BUT as usize) {
         machine().shared_access(to, bytes, Access::Store, place);
@@ -189,8 +190,8 @@ pub(crate) fn wait_for_copies<const BUT: u32>() {
 #[track_caller]
 pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
     check_global(at, Access::Store);
-    // SAFETY: the machine has checked the address. Released, so that what a fence has put before it
-    // is.
+    // SAFETY: the machine has checked the address. The store is a release, so that what a fence
+    // orders before it is visible before it.
     unsafe { AtomicU64::from_ptr(at) }.store(value, Ordering::Release);
 }
 
@@ -376,7 +377,7 @@ pub(crate) fn spin() {
     machine().spin(Location::caller());
 }
 
-/// One launch at a time.
+/// The emulator runs one launch at a time, so there is nothing to wait for.
 pub(crate) fn wait_for_launches_before() {}
 
 pub(crate) fn in_register(address: u64) -> u64 {
@@ -403,7 +404,6 @@ pub(crate) fn reciprocal_approx_f32(x: f32) -> f32 {
     1.0 / x
 }
 
-/// As short as the instruction makes it, so that tests on the CPU see what is made of it.
 pub(crate) fn f64_from_halves(upper: u32, lower: u32) -> f64 {
     f64::from_bits(u64::from(upper) << 32 | u64::from(lower))
 }
@@ -412,6 +412,7 @@ pub(crate) fn mask_below(value: u32, limit: u32) -> u32 {
     if value < limit { u32::MAX } else { 0 }
 }
 
+/// As inexact as the instruction, so that tests on the CPU see how callers correct it.
 pub(crate) fn reciprocal_approx_f64(x: f64) -> f64 {
     let upper = |x: f64| f64::from_bits(x.to_bits() >> 32 << 32);
     upper(1.0 / upper(x))
@@ -431,6 +432,6 @@ pub(crate) fn exp2_approx_f32(x: f32) -> f32 {
 
 #[track_caller]
 pub(crate) fn sync_warp() {
-    // A shuffle is the meeting of a warp that the machine knows.
+    // The machine synchronises the lanes of a warp at a shuffle.
     machine().shuffle_xor(0, 0, Location::caller());
 }

@@ -1,12 +1,13 @@
-//! The names a kernel may call, after Rust-CUDA's `cuda_std`: [`thread`], [`warp`], [`memory`],
-//! [`atomic`], [`math`], [`shared_array!`] and [`lookup_table!`].
+//! The functions that a kernel may call, named after Rust-CUDA's `cuda_std`: [`thread`], [`warp`],
+//! [`memory`], [`atomic`], [`math`], [`shared_array!`] and [`lookup_table!`].
 //!
-//! Every name has two sides. For `nvptx64` it is a PTX instruction. Anywhere else it is a call to
-//! the [`host::Machine`] that runs the current thread, which is how the emulator executes the same
-//! kernel source on a CPU and checks what it does.
+//! Every function has two implementations. For `nvptx64` it is a PTX instruction. For other targets
+//! it is a call to the [`host::Machine`] that runs the current thread; so the emulator executes the
+//! same kernel source on a CPU and checks what it does.
 //!
 //! The `cuda_std` of crates.io needs a compiler plug-in for a nightly of 2021, so it cannot be used
-//! with a current rustc; the names are its names, so that it can be put back when it can.
+//! with a current rustc. This crate has the same names, so that it can be replaced by that one when
+//! it can be used.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",

@@ -1,4 +1,4 @@
-//! Arithmetic that has an instruction of its own.
+//! Arithmetic for which there are special instructions.
 
 use crate::side;
 
@@ -38,15 +38,15 @@ pub fn bf16_from_f32(value: f32) -> u16 {
     side::bf16_from_f32(value)
 }
 
-/// `a / b` for |a| ≤ b and normal b up to 2¹²⁶, but perhaps for the last bit: without the cases
-/// that a division elsewhere has to look out for.
+/// `a / b` for |a| ≤ b and normal b up to 2¹²⁶, except perhaps for the last bit. It omits the
+/// special cases of a full division.
 #[inline(always)]
 pub fn divide_plain_f32(a: f32, b: f32) -> f32 {
     side::divide_plain_f32(a, b)
 }
 
-/// `a / b`, but perhaps for the last bits, for b of which 1/b is normal: a third of the
-/// instructions of a division, none of them a jump.
+/// `a / b`, except perhaps for the last bits, if 1/b is normal: a third of the instructions of a
+/// full division, without a jump.
 #[inline(always)]
 pub fn divide_plain_f64(a: f64, b: f64) -> f64 {
     side::divide_plain_f64(a, b)
@@ -58,15 +58,15 @@ pub fn reciprocal_approx_f32(x: f32) -> f32 {
     side::reciprocal_approx_f32(x)
 }
 
-/// 1/x to some 20 bits, for normal x of which 1/x is normal: what the upper half of x has for a
-/// reciprocal, of which the lower half is 0.
+/// 1/x to some 20 bits, for normal x with a normal 1/x. Only the upper half of x is used, and the
+/// lower half of the result is 0.
 #[inline(always)]
 pub fn reciprocal_approx_f64(x: f64) -> f64 {
     side::reciprocal_approx_f64(x)
 }
 
-/// All bits set if `value` is below `limit`, and 0 otherwise, without a predicate register: by the
-/// sign of a difference. `limit` is from 2³¹ up.
+/// All bits set if `value` is below `limit`, and 0 otherwise. It uses the sign of a difference, and
+/// so no predicate register. `limit` is 2³¹ or more.
 #[inline(always)]
 pub fn mask_below(value: u32, limit: u32) -> u32 {
     side::mask_below(value, limit)
@@ -96,49 +96,49 @@ pub fn exp2_approx_f32(x: f32) -> f32 {
     side::exp2_approx_f32(x)
 }
 
-/// The smaller one; NaN where one is.
+/// The smaller one; NaN if one is NaN.
 #[inline(always)]
 pub fn min_or_nan_f32(a: f32, b: f32) -> f32 {
     side::min_or_nan_f32(a, b)
 }
 
-/// The larger of two f32, given and returned by their bits; NaN where one is.
+/// The larger of two f32, given and returned by their bits; NaN if one is NaN.
 #[inline(always)]
 pub fn max_or_nan_f32_bits(a: u32, b: u32) -> u32 {
     side::max_or_nan_f32_bits(a, b)
 }
 
-/// The larger of each pair of f16s in a word; the other where one is NaN.
+/// The larger of each pair of f16s in a word; if one is NaN, the other.
 #[inline(always)]
 pub fn max_f16_pairs(a: u32, b: u32) -> u32 {
     side::max_f16_pairs(a, b)
 }
 
-/// The larger of each pair of bfloat16s in a word; the other where one is NaN.
+/// The larger of each pair of bfloat16s in a word; if one is NaN, the other.
 #[inline(always)]
 pub fn max_bf16_pairs(a: u32, b: u32) -> u32 {
     side::max_bf16_pairs(a, b)
 }
 
-/// The smaller of each pair of f16s in a word; NaN where one is.
+/// The smaller of each pair of f16s in a word; NaN if one is NaN.
 #[inline(always)]
 pub fn min_or_nan_f16_pairs(a: u32, b: u32) -> u32 {
     side::min_or_nan_f16_pairs(a, b)
 }
 
-/// The smaller of each pair of bfloat16s in a word; NaN where one is.
+/// The smaller of each pair of bfloat16s in a word; NaN if one is NaN.
 #[inline(always)]
 pub fn min_or_nan_bf16_pairs(a: u32, b: u32) -> u32 {
     side::min_or_nan_bf16_pairs(a, b)
 }
 
-/// The larger of each pair of f16s in a word; NaN where one is.
+/// The larger of each pair of f16s in a word; NaN if one is NaN.
 #[inline(always)]
 pub fn max_or_nan_f16_pairs(a: u32, b: u32) -> u32 {
     side::max_or_nan_f16_pairs(a, b)
 }
 
-/// The larger of each pair of bfloat16s in a word; NaN where one is.
+/// The larger of each pair of bfloat16s in a word; NaN if one is NaN.
 #[inline(always)]
 pub fn max_or_nan_bf16_pairs(a: u32, b: u32) -> u32 {
     side::max_or_nan_bf16_pairs(a, b)

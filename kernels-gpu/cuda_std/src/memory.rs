@@ -1,5 +1,5 @@
-//! Global memory, as explicit instructions: the width and the caching of an access are visible
-//! where it is made, and the emulator sees every one of them.
+//! Global memory, by explicit instructions: the source shows the width and the caching of each
+//! access, and the emulator sees every access.
 
 use crate::side;
 
@@ -34,13 +34,13 @@ pub unsafe fn load<T: Word>(at: *const T) -> T {
     unsafe { side::load(at) }
 }
 
-/// Loads a word that another block of the launch may write at the same time: as it was, or as it
-/// became. Not ordered with anything else but by a [`fence`](crate::atomic::fence): loads that
-/// were, each, would wait for each other.
+/// Loads a word that another block of the launch may write at the same time: returns its value from
+/// before or after that. Only a [`fence`](crate::atomic::fence) orders it with other accesses: if
+/// each load were ordered, loads would wait for each other.
 ///
 /// # Safety
 /// 1. `at` is aligned and points to an initialised `u64` in global memory.
-/// 2. Who writes it does so by [`store_shared_by_grid`] or atomically.
+/// 2. Other threads write it only by [`store_shared_by_grid`] or atomically.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn load_shared_by_grid(at: *const u64) -> u64 {
@@ -48,11 +48,11 @@ pub unsafe fn load_shared_by_grid(at: *const u64) -> u64 {
     unsafe { side::load_relaxed(at) }
 }
 
-/// Stores a word that other blocks of the launch may read at the same time. Not ordered with
-/// anything else.
+/// Stores a word that other blocks of the launch may read at the same time. It is not ordered with
+/// other accesses.
 ///
 /// # Safety
-/// As [`store`], but for blocks that read it by [`load_shared_by_grid`].
+/// As [`store`], except that blocks may read it by [`load_shared_by_grid`] at any time.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn store_shared_by_grid(at: *mut u64, value: u64) {
@@ -60,7 +60,7 @@ pub unsafe fn store_shared_by_grid(at: *mut u64, value: u64) {
     unsafe { side::store_relaxed(at, value) }
 }
 
-/// Loads 16 bytes that are read once: without a place in L1.
+/// Loads 16 bytes that are read once, without allocating a line in L1.
 ///
 /// # Safety
 /// As [`load`], and `at` is 16-byte aligned.
@@ -71,7 +71,7 @@ pub unsafe fn load_streaming(at: *const Vec16) -> Vec16 {
     unsafe { side::load_streaming(at) }
 }
 
-/// Loads 16 bytes that other threads of the block read too: by way of L1.
+/// Loads 16 bytes that other threads of the block read too, through L1.
 ///
 /// # Safety
 /// As [`load_streaming`].
@@ -82,7 +82,7 @@ pub unsafe fn load_vector(at: *const Vec16) -> Vec16 {
     unsafe { side::load_vec16(at) }
 }
 
-/// Asks for the line of the second-level cache that an address is in, and does not wait for it.
+/// Prefetches the line of the second-level cache that an address is in, without waiting for it.
 ///
 /// # Safety
 /// As [`load`], of a byte.
@@ -97,7 +97,8 @@ pub unsafe fn prefetch(at: *const u8) {
 ///
 /// # Safety
 /// 1. `at` is aligned for `T` and points to global memory of at least its size.
-/// 2. No other thread accesses it, except beyond a barrier or fence that orders the two.
+/// 2. No other thread accesses it, except on the other side of a barrier or fence that orders the
+///    two.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn store<T: Word>(at: *mut T, value: T) {
@@ -105,7 +106,7 @@ pub unsafe fn store<T: Word>(at: *mut T, value: T) {
     unsafe { side::store(at, value) }
 }
 
-/// Stores 16 bytes that the kernel does not read again (evicted first from L2).
+/// Stores 16 bytes that the kernel does not read again: L2 evicts them first.
 ///
 /// # Safety
 /// As [`store`], and `at` is 16-byte aligned.
@@ -116,10 +117,10 @@ pub unsafe fn store_streaming(at: *mut Vec16, value: Vec16) {
     unsafe { side::store_streaming(at, value) }
 }
 
-/// [`store_streaming`] if it `is` to be, without a branch.
+/// [`store_streaming`] if `is` is true, without a branch.
 ///
 /// # Safety
-/// As [`store_streaming`], if it is.
+/// As [`store_streaming`], if `is` is true.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) {
@@ -127,13 +128,14 @@ pub unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) {
     unsafe { side::store_streaming_if(is, at, value) }
 }
 
-/// Ends a batch of what this thread copies ([`SharedArray::copy`](crate::SharedArray::copy)).
+/// Ends a batch of this thread's asynchronous copies
+/// ([`SharedArray::copy`](crate::SharedArray::copy)).
 #[inline(always)]
 pub fn end_copies() {
     side::end_copies();
 }
 
-/// Waits for all batches of what this thread copies, but for the last `BUT`.
+/// Waits for all batches of this thread's asynchronous copies, except the last `BUT`.
 #[inline(always)]
 pub fn wait_for_copies<const BUT: u32>() {
     side::wait_for_copies::<BUT>();

@@ -1,7 +1,7 @@
-//! The device's side: every name as a PTX instruction.
+//! The implementation for the device: every function is a PTX instruction.
 //!
-//! Barriers and shuffles are LLVM intrinsics and never `asm!`: an `asm!` block may be duplicated by
-//! an optimisation, and a barrier that stands twice in divergent code never completes.
+//! Barriers and shuffles are LLVM intrinsics and never `asm!`: an optimisation may duplicate an
+//! `asm!` block, and a barrier that exists twice in divergent code never completes.
 
 use crate::memory::{Vec16, Word};
 use core::arch::{asm, nvptx};
@@ -44,8 +44,8 @@ pub(crate) fn thread_idx() -> u32 {
     unsafe { nvptx::_thread_idx_x() as u32 }
 }
 
-/// Read again wherever it is needed: kept from the start of a kernel to its end, it would take a
-/// register from all that is between.
+/// Read again wherever it is needed: if the compiler kept it from the start of a kernel to its end,
+/// it would occupy a register throughout.
 #[inline(always)]
 pub(crate) fn block_idx() -> u32 {
     let index;
@@ -73,7 +73,7 @@ pub(crate) fn grid_dim() -> u32 {
     blocks
 }
 
-/// A mark, which the host makes an instruction where launches overlap.
+/// A mark in the PTX, which the host replaces with an instruction if launches overlap.
 #[inline(always)]
 pub(crate) fn wait_for_launches_before() {
     // SAFETY: a comment.
@@ -95,7 +95,7 @@ pub(crate) fn shuffle(value: u32, lane: u32) -> u32 {
     shfl_idx(-1, value as i32, lane as i32, 31) as u32
 }
 
-/// Loads and stores name the state space: through a plain pointer, which may point anywhere, they
+/// Loads and stores name the state space. Through a plain pointer, which may point anywhere, they
 /// would be generic.
 macro_rules! access {
     (
@@ -194,11 +194,11 @@ macro_rules! access {
 }
 access!(load, "ld.global", (pure, readonly, nostack, preserves_flags); store, "st.global";);
 access! {
-    /// Shared memory is addressed within its own space.
+    /// Addresses of shared memory are those of its own state space.
     load_shared, "ld.shared", (pure, readonly, nostack, preserves_flags); store_shared, "st.shared";
 }
 
-/// Of what other blocks write: not `readonly`, each reads it again.
+/// Reads what other blocks write. It is not `readonly`, so that each call reads again.
 #[inline(always)]
 pub(crate) unsafe fn load_relaxed(at: *const u64) -> u64 {
     let value;
@@ -245,7 +245,7 @@ pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
 
 #[inline(always)]
 pub(crate) unsafe fn copy_end_to_shared(to: *mut Vec16, from: *const Vec16, _first: u32) {
-    // SAFETY: the caller's conditions; the bytes before the first are read as well.
+    // SAFETY: the caller's conditions; the bytes before the first are read, too.
     unsafe { copy_to_shared(to, from) }
 }
 
@@ -271,7 +271,7 @@ pub(crate) fn sum_of_warp(value: u32) -> u32 {
     redux_add(value.cast_signed(), -1).cast_unsigned()
 }
 
-/// Without a branch: what is stored is not worth one.
+/// Predicated, without a branch, which would cost more than the store.
 #[inline(always)]
 pub(crate) unsafe fn store_streaming_if(is: bool, at: *mut Vec16, value: Vec16) {
     let Vec16([a, b, c, d]) = value;
@@ -305,7 +305,7 @@ pub(crate) unsafe fn store_relaxed(at: *mut u64, value: u64) {
     }
 }
 
-/// 16 bytes in one instruction.
+/// One access of 16 bytes is one instruction.
 macro_rules! access_vec16 {
     ($load:ident, $load_as:literal; $store:ident, $store_as:literal;) => {
         access_vec16!($load, $load_as;);
@@ -483,7 +483,8 @@ pub(crate) fn ballot(of: bool) -> u32 {
 #[inline(always)]
 pub(crate) fn spin() {}
 
-/// A shuffle by nothing: what ptxas cannot compute again. An address of shared memory has 32 bits.
+/// A shuffle that changes nothing, but whose result ptxas cannot compute again. An address of
+/// shared memory has 32 bits.
 #[inline(always)]
 pub(crate) fn in_register(address: u64) -> u64 {
     u64::from(shuffle_xor(address as u32, 0))
@@ -517,13 +518,13 @@ pub(crate) fn opaque_vec16(value: Vec16) -> Vec16 {
 pub(crate) fn divide_plain_f32(a: f32, b: f32) -> f32 {
     let reciprocal = rcp_approx(b);
     let quotient = a * reciprocal;
-    // What the quotient leaves over, divided once more.
+    // Divide the remainder that the quotient leaves, and add it.
     llvm_fma_f32(llvm_fma_f32(-quotient, b, a), reciprocal, quotient)
 }
 
 #[inline(always)]
 pub(crate) fn divide_plain_f64(a: f64, b: f64) -> f64 {
-    // From some 20 bits to twice as many, and again (Newton).
+    // Newton steps: from some 20 bits to twice as many, and again.
     let closer = |r: f64| llvm_fma_f64(llvm_fma_f64(-b, r, 1.0), r, r);
     a * closer(closer(rcp_approx_f64(b)))
 }
@@ -572,7 +573,7 @@ pub(crate) fn mask_below(value: u32, limit: u32) -> u32 {
     mask
 }
 
-/// One instruction for two.
+/// One instruction converts two numbers.
 macro_rules! narrow_two {
     ($name:ident, $instruction:literal) => {
         #[inline(always)]

@@ -7,11 +7,11 @@
 /// }
 /// ```
 ///
-/// One declaration is one array, however often the function is called. Access goes through
-/// [`SharedArray`], so that the emulator sees it.
+/// One declaration is one array, however often the function is called. Accesses go through
+/// [`SharedArray`], so that the emulator sees them.
 ///
-/// An array of [`Vec16`] without a length is as long as the launch has dynamic shared memory for,
-/// and begins on a boundary of 128 bytes. A kernel has one such array at most.
+/// An array of [`Vec16`] without a length is the launch's dynamic shared memory, and begins at a
+/// multiple of 128 bytes. A kernel has at most one such array.
 #[macro_export]
 macro_rules! shared_array {
     ($(#[$meta:meta])* $vis:vis fn $name:ident() -> [Vec16];) => {
@@ -86,7 +86,7 @@ impl<T: Word> SharedArray<T> {
     ///
     /// # Safety
     /// 1. `index` is within the array.
-    /// 2. The element was written, and a barrier stands between that and this.
+    /// 2. The element was written, and a barrier is between that and this.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn get(self, index: u32) -> T {
@@ -108,8 +108,8 @@ impl<T: Word> SharedArray<T> {
 }
 
 impl<T: Word> SharedArray<T> {
-    /// Copies a word of 4 or 8 bytes of global memory to `index`, as
-    /// [`copy`](SharedArray::<Vec16>::copy) does vectors.
+    /// Copies a word of 4 or 8 bytes of global memory to `index`, asynchronously, as
+    /// [`copy`](SharedArray::<Vec16>::copy) copies vectors.
     ///
     /// # Safety
     /// As there.
@@ -123,7 +123,7 @@ impl<T: Word> SharedArray<T> {
 }
 
 impl SharedArray<Vec16> {
-    /// The array from `index` on. What is then got at a constant index has it in its instruction.
+    /// The array from `index` on. Constant indices into it are then part of the instructions.
     ///
     /// # Safety
     /// `index` is within the array.
@@ -145,15 +145,15 @@ impl SharedArray<Vec16> {
         unsafe { side::load_shared_vec16(self.start.add(index as usize)) }
     }
 
-    /// The same array, whose address stays in a register: ptxas computes the address of a shared
-    /// array again for each access, of an instruction that takes some twenty cycles.
+    /// The same array, with its address in a register. Otherwise ptxas computes the address of a
+    /// shared array again for each access, by an instruction that takes some twenty cycles.
     #[inline(always)]
     pub fn in_register(self) -> Self {
         Self { start: side::in_register(self.start as u64) as *mut Vec16 }
     }
 
-    /// The bytes from number `at` on as an array of vectors: ptxas then knows of no multiplication
-    /// that it would have to undo for an instruction's address.
+    /// The bytes from number `at` on as an array of vectors. ptxas then sees no multiplication that
+    /// it would have to undo for an instruction's address.
     ///
     /// # Safety
     /// `at` is within the array, and a multiple of 16.
@@ -191,8 +191,8 @@ impl SharedArray<Vec16> {
         unsafe { side::store_shared_vec16(self.start.add(index as usize), value) }
     }
 
-    /// Copies 16 bytes of global memory to `index`, without a register and without waiting. This
-    /// thread has them when it has ended the batch ([`end_copies`](crate::memory::end_copies)) and
+    /// Copies 16 bytes of global memory to `index` asynchronously, without a register. This thread
+    /// may read them once it has ended the batch ([`end_copies`](crate::memory::end_copies)) and
     /// waited for it ([`wait_for_copies`](crate::memory::wait_for_copies)).
     ///
     /// # Safety
@@ -205,8 +205,9 @@ impl SharedArray<Vec16> {
         unsafe { side::copy_to_shared(self.start.add(index as usize), from) }
     }
 
-    /// Copies the 16 bytes at `from` from number `first` on to the same bytes of those at `index`,
-    /// like [`copy`](Self::copy). Anything is written before them: a device copies what is there.
+    /// Copies the bytes from number `first` on of the 16 bytes at `from` to the same bytes of the
+    /// 16 at `index`, like [`copy`](Self::copy). The bytes before them at `index` become arbitrary:
+    /// a device copies what is before them in global memory.
     ///
     /// # Safety
     /// As [`copy`](Self::copy), but only the bytes from `first` on, below 16, have to be in global

@@ -1,7 +1,7 @@
 //! Tables that are known when a kernel is compiled.
 
-/// Declares a table in global memory and a function that looks a word up, by an index that may
-/// differ from thread to thread; beyond the table it begins again.
+/// Declares a table in global memory and a function that looks up a word by an index, which may
+/// differ from thread to thread. The index wraps around at the end of the table.
 ///
 /// ```
 /// cuda_std::lookup_table! {
@@ -11,12 +11,12 @@
 /// assert_eq!((square::<false>(3), square::<true>(6)), (9, 4));
 /// ```
 ///
-/// The first-level cache keeps it, so a block needs not copy it to shared memory first. A table of
-/// 16 words, the most, is one line of the cache, and all threads of a warp read it without a
-/// conflict.
+/// The table stays in the first-level cache, so a block need not copy it to shared memory first.
+/// The largest table, of 16 words, is one line of the cache, and all threads of a warp read it
+/// without a conflict.
 ///
-/// The function's parameter says whether there is a predicate register for the address of the word:
-/// without, it takes one instruction more.
+/// The function's parameter says whether there is a predicate register for computing the address of
+/// the word. Without one, it takes one more instruction.
 #[macro_export]
 macro_rules! lookup_table {
     (
@@ -31,10 +31,11 @@ macro_rules! lookup_table {
             #[cfg(target_arch = "nvptx64")]
             {
                 let word: u64;
-                // SAFETY: both read the table declared beside the function, inside of it. It is
-                // aligned to 128 bytes, and has no more, so that the addresses of its words differ
-                // in bits that are 0 in its own: these are set, where an addition would carry from
-                // the lower to the upper half, by a predicate.
+                // SAFETY: both read the table declared beside the function, inside of it. The table
+                // is aligned to 128 bytes and is not longer, so the address of a word differs from
+                // the table's only in bits that are 0 in the latter. These bits are set by an OR;
+                // an addition would need a predicate for the carry from the lower to the upper
+                // half.
                 unsafe {
                     if PREDICATE {
                         core::arch::asm!(
@@ -87,7 +88,7 @@ macro_rules! lookup_table {
     (@ $text:literal of $value:expr) => { $text };
 }
 
-/// Declares numbers in constant memory and a function that reads the one with a constant index.
+/// Declares numbers in constant memory and a function that reads the number at a constant index.
 ///
 /// An instruction takes an operand from constant memory at no cost, while an f64 literal takes two
 /// instructions and two registers.

@@ -1,4 +1,4 @@
-//! Where this thread stands in its grid, and the block's barrier. Grids and blocks are
+//! The position of this thread in its grid, and the block's barrier. Grids and blocks are
 //! one-dimensional.
 
 use crate::side;
@@ -27,17 +27,17 @@ pub fn grid_dim_x() -> u32 {
     side::grid_dim()
 }
 
-/// Waits for every thread of the block. What a thread wrote to shared or global memory before it
-/// is seen by the block's threads after it. Every thread of the block must reach the same call.
+/// Waits for every thread of the block. The block's threads see after it what any of them wrote to
+/// shared or global memory before it. Every thread of the block must reach the same call.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn sync_threads() {
     side::sync_threads();
 }
 
-/// Waits for the launches before this one, where launches overlap: nothing that they write may be
-/// read before, and nothing that they read or write written. A kernel that does not call it waits
-/// before all else.
+/// Waits for the launches before this one, if launches overlap. Before it, a kernel must not read
+/// what these launches write, nor write what they read or write. A kernel that does not call this
+/// waits at its beginning.
 #[inline(always)]
 pub fn wait_for_launches_before() {
     side::wait_for_launches_before();

@@ -22,7 +22,7 @@ pub trait WarpShuffleValue: Copy {
     /// The value of `self` in the lane whose index differs by `lane_mask` (exclusive or).
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn shuffle_xor(self, lane_mask: u32) -> Self;
-    /// The value of `self` in lane `lane`, which may be another for each lane that asks.
+    /// The value of `self` in lane `lane`, which may differ from lane to lane.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn shuffle(self, lane: u32) -> Self;
 }
@@ -69,8 +69,8 @@ impl WarpShuffleValue for f64 {
     }
 }
 
-/// Waits for every lane of the warp. What a lane read or wrote before stands before what any does
-/// after it.
+/// Waits for every lane of the warp. All that a lane read or wrote before this is ordered before
+/// what any lane does after it.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn sync_warp() {
@@ -91,14 +91,14 @@ pub fn sum_of_warp(value: u32) -> u32 {
     side::sum_of_warp(value)
 }
 
-/// Whether it holds in any lane of the warp.
+/// Whether `of` is true in any lane of the warp.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn any(of: bool) -> bool {
     side::any(of)
 }
 
-/// In which lanes of the warp it holds, a bit each.
+/// The lanes of the warp in which `of` is true, as one bit each.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn ballot(of: bool) -> u32 {

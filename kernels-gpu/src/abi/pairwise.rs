@@ -12,10 +12,10 @@ pub mod weights {
 }
 
 /// Arguments of the kernels that compare two tensors element by element. Every tensor has `rows`
-/// rows of `cols` elements; a dense tensor may come as one row, for blocks of a power of two of
-/// threads.
+/// rows of `cols` elements; a dense tensor may be passed as one row, to blocks whose threads are a
+/// power of two.
 ///
-/// The threads of the grid form row groups, each of which works on one piece of a row at a time.
+/// The threads of the grid form row groups, each of which computes one piece of a row at a time.
 /// Piece `p` is part `p % splits` of row `p / splits`: every `splits`-th tile of the row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -37,41 +37,41 @@ pub struct PairwiseArgs {
     pub reduction: u32,
     /// Threads of a row group: a power of two up to 32, or the whole block.
     pub group_threads: NonZeroU32,
-    /// Parts of a row. With [`reduction::ROWS`](super::reduction::ROWS) and one part a row, a row
+    /// Parts of a row. With [`reduction::ROWS`](super::reduction::ROWS) and one part per row, a row
     /// group finishes its row alone; otherwise `rows * splits` is at most
     /// [`MAX_PARTIALS`](super::MAX_PARTIALS).
     pub splits: NonZeroU32,
-    /// Elements from one upstream gradient of a row to the next: 1, or 0 where one serves the row.
+    /// Elements from one upstream gradient of a row to the next: 1, or 0 if the row has only one.
     pub upstream_col_stride: u32,
     /// How tiles are cut, for the tiled kernels.
     pub tiles: TiledArgs,
-    /// How rows are packed into tiles, for the packed kernels: as cross-entropy's, with the target
-    /// in place of the probabilities. The reduction is [`reduction::ROWS`](super::reduction::ROWS)
-    /// or, with gradients, [`reduction::SCALAR`](super::reduction::SCALAR); elements are adjacent,
-    /// and weights have no strides. A tile has at most 32 times the rows that a warp works on at
-    /// the same time.
+    /// How rows are packed into tiles, for the packed kernels: as for cross-entropy, with the
+    /// target in place of the probabilities. The reduction is
+    /// [`reduction::ROWS`](super::reduction::ROWS) or, with gradients,
+    /// [`reduction::SCALAR`](super::reduction::SCALAR); elements are adjacent, and weights have no
+    /// strides. A tile has at most 32 times the rows that a warp computes at the same time.
     pub packed: TileArgs,
     /// How rows are cut into vectors, for the indexed kernels.
     pub indexed: IndexedArgs,
-    /// The loss, which the forward kernels write: one value, one a row, or one an element.
+    /// The loss, which the forward kernels write: one value, one per row, or one per element.
     pub loss: Matrix,
     /// [`WORKSPACE_BYTES`](super::WORKSPACE_BYTES) of scratch, for the forward kernels.
     pub workspace: u64,
-    /// The upstream gradient: one value, one a row, or one an element, as `reduction` says; null
-    /// stands for ones.
+    /// The upstream gradient: one value, one per row, or one per element, as `reduction` says; null
+    /// means ones.
     pub upstream: Matrix,
-    /// The rows that have an upstream gradient each, where dense tensors come as one row.
+    /// The rows that have an upstream gradient each, if dense tensors are passed as one row.
     pub upstream_rows: UpstreamRows,
     /// Gradient of the input, or null if it is not computed.
     pub grad_input: Matrix,
     /// Gradient of the target, or null if it is not computed.
     pub grad_target: Matrix,
-    /// Factors of the element type, indexed by [`weights`], for losses that have them; null stands
-    /// for ones. They have no strides where several rows of the tensors are passed as one.
+    /// Factors of the element type, indexed by [`weights`], for losses that have them; null means
+    /// ones. They have no strides if several rows of the tensors are passed as one.
     pub weights: [Broadcast; 2],
 }
 
-/// Rows of dense tensors that come as one row.
+/// Rows of dense tensors that are passed as one row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct UpstreamRows {
@@ -92,25 +92,27 @@ pub struct IndexedArgs {
     pub row_bytes: RowBytes,
     /// Tiles of all rows; 0 if rows have no elements.
     pub tiles: u64,
-    /// Parts of a row, with a tile each: at least 1.
+    /// Parts of a row, each of which is a tile: at least 1.
     pub parts: u64,
     /// 2⁶⁴ − 1 divided by `parts`, rounded down.
     pub per_part: u64,
-    /// Vectors of a row: so many as each row needs wherever it begins. At least 1.
+    /// Vectors of a row: as many as any row needs, wherever it begins. At least 1.
     pub of_row: u64,
-    /// Rows of a tile: 1 if rows have several parts, or if a row of any tensor begins 2³² bytes or
-    /// more behind the one before.
+    /// Rows of a tile: 1 if rows have several parts, or if rows of any tensor begin 2³² bytes or
+    /// more from each other.
     pub rows_of_tile: u32,
-    /// Vectors of a tile: those of `rows_of_tile` rows, or of a part of a row, of which the last
+    /// Vectors of a tile: those of `rows_of_tile` rows, or of a part of a row, the last of which
     /// has at least one. At most [`INDEXED_FLIGHT`] for each thread of a block if `is_aligned`, and
     /// otherwise one.
     pub tile_vectors: u32,
     /// 2³² − 1 divided by `of_row`, rounded down, if tiles have several rows; otherwise 0.
     pub per_row: u32,
-    /// The tensors have all bytes of a tile, and of the vectors around its vectors, if there are
-    /// so many rows before the tile's first, and so many from it to the last.
+    /// If at least `reach[0]` rows are before a tile's first row, and `reach[1]` from it to the
+    /// last, all bytes of the tile, and of the aligned vectors around its vectors, are in the
+    /// tensors.
     pub reach: [u32; 2],
-    /// The vectors that are wholly in the input, in the target, and in the upstream gradient.
+    /// The range of vectors that are wholly in the input, in the target, and in the upstream
+    /// gradient.
     pub within: [Span; 3],
     /// 1 if in each row, input and target have the same offset from a 16-byte boundary as `base`;
     /// otherwise 0.
@@ -137,7 +139,7 @@ pub struct RowBytes {
     pub grad_target: u64,
 }
 
-/// The aligned vectors of a tensor.
+/// A range of aligned vectors of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Span {
@@ -151,32 +153,33 @@ pub struct Span {
 ///
 /// 1. The reduction is [`reduction::ROWS`](super::reduction::ROWS) or, with gradients,
 ///    [`reduction::SCALAR`](super::reduction::SCALAR).
-/// 2. Rows have fewer than 2³⁰ elements, which are adjacent, and one vector at least that all
-///    tensors have whole.
+/// 2. Rows have fewer than 2³⁰ elements, which are adjacent, and at least one vector that is whole
+///    in all tensors.
 /// 3. In each row, the gradients have the same offset from a 16-byte boundary.
 /// 4. Weights have no strides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct TiledArgs {
-    /// A warp's tiles of a row: so many as a row needs wherever it begins in a cache line.
+    /// A warp's tiles of a row: as many as a row needs, wherever it begins in a cache line.
     pub of_row: u32,
-    /// A warp's tiles of each of the `splits` parts of a row: together at least those of the row.
+    /// A warp's tiles of each of the `splits` parts of a row: all parts together have at least
+    /// those of the row.
     pub of_item: u32,
-    /// The rows of the call, times `splits`. With `of_item` tiles each, they have fewer than 2³¹.
+    /// The rows of the call, times `splits`. Multiplied by `of_item`, they are fewer than 2³¹.
     pub items: u32,
     /// 1 if warps compute items alone, where a block has at least one for each of its 8 warps; 0 if
     /// the warps of a block share all items. Then `of_item` is at least 8.
     pub warp_items: u32,
     /// Vectors of the tiles of a block's warps: a multiple of [`TILED_BLOCK`].
     pub vectors: u32,
-    /// Vectors of shared memory behind those of a warp, [`PADDING`](Self::PADDING) or, if all
-    /// tensors have the same offset from a 16-byte boundary in each row, none.
+    /// Vectors of shared memory after those of a warp: [`PADDING`](Self::PADDING), or none if all
+    /// tensors have the same offset from a 16-byte boundary in each row.
     pub padding: u32,
 }
 
 impl TiledArgs {
-    /// One vector more is needed where vectors are shifted. With as many as a cache line has, the
-    /// next warp's begin at a line.
+    /// Shifted vectors need one more vector. The padding has as many as a cache line, so that the
+    /// next warp's vectors begin at a line.
     pub const PADDING: u32 = LINE_VECTORS;
 }
 
@@ -184,7 +187,7 @@ impl TiledArgs {
 pub const DENSE_FLIGHT: usize = 2;
 
 /// Vectors of each tensor that a thread of the indexed kernels has in flight, if they are aligned;
-/// otherwise it has one.
+/// if they are not, it has one.
 pub const INDEXED_FLIGHT: usize = 2;
 
 /// The most threads of a dense block in f64. Larger blocks would leave a multiprocessor without the

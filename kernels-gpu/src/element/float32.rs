@@ -19,8 +19,9 @@ pub(super) fn quickly_divide(a: f32, b: f32) -> f32 {
     a * math::reciprocal_approx_f32(b)
 }
 
-/// k · `ln_2`, where `scale` is 2ᵏ and `ln_2` is ln 2 in the caller's unit. It is rounded once:
-/// `ln_2` has at most 17 bits, so its products with exponents and with the bias of 127 are exact.
+/// k · `ln_2`, where `scale` is 2ᵏ and `ln_2` is ln 2 in the caller's unit. The product is rounded
+/// once: `ln_2` has at most 17 bits, so its products with exponents and with the bias of 127 are
+/// exact.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn ln_of_scale(scale: f32, ln_2: f32) -> f32 {
     const EXPONENT: f32 = 8_388_608.0;
@@ -28,8 +29,8 @@ fn ln_of_scale(scale: f32, ln_2: f32) -> f32 {
 }
 
 // Two polynomials for 2 artanh s, minimax fits up to s² = 0.04 with next to no error at 0. Each is
-// divided by the coefficient of its highest power, which is the unit of the result, so that every
-// multiply-add raises the power by one. ln 2 in that unit is a number of few bits, to 1e-10.
+// divided by the coefficient of its highest power, which becomes the unit of the result, so that
+// every multiply-add raises the power by one. ln 2 in that unit is a number of few bits, to 1e-10.
 
 /// The unit of [`quick_ln`].
 pub(super) const LN_UNIT: f32 = 0.416_799_04;
@@ -72,10 +73,11 @@ pub(super) fn artanh_tail(z: f32) -> f32 {
     z * horner!(z; 0.666_666_6, 0.400_009_72, 0.284_987_87, 0.242_790_79)
 }
 
-/// eˣ: 2ⁿ 2ᶠ, with f, from −1/2 to 1/2, as precise as two multiply-adds make it.
+/// eˣ = 2ⁿ 2ᶠ, with f from −1/2 to 1/2, computed as precisely as two multiply-adds allow.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn exp(x: f32) -> f32 {
-    // At the limits the result is ∞ or 0 already, and 2ⁿ is the product of two powers of two.
+    // At these limits the result is already ∞ or 0, and between them 2ⁿ is a product of two powers
+    // of two.
     const MOST: f32 = 89.0;
     const LEAST: f32 = -104.5;
     let x = f32::from_bits(math::max_or_nan_f32_bits(x.to_bits(), LEAST.to_bits()));
@@ -84,13 +86,13 @@ pub(super) fn exp(x: f32) -> f32 {
     let sum = x.fma(core::f32::consts::LOG2_E, f32::WHOLE);
     let n = sum - f32::WHOLE;
     let f = x.fma(LOG2_E_LOW, x.fma(core::f32::consts::LOG2_E, -n));
-    // In two steps, because 2ⁿ alone may overflow, or be subnormal. Of the halves of `sum`, the bits
-    // above those of n leave the word.
+    // In two steps, because 2ⁿ alone may overflow, or be subnormal. The bits of `sum` above those
+    // of n are shifted out of the word in both halves.
     let (all, half) = (sum.to_bits(), sum.to_bits() >> 1);
     math::exp2_approx_f32(f) * power_of_bits(half) * power_of_bits(all - half)
 }
 
-/// What log₂ e as an f32 lacks.
+/// log₂ e less its value as an f32.
 const LOG2_E_LOW: f32 = 1.925_963e-8;
 
 /// 2ⁿ, where the lowest bits are those of n.
@@ -104,7 +106,7 @@ pub(super) fn exp_below(x: f32) -> f32 {
     math::exp2_approx_f32(x * core::f32::consts::LOG2_E)
 }
 
-/// The factor of `ex2`'s argument, with the scale in it.
+/// The factor of `ex2`'s argument, which includes the scale.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn factor_of(scale: f32) -> f32 {
     core::f32::consts::LOG2_E * scale

@@ -1,5 +1,5 @@
-//! Arithmetic in f64, written for few f64 operations: a multiprocessor of an H100 executes 25 of
-//! them in the time in which memory delivers an element, and a loss needs two or three besides the
+//! Arithmetic in f64, with few f64 operations: a multiprocessor of an H100 executes 25 of them in
+//! the time in which memory delivers an element, and a loss needs two or three besides the
 //! exponential.
 
 use super::real::{Real, horner, ln_of_parts, upper};
@@ -115,12 +115,12 @@ cuda_std::constant_numbers! {
 /// (Tang, 1989). The polynomial is a Remez fit with an error of 1.4e-17.
 ///
 /// Each step is done for all x before the next step. The steps of one x depend on each other, so
-/// the others hide their latency, and all share the registers of a coefficient.
+/// those of the others hide their latency, and all x share the registers of a coefficient.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
     let (mut n, mut r, mut part) = ([0; N], [0.0; N], [0.0; N]);
-    // The sum with a number whose unit in the last place is 1 has n in its lowest bits, which saves
-    // a conversion.
+    // Adding a number whose unit in the last place is 1 leaves n in the lowest bits, which saves a
+    // conversion.
     let (factor, whole) = (exp_number::<0>(), f64::WHOLE);
     unrolled!(for i in 0..N; { r[i] = x[i].fma(factor, whole); });
     unrolled!(for i in 0..N; { n[i] = lower(r[i]); });
@@ -160,7 +160,7 @@ pub(crate) fn exp(x: f64) -> f64 {
     if x.is_nan() { x } else { value }
 }
 
-/// The upper half of the first x, going down, of which the exponential counts as 0.
+/// The upper half of −708: from there down, exponentials count as 0.
 const VANISHING: u32 = upper!(f64, -708.0);
 
 /// [`Real::exp_below`] of each x.
@@ -181,18 +181,19 @@ pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     exps
 }
 
-/// [`exps_below`] without predicate registers, in two instructions more for each x.
+/// [`exps_below`] without predicate registers, with two more instructions for each x.
 ///
 /// The result is masked instead of selected. A select needs a predicate register while the
-/// exponential is computed, and a thread has seven: where the code around has taken most of them,
-/// the assembler computes one exponential after the other instead of side by side. H200,
+/// exponential is computed, and a thread has seven: if the code around it takes most of them, the
+/// assembler computes the exponentials one after the other instead of in parallel. H200,
 /// 2026-11-27, f64, ceiling ÷ ours with selects and with masks: packed rows, backward, 440 columns
 /// 0.83 and 0.87, forward-backward, 64 columns 0.83 and 0.85; split rows of 131071 columns 0.61 and
 /// 0.66. But rows in registers, backward, 3336 columns 0.83 and 0.82.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn masked_exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
-    // x vanishes if its upper half is one of so many from that of −708 on, which are the largest
-    // numbers if those behind them are the first.
+    // The exponential of x is 0 if the upper half of x is one of the `RANGE` numbers from that of
+    // −708 on. After the shift, numbers beyond the range come first, and those in the range are the
+    // largest.
     const RANGE: u32 = upper!(f64, f64::NEG_INFINITY) - VANISHING + 1;
     let mut mask = [0; N];
     unrolled!(for i in 0..N; {
@@ -206,7 +207,8 @@ pub(crate) fn masked_exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     exps
 }
 
-/// eˣ of each x that is above −708 and of which eˣ does not overflow; of others, some number.
+/// eˣ of each x that is above −708 and whose eˣ does not overflow; for other x, an arbitrary
+/// number.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn exps_of_normal<const N: usize, const PREDICATE: bool>(x: [f64; N]) -> [f64; N] {
     let (n, part) = exp_parts(x);
@@ -218,9 +220,9 @@ fn exps_of_normal<const N: usize, const PREDICATE: bool>(x: [f64; N]) -> [f64; N
     exps
 }
 
-/// eˣ of each x, of which none is NaN, +∞ or beyond the range of the exponential. From −708 down it
-/// is that of −708, 3e-308, which no sum with a number near 1 notices: that takes one instruction
-/// where 0 takes four.
+/// eˣ of each x, none of which is NaN, +∞ or beyond the range of the exponential. From −708 down
+/// the result is that of −708, 3e-308, which does not change a sum with a number near 1. This takes
+/// one instruction, while a result of 0 takes four.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
     unrolled!(for i in 0..N; {
@@ -230,7 +232,7 @@ pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
     exps_of_normal::<N, true>(x)
 }
 
-/// Calls `with` for each of N vectors, with its index and what `exps` makes of its elements.
+/// Calls `with` for each of N vectors, with its index and what `exps` returns for its elements.
 ///
 /// Four exponentials (two vectors) at a time. A single one is a chain of dependent operations, so
 /// several hide each other's latency; more than four need more registers than there are.
@@ -268,7 +270,7 @@ pub(crate) fn exp_below(x: f64) -> f64 {
     exp
 }
 
-/// The scale itself, which is applied to the difference.
+/// The scale itself: it multiplies the difference.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn factor_of(scale: f64) -> f64 {
     scale

@@ -80,23 +80,23 @@ pub trait Real:
     fn less_ln(self, scale: Self, d: Self, a: Self) -> Self;
     /// Whether this is a NaN.
     fn is_nan(self) -> bool;
-    /// The significand of a positive normal number, from 1 up to 2. For any other number, some
-    /// number in that range.
+    /// The significand of a positive normal number, from 1 up to 2. For any other number, an
+    /// arbitrary number in that range.
     fn mantissa(self) -> Self;
     /// The exponent of a positive normal number.
     fn exponent(self) -> i32;
     /// 2ⁿ, for n from the exponent of the smallest normal number to that of the largest.
     fn power_of_two(n: i32) -> Self;
-    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.2. In f32 it is that of
-    /// fdlibm's logf; in f64 it was fitted for this range.
+    /// (2 artanh s)/s − 2 as a polynomial in z = s², for |s| up to 0.2. In f32 it is the polynomial
+    /// of fdlibm's logf; in f64 it was fitted for this range.
     fn artanh_tail(z: Self) -> Self;
     /// (eʳ − 1 − r)/r², for |r| up to half of ln 2.
     fn exp_tail(r: Self) -> Self;
 
-    /// The upper 32 bits, of f32 all. Read as f32s, they are in the order of the numbers; those of
-    /// NaNs, of f64 infinities and of f64s beyond ±2¹⁰¹⁷ are NaNs.
+    /// The upper 32 bits: in f32, all bits. Read as f32s, they are in the order of the numbers;
+    /// those of NaNs, of f64 infinities and of f64s beyond ±2¹⁰¹⁷ are NaNs.
     fn to_top(self) -> u32;
-    /// The number with these upper bits, and others of 0. NaN stays NaN.
+    /// The number with these upper bits, whose other bits are 0. NaN stays NaN.
     fn from_top(top: u32) -> Self;
     /// A [top](Self::to_top) that is below those of all other numbers.
     const NO_TOP: u32 = f32::MIN.to_bits();
@@ -110,21 +110,21 @@ pub trait Real:
     fn exp(self) -> Self;
     /// eˣ for x ≤ 0. In f32 the error is 2 units in the last place of eˣ and of x, and results that
     /// would be subnormal are 0; in f64 the error is 1 unit in the last place, and the result is 0
-    /// from −708 down. NaN gives NaN, if an arithmetic operation made it.
+    /// from −708 down. A NaN that an arithmetic operation returned gives NaN.
     fn exp_below(self) -> Self;
-    /// Prepares e^((x − center) · scale) for many x and one center and scale: with `factor`,
+    /// Prepares e^((x − center) · scale) for many x and one center and scale: with `factor`, it is
     /// [`exp_shifted`](Self::exp_shifted)(x, factor, shift) · [`unshift`](Self::unshift)(center,
     /// factor, shift), which takes one rounding and one instruction per x less than
     /// [`exp_below`](Self::exp_below).
     fn factor_of(scale: Self) -> Self;
-    /// The shift of a center, in the unit that the factor makes.
+    /// The shift of a center, already multiplied by the factor where that saves an instruction.
     fn shift_from(center: Self, factor: Self) -> Self;
     /// e^((x − center) · scale), up to the factor [`unshift`](Self::unshift), for x at most the
     /// center.
     fn exp_shifted(self, factor: Self, shift: Self) -> Self;
     /// A factor near 1 that corrects for the rounding of the shift.
     fn unshift(center: Self, factor: Self, shift: Self) -> Self;
-    /// The magnitude of a scaled center from which on a shift is rounded too coarsely to be
+    /// If a scaled center has this magnitude or more, its shift is rounded too coarsely to be
     /// corrected.
     const FAR: Self;
 

@@ -1,8 +1,8 @@
-//! Rows with gaps, terms or upstream gradients of elements, and weights: a thread finds the row of
-//! each of its vectors by a division.
+//! Rows with gaps, a loss or an upstream gradient per element, and weights: a thread finds the row
+//! of each of its vectors by a division.
 //!
 //! A row is cut at the 16-byte boundaries of the tensor that is written or, if none is, of the
-//! input. Vectors at its ends have elements of the row in some of their lanes only.
+//! input. In the vectors at its ends, only some lanes have elements of the row.
 
 use super::Pairwise;
 use super::pass::{Pass, SUMS, Sums, in_tile};
@@ -22,10 +22,11 @@ struct Tile {
     row: u64,
     /// The first vector of each row.
     vector: u64,
-    /// Elements of a row from a vector before that one on, if the row begins with a vector: as many
-    /// as there are, or more than a tile has.
+    /// Elements of a row from one vector before `vector` on, if the row begins with a vector; or,
+    /// if these are too many, a number that is larger than a tile.
     cols: u32,
-    /// Whether all vectors, and those around them, are in the tensors with all of their bytes.
+    /// Whether all bytes of all vectors, and of the aligned vectors around them, are in the
+    /// tensors.
     is_within: bool,
 }
 
@@ -34,8 +35,8 @@ struct Tile {
 struct Place {
     /// The row, counted from the tile's.
     row: u32,
-    /// The vector, counted from the tile's. Vector 0 of a row begins at the last boundary that is
-    /// not behind the row's first element.
+    /// The vector, counted from the tile's. Vector 0 of a row begins at the last boundary at or
+    /// before the row's first element.
     vector: u32,
     /// Elements of vector 0 that are before the row.
     lead: u32,
@@ -54,7 +55,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         let has_scales = GRADS && args.upstream.row_stride != 0 && args.upstream_col_stride == 0;
         let row_scales = RowScales::new(args);
         if indexed.tiles == 0 {
-            // There may be no upstream gradient of a first row.
+            // There may be no rows, and then there is no upstream gradient to read.
             return E::Real::ZERO;
         }
         // SAFETY: condition 1; there is a row.
@@ -69,7 +70,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         while number < indexed.tiles {
             let tile = self.tile(number);
             let vectors = self.vectors(tile);
-            // Behind the last vector, it is loaded again.
+            // In place of a vector beyond the last one, the last one is loaded again.
             let places = indices.map(|index| self.place(tile, index.min(vectors - 1)));
             // SAFETY: the caller's conditions; the rows are among `rows`.
             unsafe {
@@ -128,7 +129,8 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         }
     }
 
-    /// The vectors of a tile: the last one of all, or of a row, may have fewer than the others.
+    /// The number of vectors of a tile: the last tile of all, or of a row, may have fewer than the
+    /// others.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn vectors(&self, tile: Tile) -> u32 {
         let &IndexedArgs { of_row, rows_of_tile, tile_vectors, .. } = &self.args.indexed;
@@ -144,7 +146,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
             0 => (0, index),
             _ => divided(index, of_row as u32, per_row),
         };
-        // A remainder of 16, for which the lower bits are enough.
+        // Only the remainder by 16 is needed, so the lower 32 bits are enough.
         let from_first = (tile.row as u32).wrapping_add(row);
         let start = (base as u32).wrapping_add(from_first.wrapping_mul(row_bytes.base as u32));
         Place { row, vector, lead: start % 16 / size_of::<E>() as u32 }
@@ -158,22 +160,23 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         Lanes::between(if is_first { lead } else { 0 }, left.min(E::LANES))
     }
 
-    /// Where a vector is in a tensor.
+    /// The address of a vector in a tensor.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn address(&self, of: Matrix, row_bytes: u64, tile: Tile, place: Place) -> *mut Vec16 {
         self.in_tile(start_of_tile(of, row_bytes, tile), row_bytes, place)
     }
 
-    /// Where a vector is in a tensor, from the [start](start_of_tile) of the tile.
+    /// The address of a vector in a tensor, given the [start](start_of_tile) of the tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn in_tile(&self, start: u64, row_bytes: u64, place: Place) -> *mut Vec16 {
         let row = start + u64::from(place.row) * u64::from(row_bytes as u32);
-        // The lead is less than a vector, which `start` lacks.
+        // `start` is one vector before the tile. So this is never negative: the lead is less than a
+        // vector.
         let in_row = (place.vector + 1) * 16 - place.lead * size_of::<E>() as u32;
         (row + u64::from(in_row)) as *mut Vec16
     }
 
-    /// Where vectors are in input and target.
+    /// The addresses of vectors in input and target.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn addresses<const N: usize>(&self, tile: Tile, places: [Place; N]) -> [[*const Vec16; 2]; N] {
         let (args, bytes) = (self.args, &self.args.indexed.row_bytes);
@@ -186,8 +189,8 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     }
 
     /// Loads two vectors of input and target or, if they are not aligned, the two vectors around
-    /// the first one; and whether all bytes of each are in the tensors, without which they are not
-    /// loaded.
+    /// the first one. Also returns whether all bytes of each are in the tensors; those that are not
+    /// are not loaded.
     ///
     /// # Safety
     /// As [`indexed`](Self::indexed).
@@ -281,7 +284,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
                     if writes {
                         terms[lane] = if PLAIN { a * b * L::UNIT } else { a * b };
                     } else if !lanes.has(lane) {
-                        // The lane is of another row, or of none.
+                        // The lane belongs to another row, or to none.
                     } else if PLAIN {
                         sums.plain[lane % SUMS] = a.fma(b, sums.plain[lane % SUMS]);
                     } else {
@@ -327,13 +330,13 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
 /// A quotient and its remainder. `reciprocal` is 2³² − 1 divided by the divisor, rounded down.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn divided(dividend: u32, divisor: u32, reciprocal: u32) -> (u32, u32) {
-    // The product is below the quotient by less than one, so the integer may be one too small.
+    // The product is less than 1 below the quotient, so its integer part may be one too small.
     let quotient = ((u64::from(dividend) * u64::from(reciprocal)) >> 32) as u32;
     let rest = dividend - quotient * divisor;
     if rest >= divisor { (quotient + 1, rest - divisor) } else { (quotient, rest) }
 }
 
-/// A vector before the address of a tile's first vector in a tensor, if the row begins with a
+/// The address one vector before a tile's first vector in a tensor, if the row begins with a
 /// vector.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn start_of_tile(of: Matrix, row_bytes: u64, tile: Tile) -> u64 {
@@ -341,7 +344,7 @@ fn start_of_tile(of: Matrix, row_bytes: u64, tile: Tile) -> u64 {
     opaque(of.start + tile.row * row_bytes + tile.vector * 16 - 16)
 }
 
-/// Whether the aligned vectors around `at` are in a tensor with all of their bytes.
+/// Whether all bytes of the aligned vectors around `at` are in a tensor.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn is_within(at: *const Vec16, of: Span) -> bool {
     let [first, last] = Around::addresses(at).map(|at| at as u64);

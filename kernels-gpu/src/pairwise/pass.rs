@@ -32,8 +32,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         unsafe { store(at, E::Real::from_f64(quotient::<E::Real>(sum, self.args.divisor))) };
     }
 
-    /// The factor of all gradients of a row: its upstream gradient ÷ divisor. Not for rows whose
-    /// elements have an upstream gradient each.
+    /// The factor of all gradients of a row: its upstream gradient ÷ divisor. Not for rows in which
+    /// each element has an upstream gradient.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
@@ -100,8 +100,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
             this.is_misaligned = [input, this.target].into_iter().any(is_unaligned);
             if this.is_misaligned {
                 // A misaligned vector is read as the two aligned vectors that contain it. For the
-                // first and the last vector these could reach beyond the row, so they join head and
-                // tail.
+                // first and the last vector these could reach beyond the row, so the elements of
+                // both are treated as head and tail.
                 let inner = this.vectors.saturating_sub(2);
                 this.head = if inner == 0 { args.cols } else { this.head + u64::from(E::LANES) };
                 this.vectors = inner;
@@ -110,9 +110,9 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         this
     }
 
-    /// Thread `lane` of a row group takes its share of part `split` of a row. With `TERMS`, returns
-    /// the sum of the thread's terms. With `GRADS`, writes the gradients; with `BY_ROW`, each of
-    /// the rows that are taken for one has a scale of its own.
+    /// Thread `lane` of a row group computes its share of part `split` of a row. With `TERMS`,
+    /// returns the sum of the thread's terms. With `GRADS`, writes the gradients; with `BY_ROW`,
+    /// several rows are treated as one, and each has its own scale.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions 1 and 3 hold.
@@ -137,18 +137,18 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
         // SAFETY: the caller's condition.
         let row = unsafe { self.row::<GRADS>(row) };
 
-        // A tile has UNROLL vectors a thread. Within a tile, the vectors of a warp are contiguous,
-        // so that those of a thread are a constant distance apart, which load instructions encode
-        // as an immediate offset.
+        // A tile has UNROLL vectors for each thread. Within a tile, the vectors of a warp are
+        // contiguous, so that those of a thread are a constant distance from each other, which load
+        // instructions encode as an immediate offset.
         let (group, splits) = if DENSE {
             (u64::from(block_dim_x()), u64::from(grid_dim_x()))
         } else {
             (u64::from(args.group_threads.get()), u64::from(args.splits.get()))
         };
         let width = group * UNROLL as u64;
-        // What is behind the last full tile joins head and tail, which the whole grid shares: fewer
-        // elements than its threads, or a few each. Without `DENSE`, each thread has one vector of
-        // a tile, which need not be full.
+        // The elements after the last full tile are treated as head and tail, which the whole grid
+        // shares: fewer elements than its threads, or a few for each. Without `DENSE`, each thread
+        // has one vector of a tile, which need not be full.
         let vectors = if DENSE { row.vectors & !(width - 1) } else { row.vectors };
         let mut first = split * width + u64::from(in_tile::<UNROLL>(lane));
         while first < vectors {
@@ -163,7 +163,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Pass<'_, E, L, DENSE> 
                 });
             }
             // Nearly all vectors are plain. The code for others exists once, in a loop, and loads
-            // them again, so that it takes no registers: bit k is set if vector k waits for it.
+            // them again, so that it takes no registers: bit k is set if vector k is left to it.
             let mut waiting = 0_u32;
             unrolled!(for k in 0..UNROLL; {
                 let [x, t] = loaded[k];
@@ -247,15 +247,15 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     }
 }
 
-/// The first vector of a thread, of a tile of which each thread has `UNROLL`, a warp's vectors
-/// apart.
+/// The first vector of a thread in a tile. Each thread has `UNROLL` vectors, a warp's vectors from
+/// each other.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn in_tile<const UNROLL: usize>(thread: u32) -> u32 {
     thread / WARP_SIZE * WARP_SIZE * UNROLL as u32 + thread % WARP_SIZE
 }
 
-/// Sums of plain pairs that a thread accumulates independently, so that additions do not wait for
-/// each other.
+/// How many sums of plain pairs a thread accumulates independently, so that additions do not wait
+/// for each other.
 pub(super) const SUMS: usize = 4;
 
 /// A thread's sums of terms.

@@ -1,4 +1,4 @@
-//! A row of every tensor, and what is computed for one 16-byte vector or one element of it.
+//! A row of every tensor, and what is computed from one 16-byte vector or one element of it.
 
 use super::Pairwise;
 use super::pass::{SUMS, Sums};
@@ -11,9 +11,9 @@ use cuda_std::warp::WARP_SIZE;
 /// A row of every tensor. The address of a tensor that is not used is 0.
 ///
 /// The row is cut at the 16-byte boundaries of the tensors that are written, or of the input if
-/// none is. What is between the first and the last boundary moves as vectors, head and tail element
-/// by element. If the written tensors are aligned differently, the whole row moves element by
-/// element.
+/// none is. The elements between the first and the last boundary are moved as vectors, head and
+/// tail element by element. If the written tensors are aligned differently, the whole row is moved
+/// element by element.
 #[derive(Clone, Copy)]
 pub(super) struct Row<E: Element, L, const DENSE: bool> {
     pub(super) loss: L,
@@ -33,12 +33,12 @@ pub(super) struct Row<E: Element, L, const DENSE: bool> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Around {
     pub(super) vectors: [Vec16; 2],
-    /// The byte of the first vector with which the 16 bytes begin.
+    /// The byte of the first vector at which the 16 bytes begin.
     shift: u32,
 }
 
 impl Around {
-    /// Loads the vectors, the same one twice for 16 bytes that are aligned.
+    /// Loads the two vectors; if the 16 bytes are aligned, the same vector twice.
     ///
     /// # Safety
     /// They are in global memory that may be read.
@@ -61,7 +61,7 @@ impl Around {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn shifted<E: Element>(self) -> Vec16 {
         let [Vec16([a, b, c, d]), Vec16([e, f, g, h])] = self.vectors;
-        // Selected without branches, so that the loads of several vectors are not apart.
+        // Selected without branches, so that the loads of several vectors stay together.
         let by_two = self.shift & 8 != 0;
         let [a, b, c, d, e, f] = if by_two { [c, d, e, f, g, h] } else { [a, b, c, d, e, f] };
         let mut words = [a, b, c, d, e];
@@ -80,7 +80,7 @@ impl Around {
     }
 }
 
-/// Lanes of a vector: bit k stands for lane k.
+/// Some lanes of a vector: bit k is set for lane k.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lanes(u32);
 
@@ -90,7 +90,7 @@ impl Lanes {
         Lanes((1 << E::LANES) - 1)
     }
 
-    /// The lanes from `first` to before `end`; none if `end` is not above `first`.
+    /// The lanes from `first` up to, but not including, `end`; none if `end` is not above `first`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn between(first: u32, end: u32) -> Self {
         Lanes(((1 << end) - 1) & (u32::MAX << first))
@@ -125,7 +125,7 @@ pub(super) fn are_plain<E: Element, L: Pairwise<E::Real>>(loss: L, x: Vec16, t: 
     ranks[0].max(ranks[1]) < E::Real::PLAIN_RANKS
 }
 
-/// The lanes of a vector, one by one. The others are 1, which is plain in every loss.
+/// Loads the `lanes` of a vector one by one. The others are 1, which is plain in every loss.
 ///
 /// # Safety
 /// The lanes are elements in global memory.
@@ -141,7 +141,7 @@ pub(super) unsafe fn gather<E: Element>(at: *const Vec16, lanes: Lanes) -> Vec16
     E::pack(elements)
 }
 
-/// Stores `lanes` of a vector, which may be off its 16-byte boundary without `ALIGNED`.
+/// Stores `lanes` of a vector. Without `ALIGNED`, it need not be on a 16-byte boundary.
 ///
 /// # Safety
 /// The lanes are elements in global memory that no other thread reads or writes.
@@ -194,8 +194,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
         unsafe { Around::load(self.vector_of(tensor, vector)).shifted::<E>() }
     }
 
-    /// Loads vector `first` of input and target, and `UNROLL` - 1 more, a warp's vectors apart,
-    /// before it waits for any.
+    /// Loads vector `first` of input and target, and `UNROLL` - 1 more, a warp's vectors from each
+    /// other, before it waits for any.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s condition 1 holds.
@@ -220,7 +220,8 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
             around[k] = at(k).map(|at| unsafe { Around::load(at) });
             pairs[k] = around[k].map(|around| around.vectors[0]);
         });
-        // Always so, but ptxas does not know: it would shift one vector before it loads the next.
+        // Always true, but ptxas does not know it: it would shift one vector before it loads the
+        // next.
         if opaque(1) != 0 {
             pairs = around.map(|pair| pair.map(Around::shifted::<E>));
         }
@@ -273,7 +274,7 @@ impl<E: Element, L: Pairwise<E::Real>, const DENSE: bool> Row<E, L, DENSE> {
     }
 
     /// Writes the gradients of a vector's `lanes`, with a scale for each element, unless their
-    /// tensor is null: those with respect to the target with `BY_TARGET`, otherwise to the input.
+    /// tensor is null: with `BY_TARGET` those of the target, otherwise those of the input.
     ///
     /// # Safety
     /// As [`pairs`](Self::pairs).

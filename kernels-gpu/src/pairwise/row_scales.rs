@@ -1,4 +1,4 @@
-//! The scales of the gradients where each row has an upstream gradient and all rows are taken for
+//! The scales of the gradients where each row has an upstream gradient and all rows are treated as
 //! one.
 
 use crate::abi::{Matrix, PairwiseArgs, UpstreamRows};
@@ -35,8 +35,8 @@ impl<R: Real> RowScales<R> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(&self, element: u64) -> (u64, u32) {
         let UpstreamRows { reciprocal, cols } = self.rows;
-        // The product is below the quotient by less than one, so the integer may be one too small;
-        // what is left is below twice the columns, which fits into 32 bits.
+        // The product is less than 1 below the quotient, so its integer part may be one too small;
+        // the remainder is then below twice the columns, which fits into 32 bits.
         let row = ((u128::from(element) * u128::from(reciprocal)) >> 64) as u64;
         let col = (element as u32).wrapping_sub((row as u32).wrapping_mul(cols));
         if col >= cols { (row + 1, col - cols) } else { (row, col) }
@@ -69,7 +69,8 @@ impl<R: Real> RowScales<R> {
         unsafe { self.of_row(self.place(element).0) }
     }
 
-    /// Loads the scales of the first two rows of a vector, which may have elements of more.
+    /// Loads the scales of the first two rows that a vector has elements of; it may have elements
+    /// of more.
     ///
     /// # Safety
     /// As [`of_element`](Self::of_element), for each of the vector's elements.
@@ -99,7 +100,7 @@ impl<R: Real> RowScales<R> {
                 scales[lane] = if lane as u32 >= next_row { next } else { scales[lane] };
             });
             next_row += self.rows.cols;
-            // A vector of two elements has none of a third row.
+            // A vector of two elements has no element of a third row.
             if E::LANES > 2 && next_row < E::LANES {
                 // SAFETY: the caller's conditions: the lane is one of the elements.
                 next = unsafe { self.of_element(first + u64::from(next_row)) };
@@ -112,7 +113,8 @@ impl<R: Real> RowScales<R> {
 /// The scales of the first two rows of a vector.
 #[derive(Clone, Copy)]
 pub(super) struct VectorScales<R> {
-    /// The lane with which the next row begins; behind the vector if it is all of one row.
+    /// The lane with which the next row begins; beyond the vector if that has elements of one row
+    /// only.
     next_row: u32,
     scales: [R; 2],
 }

@@ -10,8 +10,8 @@ cuda_std::shared_array! {
     pub(super) fn sums_of_warps() -> [f64; 128];
 }
 
-/// The sum of each of `values` over a row group, in every thread of the group. `threads` is a power
-/// of two up to 32, or that of the block.
+/// The sum of each of `values` over a row group, in every thread of the group. `threads`, the size
+/// of the group, is a power of two up to 32 or the size of the block.
 ///
 /// For a block this passes one barrier. The caller puts another barrier before the next call, which
 /// overwrites the same shared memory.
@@ -21,12 +21,12 @@ pub(crate) fn group_sums<R: Real, const N: usize>(values: [R; N], threads: u32) 
 }
 
 /// The sum of each of `values` over the block; the warps' sums are added up in float64. With `ALL`,
-/// which allows one value only, every thread gets the sum; otherwise only thread 0 does. Barriers
+/// which allows only one value, every thread gets the sum; otherwise only thread 0 does. Barriers
 /// are as for [`group_sums`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn block_sums<R: Real, const ALL: bool, const N: usize>(values: [R; N]) -> [R; N] {
     const { assert!(!ALL || N == 1) };
-    // Lanes are in N parts, each of which sums one value.
+    // The lanes form N parts, each of which sums one value.
     let lanes = WARP_SIZE / N as u32;
     let (part, lane) = (lane_id() / lanes, lane_id() % lanes);
     let of_warp = scatter_sums(values);

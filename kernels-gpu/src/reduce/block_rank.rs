@@ -1,5 +1,5 @@
-//! Sums over a grid of workers, blocks that take rows, and adders, blocks that only add up what
-//! workers publish.
+//! Sums over a grid of workers, which are blocks that take rows, and adders, which are blocks that
+//! only sum what workers publish.
 
 use super::block::block_sums;
 use super::workspace::{F64Words, Terms, Workspace};
@@ -8,17 +8,17 @@ use crate::element::{MAX_LANES, Real, unrolled};
 use core::marker::PhantomData;
 use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 
-/// A block's rank in a grid of `abi::grid_of_workers`, which begins behind the first `offset`
-/// blocks of the launch.
+/// A block's rank in a grid of `abi::grid_of_workers`, which follows the first `offset` blocks of
+/// the launch.
 ///
-/// Blocks come in periods of `1 << shift`. The last block of each period is an adder, the
-/// others are workers. An adder sums what the workers of the period before its own have published:
-/// nearly all of them are done by then, so it hardly waits.
+/// Blocks form periods of `1 << shift`. The last block of each period is an adder, the others are
+/// workers. An adder sums what the workers of the period before its own have published: nearly all
+/// of them are done by then, so it hardly waits.
 ///
 /// One adder near the end is the last adder: it sums everything that no other adder sums, and
-/// finishes the grid. It starts long before the last worker, so that when the last workers publish
-/// it has already fetched its instructions and waits for their words alone. `EARLY`, 1 or more,
-/// says how many periods before the end it starts: as many as it takes to fetch its instructions.
+/// finishes the grid. It starts long before the last worker, so that it has already fetched its
+/// instructions when the last workers publish, and only waits for their words. `EARLY`, 1 or more,
+/// says how many periods before the end it starts: as many as fetching its instructions takes.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockRank<const EARLY: u32> {
     block: u32,
@@ -39,10 +39,10 @@ impl<const EARLY: u32> BlockRank<EARLY> {
         BlockRank { block: block_idx_x().wrapping_sub(offset), offset, shift }
     }
 
-    /// The rank that this block has in turn number `turn` of a grid of `blocks`, of which each block
-    /// of this launch does what several do, one after another: the last one that of all adders, the
-    /// others that of workers. Adders wait for workers alone, and these for nobody. None behind the
-    /// last turn.
+    /// The rank of this block in turn number `turn`, when this launch computes a grid of `blocks`
+    /// blocks with fewer: each block does the work of several, one after another. The last block
+    /// does that of all adders, the others that of workers. Adders wait only for workers, and
+    /// workers for nobody. None after the last turn.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn of_turn(self, turn: u32, blocks: u32) -> Option<Self> {
         let (shift, of_workers) = (self.shift, self.blocks() - 1);
@@ -60,9 +60,9 @@ impl<const EARLY: u32> BlockRank<EARLY> {
         (block < blocks).then_some(BlockRank { block, ..grid })
     }
 
-    /// The block's index among the workers. Meaningless for an [adder](Self::is_adder); it may be
-    /// [`workers`](Self::workers) in a grid of less than a period, whose last block is an adder
-    /// too.
+    /// The block's index among the workers. It has no meaning for an [adder](Self::is_adder), and
+    /// may be [`workers`](Self::workers) in a grid of less than a period, whose last block is an
+    /// adder, too.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn worker(self) -> u32 {
         self.block - (self.block >> self.shift)
@@ -87,7 +87,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
     }
 
     /// The last adder: the only block that waits for blocks of a higher index. These make progress
-    /// as long as the device has room for two blocks at once.
+    /// as long as the device has room for two blocks at a time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn last_adder(self) -> u32 {
         let blocks = self.blocks();
@@ -130,7 +130,7 @@ impl<const EARLY: u32> BlockRank<EARLY> {
 
     /// Sums the terms that all workers have published, one or two `pairs` of them, and calls
     /// `finish` with the sums in one thread of the [last adder](Self::is_last_adder). A thread
-    /// loads ASKS words at once.
+    /// loads ASKS words at a time.
     ///
     /// # Safety
     /// 1. All threads of all adders call this.
@@ -157,12 +157,13 @@ impl<const EARLY: u32> BlockRank<EARLY> {
         } else {
             return;
         };
-        // The words of the last workers are loaded in one batch, for they are what it waits for.
+        // The words of the last workers are loaded in one batch, because the last adder waits for
+        // them.
         let split = to - (to - from).min(ASKS as u32 / words * threads);
         let mut pair = 0;
         loop {
             let mut sums = [0.0; 2];
-            // The periods' sums are published behind the words of all workers.
+            // The periods' sums are published after the words of all workers.
             let period_sums_at = words * workers * pairs + 2 * pair * periods;
             // SAFETY: condition 2 for the workers' words; the sums of a period are published by an
             // adder of a lower index.

@@ -1,4 +1,4 @@
-//! What blocks that share a row tell each other of their parts of it.
+//! How blocks that share a row exchange the statistics of their parts.
 
 use super::Workspace;
 use crate::abi::{EXCHANGE_ROUNDS, EXCHANGE_WORDS, STATS_PARTS};
@@ -7,14 +7,14 @@ use cuda_std::atomic::fence;
 use cuda_std::thread::{block_dim_x, thread_idx_x};
 use cuda_std::warp::lane_id;
 
-/// The numbers that each block of a group of blocks tells the others once a round, in the
+/// The numbers that each block of a group of blocks sends to the others once per round, through the
 /// workspace. All blocks of the grid are resident at the same time (a cooperative launch), so that
 /// each may wait for any other.
 ///
-/// A word is its own flag: zero until its number is published. As all blocks of the group read it,
-/// none of them can make it zero again when it has read it. So the words of three rounds are apart,
-/// and a block clears its own of a round when it has seen what all others have published in the
-/// next: they had read all of the round before they published.
+/// A word is its own flag: zero until its number is published. Since all blocks of the group read
+/// it, none of them may make it zero again just because it has read it itself. So three rounds have
+/// separate words, and a block clears its own words of a round once it has seen what all others
+/// have published in the next round: they had read the whole round before they published.
 #[derive(Clone, Copy)]
 pub(crate) struct Exchange {
     workspace: Workspace,
@@ -25,13 +25,14 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Rounds whose words are apart.
+    /// How many consecutive rounds have separate words.
     const ROUNDS: u32 = EXCHANGE_ROUNDS;
-    /// Words of a block in a round: those of its part, and which rows the group takes next.
+    /// Words of a block in a round: the statistics of its part, and which rows the group takes
+    /// next.
     const WORDS: u32 = EXCHANGE_WORDS;
 
-    /// The words of group number `group` of groups of `blocks` blocks, behind the first `behind`
-    /// words of the workspace.
+    /// The words of group number `group` of groups of `blocks` blocks, which follow the first
+    /// `behind` words of the workspace.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(workspace: Workspace, behind: u32, group: u32, blocks: u32) -> Self {
         let first = behind + group * Self::words(blocks);
@@ -44,7 +45,7 @@ impl Exchange {
         self.blocks
     }
 
-    /// Words of so many blocks.
+    /// How many words so many blocks have.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn words(blocks: u32) -> u32 {
         Self::ROUNDS * Self::WORDS * blocks
@@ -87,7 +88,7 @@ impl Exchange {
         }
     }
 
-    /// Publishes a number that the first block of the group tells the others in a round.
+    /// Publishes the number that the first block of the group sends to the others in a round.
     ///
     /// # Safety
     /// As [`publish`](Self::publish).
@@ -127,7 +128,7 @@ impl Exchange {
             // SAFETY: the caller's conditions: all blocks have read the words.
             unsafe { self.workspace.set_word(first + word as u32, 0) };
         });
-        // What this block publishes behind the next barrier is seen after the zeros.
+        // Orders these zeros before what this block publishes after the next barrier.
         fence();
     }
 

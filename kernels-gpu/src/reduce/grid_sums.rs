@@ -40,10 +40,10 @@ pub(crate) unsafe fn grid_sums<const N: usize>(
     unsafe { sum_over_blocks(workspace, finish) };
 }
 
-/// Adds up the N partial sums that each block has published. Blocks come in groups of
-/// `abi::GROUP`. The last block of a group sums the group `abi::LAG` before its own, except for the
-/// groups at the end of the grid; the last block of the grid sums these groups' sums and the blocks
-/// of the groups that nobody has summed.
+/// Sums the N partial sums that each block has published. Blocks form groups of `abi::GROUP`. The
+/// last block of a group sums the group `abi::LAG` before its own, except for the groups at the end
+/// of the grid; the last block of the grid sums these groups' sums and the blocks of the groups
+/// that nobody has summed.
 ///
 /// # Safety
 /// As [`grid_sums`]; a thread of each block's first warp has published the block's sums.
@@ -53,7 +53,7 @@ unsafe fn sum_over_blocks<const N: usize>(workspace: Workspace, finish: impl FnO
     let (group, lag) = (GROUP, LAG);
     // Groups that are summed before the end of the grid.
     let groups = early_blocks(blocks) / group;
-    // The groups' sums are published behind the blocks' sums.
+    // The groups' sums are published after the blocks' sums.
     let group_sums_at = N as u32 * blocks;
     let index = (block / group).wrapping_sub(lag);
     let sums_group = (block + 1).is_multiple_of(group) && index < groups;
@@ -79,7 +79,8 @@ unsafe fn sum_over_blocks<const N: usize>(workspace: Workspace, finish: impl FnO
     }
     let (thread, step) = (thread_idx_x(), block_dim_x());
     let (group_sums_at, rest) = ([group_sums_at, groups], (groups * group, blocks));
-    // SAFETY: every group before the end publishes its sums, and every block behind these groups.
+    // SAFETY: every group before the end publishes its sums, and so does every block after these
+    // groups.
     let shares = unsafe {
         let shares = [0.0; N];
         let shares =

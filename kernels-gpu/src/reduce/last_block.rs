@@ -10,8 +10,8 @@ cuda_std::shared_array! {
     fn arrived_last() -> [u64; 1];
 }
 
-/// Sums N values over words that blocks have set: `entries` words of each value, one value's behind
-/// the other's. Calls `finish` with the sums in one thread of the last block to arrive, and returns
+/// Sums N values over words that blocks have set: `entries` words of the first value, then those of
+/// the next. Calls `finish` with the sums in one thread of the last block to arrive, and returns
 /// whether this block is that one.
 ///
 /// # Safety

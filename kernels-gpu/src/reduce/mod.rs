@@ -1,9 +1,9 @@
 //! The sums that every loss needs. Stage one sums the values of a thread, a warp and a block; stage
-//! two sums the blocks' partial sums in one block, which waits for the others.
+//! two sums the blocks' partial sums, in one block that waits for the others.
 //!
-//! Threads accumulate in the loss's own arithmetic. From the warp on all sums are float64, except
+//! Threads accumulate in the loss's own arithmetic. From the warp on, all sums are float64, except
 //! that what a worker block publishes ([`BlockRank`]) is rounded to the loss's arithmetic. The
-//! order of the additions depends on the launch shape alone, never on which block finishes when: a
+//! order of the additions depends only on the launch shape, never on which block finishes when: a
 //! sum has the same bits on every run.
 
 mod block;

@@ -1,4 +1,4 @@
-//! What a mean is divided by, when only the device knows it.
+//! The divisor of a mean, where only the device knows it.
 
 use super::block::{block_sums, sums_of_warps};
 use super::workspace::{F64Words, Workspace};
@@ -11,14 +11,14 @@ use cuda_std::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
 use cuda_std::warp::{WARP_SIZE, lane_id, sum_of_warp, sync_warp, warp_id};
 
 /// Two totals, the sum of class weights and the number of rows, which the first blocks of a grid
-/// add up in the workspace for the blocks behind them.
+/// add up in the workspace for the blocks after them.
 ///
 /// Blocks start in the order of their indices, so a block that waits for the totals waits for
 /// blocks that have started.
 #[derive(Clone, Copy)]
 pub(crate) struct Normaliser {
     workspace: Workspace,
-    /// How many rows are looked at before the count is complete; 0 where the totals are sums.
+    /// How many rows must have been read for the count to be complete; 0 where the totals are sums.
     expected: u64,
 }
 
@@ -34,10 +34,10 @@ impl Normaliser {
         Normaliser { workspace, expected: 0 }
     }
 
-    /// Totals that are both the number of rows that count, out of `rows`, which is 1 or more and
-    /// below 2³². They share one word: how many rows were looked at in its upper half, how many of
-    /// these count in its lower half. Blocks add to it atomically, because integers have the same
-    /// sum in any order.
+    /// Two equal totals: the number of rows that count, out of `rows`, which is 1 or more and below
+    /// 2³². They share one word: its upper half is the number of rows whose targets have been read,
+    /// its lower half how many of these count. Blocks add to it atomically, because integers have
+    /// the same sum in any order.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn counts(workspace: Workspace, rows: u64) -> Self {
         Normaliser { workspace, expected: rows }
@@ -49,11 +49,12 @@ impl Normaliser {
         self.expected != 0
     }
 
-    /// Adds to the counts how many rows this thread has looked at, and how many of these count. One
-    /// atomic addition per block: additions to the same address are serialized.
+    /// Adds to the counts how many targets this thread has read, and how many of these rows count.
+    /// There is one atomic addition per block, because additions to the same address are
+    /// serialized.
     ///
     /// # Safety
-    /// 1. The totals are counts. Over the grid each row is looked at once.
+    /// 1. The totals are counts. Over the grid the target of each row is read once.
     /// 2. Every thread of the block calls this.
     /// 3. The block has not called [`group_sums`](super::group_sums) since its last barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -78,7 +79,7 @@ impl Normaliser {
         }
     }
 
-    /// Takes all rows for rows that count, without looking at any.
+    /// Counts all rows as rows that count, without reading a target.
     ///
     /// # Safety
     /// The totals are counts. One thread of the grid calls this, and none adds to the counts.
@@ -90,7 +91,7 @@ impl Normaliser {
     }
 
     /// Loads the word of total `index`, 0 or 1, which may not be complete yet. A caller issues this
-    /// load early, and looks at the word in [`wait_with`](Self::wait_with) after other work.
+    /// load early, and passes the word to [`wait_with`](Self::wait_with) after other work.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn load(self, index: u32) -> u64 {
         let at = if self.are_counts() { Self::TOTALS } else { Self::TOTALS + index };
@@ -129,7 +130,8 @@ impl Normaliser {
         if block + 1 < blocks {
             return;
         }
-        // This block's own sums are published, and the shared memory of `block_sums` is free again.
+        // This block's own sums are published, and no thread uses the shared memory of `block_sums`
+        // any more.
         sync_threads();
         let (thread, step) = (thread_idx_x(), block_dim_x());
         // SAFETY: the blocks before this one publish these words, and this one has.

@@ -7,8 +7,8 @@ use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, max_of_warp, sync_war
 pub(super) const MAX_SUMS: usize = 4;
 
 /// `value` combined over each row group of `threads` lanes, in every lane of the group. `threads`
-/// is a power of two up to 32, and all lanes of the warp call this. Unrolled by hand: a loop would
-/// end up as a loop inside every row.
+/// is a power of two up to 32, and all lanes of the warp call this. Unrolled by hand: the compiler
+/// would keep a loop, inside the loop over rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn in_warp<T: WarpShuffleValue>(
     mut value: T,
@@ -40,8 +40,8 @@ pub(crate) fn warp_sums<R: Real, const N: usize>(mut values: [R; N], threads: u3
 }
 
 /// Reduce-scatter over the warp: the lanes form N parts of 32 / N neighbours, and every lane of
-/// part `k` gets the warp's sum of `values[k]`. In each step a lane gives half of its values away
-/// in exchange for half of another lane's, which takes fewer shuffles than all sums in all lanes.
+/// part `k` gets the warp's sum of `values[k]`. In each step a lane exchanges half of its values
+/// for half of another lane's, which takes fewer shuffles than computing all sums in all lanes.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn scatter_sums<R: Real, const N: usize>(mut values: [R; N]) -> R {
     const { assert!(N.is_power_of_two() && N <= MAX_SUMS) };
@@ -88,8 +88,9 @@ pub(crate) fn warp_max<R: Real>(value: R) -> R {
     if size_of::<R>() > 4 {
         return in_warp(value, WARP_SIZE, R::max);
     }
-    // One integer instruction finds the maximum. The bits of floats, read as integers, are ordered
-    // as the floats are, except that negative ones are in reverse: flip their other bits.
+    // One integer instruction finds the maximum. Read as integers, the bits of floats are in the
+    // order of the floats, except that negative ones are in reverse: flip all bits of these but the
+    // sign.
     let flip_negative = |bits: i32| bits ^ (bits >> 31 & i32::MAX);
     let max = flip_negative(max_of_warp(flip_negative(value.to_bits64() as i32)));
     R::from_bits64(u64::from(max.cast_unsigned()))

@@ -1,4 +1,4 @@
-//! The scratch memory through which blocks hand each other partial sums.
+//! The scratch memory through which blocks pass each other partial sums.
 
 use super::warp::MAX_SUMS;
 use crate::abi::{MAX_NORMALISER_BLOCKS, MAX_PARTIALS, attempt, workspace};
@@ -8,7 +8,7 @@ use cuda_std::hint::{opaque, spin};
 use cuda_std::memory::{load_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::warp::any;
 
-/// Words from `abi::workspace::PARTIALS` on: partial sums, and behind them those of the normaliser.
+/// Words from `abi::workspace::PARTIALS` on: partial sums, followed by those of the normaliser.
 const WORDS: u32 = MAX_PARTIALS + 2 * MAX_NORMALISER_BLOCKS + 2;
 
 /// The scratch memory where blocks publish partial sums for the block that adds them up.
@@ -24,8 +24,8 @@ impl Workspace {
     /// # Safety
     /// 1. `start` is the address of `abi::WORKSPACE_BYTES` of global memory, 16-byte aligned, that
     ///    no other launch uses at the same time.
-    /// 2. The memory is zero, except for `abi::workspace::UNCOUNTED`, `abi::workspace::TOTALS`
-    ///    and what is behind the partial sums. The launch leaves it so.
+    /// 2. The memory is zero, except for `abi::workspace::UNCOUNTED`, `abi::workspace::TOTALS` and
+    ///    what follows the partial sums. The launch leaves it so.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn new(start: u64) -> Self {
         Workspace { start }
@@ -36,26 +36,26 @@ impl Workspace {
         (self.start + workspace::PARTIALS + u64::from(index) * 8) as *mut u64
     }
 
-    /// Reports a row with an invalid target. So that the report is found, it is made before the
-    /// row's block publishes its sum, and the row makes that sum NaN.
+    /// Reports a row with an invalid target. The row makes its block's sum NaN, and the report is
+    /// made before the block publishes that sum, so that whoever sees the NaN finds the report.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn report_row(self, row: u64) {
         // SAFETY: within the workspace; only accessed atomically while blocks may report rows.
         unsafe { fetch_max((self.start + workspace::FAULT) as *mut u64, !row) };
     }
 
-    /// What is known of rows that do not count, a word as at
-    /// [`UNCOUNTED`](crate::abi::workspace::UNCOUNTED). It may come late.
+    /// What is known of rows that do not count, as the word at
+    /// [`UNCOUNTED`](crate::abi::workspace::UNCOUNTED) says. The value may be out of date.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn uncounted(self) -> u32 {
         // SAFETY: within the workspace; others store it in the way that this load is made for.
         unsafe { load_shared_by_grid((self.start + workspace::UNCOUNTED) as *mut u64) as u32 }
     }
 
-    /// Notes for the launch behind this one that a row does not count, unless that is noted or the
-    /// call is cautious. Stores to the same address are serialized: with one for each lane and tile
-    /// a launch took several times as long as one that computes all rows (H200, every third of 5.9
-    /// million rows of 4 columns, f32).
+    /// Notes for the launch after this one that a row does not count, unless that is noted already
+    /// or the call is cautious. Stores to the same address are serialized: with one for each lane
+    /// and tile, a launch took several times as long as one that computes all rows (H200, every
+    /// third of 5.9 million rows of 4 columns, f32).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn note_uncounted(self) {
         if self.uncounted() == 0 {
@@ -64,7 +64,7 @@ impl Workspace {
         }
     }
 
-    /// Whether the optimistic launch has left all rows to the launch behind it.
+    /// Whether the optimistic launch has left all rows to the launch after it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_retried(self) -> bool {
         u64::from(self.uncounted()) == attempt::NOTED
@@ -76,18 +76,18 @@ impl Workspace {
         u64::from(self.uncounted()) > attempt::NOTED
     }
 
-    /// Decides how cautious the next calls are: `all_count` says whether all rows of this one
-    /// count, or are taken for rows that do.
+    /// Decides how cautious the next calls are. `all_count` says whether all rows of this call
+    /// count, or are assumed to.
     ///
     /// # Safety
-    /// One thread calls this, when no other asks any more.
+    /// One thread calls this, when no other thread reads the decision any more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn end_attempt(self, all_count: bool) {
         let known = u64::from(self.uncounted());
         let cautious = known.saturating_sub(attempt::NOTED);
         let next = match cautious {
             _ if !all_count => attempt::NOTED + attempt::CAUTIOUS_CALLS,
-            // A note is for the launch behind this one.
+            // A note is for the launch after this one.
             0 => return,
             1 => 0,
             _ => known - 1,
@@ -161,8 +161,8 @@ impl Workspace {
     }
 
     /// Waits until N words have been published, and returns them. With `CLEARS`, makes them zero
-    /// again. Word `k` is `behind(k)` bytes behind word number `first`; two of the N may be the
-    /// same word. A thread with `none` gets zeros.
+    /// again. Word `k` is `behind(k)` bytes after word number `first`; two of the N may be the same
+    /// word. A thread with `none` gets zeros.
     ///
     /// All lanes of a warp wait until each has its words. If a lane went on as soon as it has its
     /// own, the lanes would stay diverged, and a sum over them would take seven times as long.
@@ -182,7 +182,7 @@ impl Workspace {
         behind: impl Fn(usize) -> u32,
     ) -> [u64; N] {
         let mut found = [0; N];
-        // Rematerialize the addresses for each use: N of them would take more registers than there
+        // Rematerialize the addresses for each use: N of them would need more registers than there
         // are.
         let at = |first: u64, word: usize| (opaque(first) + u64::from(behind(word))) as *mut u64;
         let first = self.partial(first) as u64;
@@ -212,11 +212,11 @@ impl Workspace {
     }
 
     /// Adds this thread's share of the entries `from..to` to its `sums`, in order: entry number
-    /// `from + thread`, and every `threads`-th behind it. An entry is what one block has published:
+    /// `from + thread`, and every `threads`-th after it. An entry is what one block has published:
     /// `T::WORDS` words, from which `T` decodes one term for each of the N sums. Word `k` of entry
     /// `i` has number `start + k * width + i`.
     ///
-    /// ASKS words are loaded at once: together they take as long as one.
+    /// ASKS words are loaded at a time: together they take as long as one.
     ///
     /// # Safety
     /// As [`take`](Self::take).
@@ -233,8 +233,8 @@ impl Workspace {
             let has = |from: u32, ahead: usize| from + thread + ahead as u32 * threads < to;
             let behind = |index: usize| {
                 let (ahead, word) = (index / T::WORDS, (index % T::WORDS) as u32);
-                // Load the first entry again instead of one beyond the last, and where the loads
-                // that remain are too few for an entry.
+                // Where there is no entry any more, or the remaining loads are too few for an
+                // entry, load the first entry again.
                 let ahead = if ahead < ASKS / T::WORDS && has(from, ahead) {
                     ahead as u32 * threads
                 } else {
@@ -245,7 +245,7 @@ impl Workspace {
             // SAFETY: the caller's conditions.
             let found: [u64; ASKS] =
                 unsafe { self.take(!has(from, 0), start + from + thread, behind) };
-            // Recompute `has` below: its results would take registers during the wait.
+            // Recompute `has` below: its results would occupy registers during the wait.
             from = opaque(from.into()) as u32;
             unrolled!(for ahead in 0..ASKS; {
                 if ahead < ASKS / T::WORDS && has(from, ahead) {
@@ -264,8 +264,8 @@ impl Workspace {
         let mut nan = false;
         unrolled!(for sum in 0..N; { nan = nan || sums[sum].is_nan(); });
         if nan {
-            // A NaN may come from a row that was reported: whoever sees the NaN must see the
-            // report.
+            // A NaN may come from a row that was reported: after the fence, a thread that has seen
+            // the NaN also sees the report.
             fence();
         }
         sums
@@ -274,7 +274,8 @@ impl Workspace {
 
 /// Words that blocks set for the block that is the last to arrive.
 impl Workspace {
-    /// The word that counts the blocks of a grid that have arrived: the last for partial sums.
+    /// The word that counts the blocks of a grid that have arrived: the last of the words of
+    /// partial sums.
     pub(crate) const ARRIVED: u32 = MAX_PARTIALS - 1;
     /// The word that counts the tickets that groups of blocks have taken.
     const TICKETS: u32 = Self::ARRIVED - 1;
@@ -337,8 +338,8 @@ impl Workspace {
         }
     }
 
-    /// Counts an arrival in a word, and says whether it is the last of `expected`; the last one
-    /// makes the word zero again. The fences around it are the caller's.
+    /// Counts an arrival in a word, and returns whether it is the last of `expected`; the last one
+    /// makes the word zero again. The caller issues the fences around this.
     ///
     /// # Safety
     /// 1. `index` is below `abi::MAX_PARTIALS`.

@@ -1,5 +1,5 @@
-//! Packed rows with pairs that are not plain, such as probabilities of 0: element by element. Few
-//! rows have any, so this is short rather than fast.
+//! Packed rows with pairs that are not plain, such as probabilities of 0, computed element by
+//! element. Few rows have such pairs, so the code is short rather than fast.
 
 use super::part::{Part, Rows};
 use crate::abi::Matrix;

@@ -1,10 +1,11 @@
-//! Short rows with a loss each, and short rows with gaps with one loss and their gradients: a warp
-//! stages whole rows of input and target in shared memory by asynchronous copies, and one lane or
-//! several compute each row. Gradients are written over the tile, or to a tile of their own if they
-//! are aligned differently in global memory, and stored from there.
+//! Short rows with a loss each, and short rows with gaps whose scalar loss and gradients are
+//! computed in one pass: a warp stages whole rows of input and target in shared memory by
+//! asynchronous copies, and one lane or several compute each row. Gradients are written over the
+//! tile (or, if they are aligned differently in global memory, to a tile of their own) and stored
+//! from there.
 //!
-//! Warps do not wait for each other until the end of a launch with one loss. The tiles are those of
-//! cross-entropy's packed rows, with the target in place of the probabilities.
+//! Warps do not wait for each other until the end of a launch with one loss. The tiles are laid out
+//! as in cross-entropy's packed kernels, with the target in place of the probabilities.
 
 mod any;
 mod part;
@@ -23,11 +24,11 @@ use cuda_std::thread::{block_dim_x, block_idx_x, grid_dim_x};
 use cuda_std::warp::{WARP_SIZE, any, lane_id, sync_warp, warp_id};
 use part::{Part, Rows};
 
-/// Accesses of a row that a lane has in flight in the forward pass, where each is less than a
+/// Accesses to a row that a lane has in flight in the forward pass, where each is less than a
 /// vector.
 const FLIGHT: u32 = 2;
 
-/// What a lane has added up of a row: its terms, and the greatest ranks of its pairs.
+/// What a lane has accumulated of a row: its terms, and the greatest ranks of its pairs.
 struct Terms<R> {
     sums: Sums<R>,
     ranks: [u32; 2],
@@ -43,7 +44,7 @@ impl<R: Real> Terms<R> {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
-    /// Computes the tiles of this warp, one while the next is copied if there are two stages.
+    /// Computes the tiles of this warp: with two stages, one tile while the next is copied.
     ///
     /// # Safety
     /// 1. [`forward`](super::forward)'s conditions hold.
@@ -66,7 +67,8 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         unsafe {
             let scale =
                 if GRADS && args.upstream.row_stride == 0 { self.scale(0) } else { E::Real::ZERO };
-            // With two stages, the first iteration only loads, so the code of a load exists once.
+            // With two stages, the first iteration only loads, so that the code of a load exists
+            // once.
             while next < tile.count || is_ahead {
                 if next < tile.count {
                     self.load_async(base, next);
@@ -87,7 +89,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
                         sync_warp();
                         self.store(&rows);
                     }
-                    // The stage is free for another tile.
+                    // No lane reads the stage any more: it may be loaded with another tile.
                     sync_warp();
                 }
                 is_ahead = is_double && next < tile.count;
@@ -186,9 +188,9 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         }
     }
 
-    /// Computes the rows of a tile by accesses of so many `BYTES`: in each turn, as many as the
-    /// warp has lanes for. Returns the turns in which a row has pairs that are not plain: the rows
-    /// of turn k are left to [`turns_of_any`](Self::turns_of_any) if bit k is set.
+    /// Computes the rows of a tile by accesses of so many `BYTES`: in each turn, as many rows as
+    /// the warp has lanes for. Returns the turns in which a row has pairs that are not plain: if
+    /// bit k is set, the rows of turn k are left to [`turns_of_any`](Self::turns_of_any).
     ///
     /// # Safety
     /// As [`compute`](Self::compute).
@@ -254,8 +256,8 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     }
 
     /// Adds what a lane has summed of row `index` to the other lanes' sums, and writes the loss of
-    /// the row; or adds it to `sum`, if the loss is a scalar. Behind the tile's last row there is
-    /// nothing to write.
+    /// the row; or adds it to `sum`, if the loss is a scalar. Nothing is written for rows beyond
+    /// the tile's last one.
     ///
     /// # Safety
     /// As [`compute`](Self::compute); all lanes of the warp call it.
@@ -303,7 +305,8 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         }
     }
 
-    /// Adds the terms of access `first` of a part, and of `N` - 1 more, as if all pairs were plain.
+    /// Adds the terms of access `first` of a part and of the `N` - 1 after it, as if all pairs were
+    /// plain.
     ///
     /// # Safety
     /// As [`compute`](Self::compute); the part has the accesses.
@@ -350,7 +353,8 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
                     let gradients = self.gradients::<BYTES, false>(x, t, scale);
                     part.store::<BYTES>(0, at, gradients);
                 }
-                // Opaque: what both gradients need would take registers from one to the other.
+                // Opaque: values that both gradients need would occupy registers from one to the
+                // other.
                 if opaque(self.args.grad_target.start) != 0 {
                     let (x, t) = (opaque_vec16(x), opaque_vec16(t));
                     let gradients = self.gradients::<BYTES, true>(x, t, scale);

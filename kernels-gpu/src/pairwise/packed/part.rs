@@ -7,14 +7,14 @@ use crate::tile::{Shared, Tile};
 use cuda_std::memory::Vec16;
 use cuda_std::warp::WARP_SIZE;
 
-/// The least bytes of a row of 16-bit elements that is read by words though it begins or ends
-/// within one. Its edges take as many instructions as several words, so shorter rows are read by
-/// elements: H200, 2026-11-29, ceiling ÷ ours by elements and by words, divergence, forward: bf16,
-/// 9 columns 0.69 and 0.58, 25 columns 0.76 and 0.74; f16, 61 columns 0.79 and 0.82, 129 columns
-/// 0.73 and 0.79.
+/// A row of 16-bit elements that begins or ends within a word is read by words only if it has at
+/// least this many bytes. Its edges take as many instructions as several words, so shorter rows are
+/// read by elements: H200, 2026-11-29, ceiling ÷ ours by elements and by words, divergence,
+/// forward: bf16, 9 columns 0.69 and 0.58, 25 columns 0.76 and 0.74; f16, 61 columns 0.79 and 0.82,
+/// 129 columns 0.73 and 0.79.
 const LEAST_WORDS_BYTES: u32 = 64;
 
-/// Bytes of a word, and of an element of 16 bits.
+/// Bytes of a word, and of a 16-bit element.
 const WORD: u32 = 4;
 const HALF: u32 = 2;
 
@@ -31,8 +31,8 @@ pub(super) struct Rows<E> {
     pub(super) grad_target: Tile<E>,
 }
 
-/// A lane's part of a row, or of the elements at its ends: every access from number `first` on that
-/// is a multiple of `step` behind it.
+/// A lane's part of a row, or of the elements at its ends: access number `first`, and every
+/// `step`-th after it.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub(super) shared: Shared,
@@ -40,17 +40,17 @@ pub(super) struct Part {
     pub(super) at: [u32; 2],
     /// The first byte in each gradient.
     pub(super) to: [u32; 2],
-    /// Access `v ^ order` takes the place of access `v`; see `TileArgs::order_right`.
+    /// Access `v ^ order` is used in place of access `v`; see `TileArgs::order_right`.
     order: u32,
     pub(super) first: u32,
     pub(super) step: u32,
-    /// The accesses of all lanes.
+    /// The number of accesses of all lanes together.
     pub(super) end: u32,
     /// The bytes of an access.
     pub(super) bytes: u32,
-    /// The bytes from access to access.
+    /// The bytes between the beginnings of adjacent accesses.
     stride: u32,
-    /// Bytes of the row before the first access, and in all.
+    /// Bytes of the row before the first access, and of the whole row.
     head: u32,
     row_bytes: u32,
 }
@@ -77,10 +77,10 @@ impl<E: Element> Rows<E> {
         self.part_of(i, split, BYTES as u32, tile)
     }
 
-    /// The lane's part of row `index` by accesses of so many `bytes`. The words of a row of 16-bit
-    /// elements may have an element before the first one, and one behind the last, which are its
-    /// [`edges`](Part::edges). If words of the tensors begin at different bytes, all elements are
-    /// edges.
+    /// The lane's part of row `index` by accesses of so many `bytes`. A row of 16-bit elements may
+    /// have one element before its first word and one after its last, which are its
+    /// [`edges`](Part::edges). If the words of the tensors begin at different bytes, all elements
+    /// are edges.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn part_of(&self, index: u32, split: Split, bytes: u32, tile: &TileArgs) -> Part {
         let &TileArgs { order_right, order_mask, order_left, .. } = tile;
@@ -113,18 +113,19 @@ impl<E: Element> Rows<E> {
 }
 
 impl Part {
-    /// [`edges_of`](Self::edges_of) a part whose accesses are of so many `BYTES`.
+    /// [`edges_of`](Self::edges_of) a part whose accesses have so many `BYTES`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn edges<E: Element, const BYTES: usize>(self) -> Option<Self> {
         if BYTES as u32 == WORD { self.edges_of::<E>() } else { None }
     }
 
-    /// The elements that are in no word, if there are any. The first lanes of the row have one of
+    /// The elements that are in no word, if there are any. The first lanes of the row take one of
     /// them each.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn edges_of<E: Element>(self) -> Option<Self> {
         let within = self.end * WORD;
-        // Only words have edges; of other accesses the difference may wrap around.
+        // Only rows that are read by words have edges; for other accesses the difference may wrap
+        // around.
         let edges = self.row_bytes.wrapping_sub(within) / HALF;
         if size_of::<E>() as u32 != HALF || self.bytes != WORD || edges == 0 {
             return None;

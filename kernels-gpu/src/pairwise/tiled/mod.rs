@@ -1,9 +1,9 @@
 //! Long rows whose loss is reduced by row, and long rows with gaps whose loss and gradients are
-//! computed in one pass: a block copies the tiles of its rows to shared memory, asynchronously;
-//! each warp computes one tile while its next one is copied.
+//! computed in one pass. A block copies the tiles of its rows to shared memory asynchronously; each
+//! warp computes one tile while its next one is copied.
 //!
-//! Rows are cut into tiles, and a warp computes a row alone; warps share the longest rows, and
-//! those that are left. A thread adds up its terms in a register. Blocks are persistent.
+//! Rows are cut into tiles, and a warp computes a row alone; the warps of a block share the longest
+//! rows, and those that remain. A thread sums its terms in a register. Blocks are persistent.
 
 mod run;
 mod stage;
@@ -75,7 +75,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
-    /// Whether the loss is one for each row. A loss without gradients is.
+    /// Whether there is a loss for each row. Without gradients, there always is.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums_items<const GRADS: bool>(&self) -> bool {
         !GRADS || self.pass.args.reduction == reduction::ROWS
@@ -98,7 +98,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         // SAFETY: the caller's conditions. The lanes of a warp have synchronised since they read
         // the stage that is loaded.
         unsafe {
-            // The first iteration only loads, so the code of a load exists once.
+            // The first iteration only loads, so that the code of a load exists once.
             while has_tile || next.left > 0 {
                 let has_next = next.left > 0;
                 if has_next {
@@ -112,7 +112,8 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
                     if self.has_scales && tile.is_first {
                         scale = self.pass.scale(run.row());
                     }
-                    // Before the wait for the copies, which the loads of the edges overlap with.
+                    // Before the wait for the copies, so that the loads of the edges overlap with
+                    // it.
                     if tile.number + 1 == args.tiles.of_row {
                         self.edges::<GRADS>(&run, scale, &mut sum);
                     }
@@ -132,8 +133,8 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         sum
     }
 
-    /// Computes the elements of a row before its first [whole](Run::whole) vector and behind
-    /// its last one, each in a lane of its own.
+    /// Computes the elements of a row before its first [whole](Run::whole) vector and after its
+    /// last one, each in a separate lane.
     ///
     /// # Safety
     /// As [`Pass::tiled`]; all lanes of the warp call it.
@@ -165,7 +166,8 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         let first = tile.number * vectors;
         let [begin, end] = run.slots(first, vectors);
         // Nearly all vectors are plain. The code for others exists once, in a loop, and loads them
-        // again, so that it takes no registers: bit k is set if the thread's vector k waits for it.
+        // again, so that it takes no registers: bit k is set if the thread's vector k is left to
+        // it.
         let mut waiting = 0_u32;
         let mut slot = lane_id();
         // SAFETY: the caller's conditions; the vectors are the tile's, and whole.
@@ -184,7 +186,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
             while waiting != 0 {
                 slot = waiting.trailing_zeros() * WARP_SIZE + lane_id();
                 waiting &= waiting - 1;
-                // Opaque: LLVM would join the two in local memory.
+                // Opaque: LLVM would join the two vectors in local memory.
                 let pair = stage.get(run, slot).map(opaque_vec16);
                 *sum += vector::<E, L, GRADS, false>(run, first + slot, pair, scale);
             }
@@ -216,7 +218,7 @@ unsafe fn vector<E: Element, L: Pairwise<E::Real>, const GRADS: bool, const PLAI
             let (tensors, vector) = (&run.tensors, u64::from(vector));
             let (scales, lanes) = ([scale; MAX_LANES], Lanes::all::<E>());
             tensors.store_grads::<PLAIN, false>(vector, x, t, scales, lanes);
-            // Opaque: what both gradients need would take more registers than there are.
+            // Opaque: values that both gradients need would take more registers than there are.
             let (x, t) = (opaque_vec16(x), opaque_vec16(t));
             tensors.store_grads::<PLAIN, true>(vector, x, t, scales, lanes);
         }

@@ -10,7 +10,7 @@ use core::marker::PhantomData;
 /// A row of every tensor.
 ///
 /// Its vectors are numbered from the cache line in which it begins, in the tensor that is written
-/// or, if none is, in the input. The elements of other tensors may be off their 16-byte boundaries
+/// or, if none is, in the input. In other tensors, these vectors may be off the 16-byte boundaries
 /// by a shift.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a, E: Element, L> {
@@ -57,8 +57,8 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         Run { args, tensors, number, lead }
     }
 
-    /// Elements between the cache line and the row's end. Computed at each use: kept, for this row
-    /// and the next one, it would take registers that some kernels do not have.
+    /// Elements between the cache line and the row's end. Computed at each use: if it were kept for
+    /// this row and the next one, it would occupy registers that some kernels do not have.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn end(&self) -> u32 {
         self.lead + self.cols()
@@ -75,12 +75,12 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         self.args.cols as u32
     }
 
-    /// The vectors that are read as such, from and to; those before and behind them are read
-    /// element by element.
+    /// The range of vectors that are read as vectors; the elements before and after them are read
+    /// one by one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn whole(&self) -> [u32; 2] {
         // A vector that is shifted is read from the two aligned vectors that contain it. For the
-        // first and the last vector these may reach beyond the run.
+        // first and the last vector these may reach beyond the row.
         let edge = u32::from(!self.is_aligned());
         let end = (self.end() / E::LANES).saturating_sub(edge);
         [self.lead.div_ceil(E::LANES) + edge, end]
@@ -92,8 +92,8 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         [self.tensors.input, self.tensors.target]
     }
 
-    /// The [whole](Self::whole) vectors, from and to, among `count` vectors from `first` on,
-    /// counted from `first`.
+    /// The range of [whole](Self::whole) vectors among `count` vectors from `first` on, counted
+    /// from `first`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn slots(&self, first: u32, count: u32) -> [u32; 2] {
         let [from, to] = self.whole();
@@ -107,7 +107,7 @@ impl<'a, E: Element, L: Pairwise<E::Real>> Run<'a, E, L> {
         (input | target).is_multiple_of(VECTOR_BYTES.into())
     }
 
-    /// Whether a vector is read as such.
+    /// Whether a vector is read as a vector.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn is_whole(&self, vector: u32) -> bool {
         let [first, end] = self.whole();

@@ -24,7 +24,7 @@ pub(super) struct Shared<E> {
     start: SharedArray<Vec16>,
     /// Vectors of a warp's part of a tile of one tensor.
     warp_vectors: u32,
-    /// Vectors behind that part.
+    /// Vectors of shared memory after that part.
     padding: u32,
     element: PhantomData<E>,
 }
@@ -91,7 +91,7 @@ impl Stage {
             slot += self.warp_vectors;
         }
         let [begin, end] = run.slots(first, self.warp_vectors);
-        // A shifted vector reaches into the next aligned one.
+        // A shifted vector also needs the aligned vector after its first one.
         let shifted = run.read().map(|start| u32::from(!start.is_multiple_of(VECTOR_BYTES.into())));
         let ends = shifted.map(|more| if begin < end { end + more } else { 0 });
         while slot < ends[0].max(ends[1]) {
@@ -125,7 +125,7 @@ impl Stage {
                 if shift == 0 {
                     slots.get(slot)
                 } else {
-                    // Opaque: LLVM would join the two in local memory.
+                    // Opaque: LLVM would join the two vectors in local memory.
                     opaque_vec16(shifted::<E>(slots, slot, shift))
                 }
             };

@@ -8,21 +8,21 @@ use crate::reduce::warp_sums;
 use cuda_std::thread::sync_threads;
 use cuda_std::warp::{WARP_SIZE, lane_id, sync_warp, warp_id};
 
-/// Items that warps share and that are finished at once.
+/// Items that warps share and that are finished together.
 const GROUP: u32 = 8;
 /// The items of two groups.
 const BUFFERS: u32 = 2 * GROUP;
 
 cuda_std::shared_array! {
-    /// What each warp has summed of the items that warps share: the warps' sums of an item follow
-    /// each other. Two buffers, for alternate groups: a warp may write sums of the next group while
-    /// another still reads these.
+    /// What each warp has summed of the items that warps share: the warps' sums of an item are
+    /// adjacent. There are two buffers, for alternate groups, because a warp may write sums of the
+    /// next group while another still reads those of this group.
     fn sums_of_shared_items() -> [f64; 128];
 }
 
 impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
-    /// Makes the warp's sums of the items that warps share zero: it may have no tile of a short
-    /// one.
+    /// Makes the warp's sums of the items that warps share zero: of a short item, the warp may have
+    /// no tile and so write no sum.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn clear_sums(&self) {
         if lane_id() < BUFFERS {
@@ -32,8 +32,8 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         sync_warp();
     }
 
-    /// Sums the lanes' terms of an item. Finishes it, if the warp has it alone, and a whole group
-    /// of items that warps share, behind the last of them.
+    /// Sums the lanes' terms of an item. If the warp computes the item alone, finishes it; after
+    /// the last item of a group that warps share, finishes the group.
     ///
     /// # Safety
     /// As [`Pass::tiled`](super::Pass::tiled); all lanes of the warp call it, once an item, with
@@ -54,15 +54,15 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
             if lane_id() == 0 {
                 sums_of_shared_items().set(shared % BUFFERS * WARPS + warp_id(), sum);
             }
-            // There are whole groups only where each warp has tiles of each item.
+            // There are whole groups only if each warp has tiles of each item.
             if shared % GROUP == GROUP - 1 {
                 self.finish_group(shared - (GROUP - 1), GROUP);
             }
         }
     }
 
-    /// Finishes the items that warps share and that are in no whole group. Behind this, all items
-    /// of the block are finished.
+    /// Finishes the items that warps share and that are in no whole group. After this, all items of
+    /// the block are finished.
     ///
     /// # Safety
     /// As [`Pass::tiled`](super::Pass::tiled), after the warps have [summed](Self::sum_item) all
@@ -74,7 +74,7 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         unsafe { self.finish_group(self.items.shared() - count, count) };
     }
 
-    /// Adds up the warps' sums of each of the `count` items of a group, from `first` on among those
+    /// Sums the warps' sums of each of the `count` items of a group, from `first` on among those
     /// that warps share, and finishes these items.
     ///
     /// # Safety
@@ -91,8 +91,8 @@ impl<E: Element, L: Pairwise<E::Real>> Block<'_, E, L> {
         const { assert!(GROUP * WARPS / 2 == WARP_SIZE) };
         let (item, warp) = (first + lane_id() / lanes, lane_id() % lanes);
         let at = item % BUFFERS * WARPS + warp;
-        // SAFETY: the warps wrote them before the barrier, and write to this buffer again behind
-        // the next one.
+        // SAFETY: the warps wrote them before the barrier, and write to this buffer again only
+        // after the next one.
         let sums = unsafe { [at, at + lanes].map(|at| sums_of_shared_items().get(at)) };
         let [sum] = warp_sums([sums[0] + sums[1]], lanes);
         if warp == 0 && item < first + count {

@@ -5,19 +5,19 @@ use crate::abi::PairwiseArgs;
 use cuda_std::thread::{block_idx_x, grid_dim_x};
 use cuda_std::warp::warp_id;
 
-/// The items of a block: rows or, if several blocks share rows, parts of them. Those of all blocks
-/// alternate, so that blocks are never far apart in memory.
+/// The items of a block: rows or, if several blocks share rows, parts of them. The items of all
+/// blocks alternate, so that blocks are never far from each other in memory.
 ///
-/// Each warp computes every eighth item alone, so that warps need not wait for each other from row
-/// to row. Those that are left, fewer than the warps, the warps share: of all their tiles, each
-/// warp computes every eighth. Warps share all items that are so long that this is faster: a block
-/// then reads one place in memory, not eight.
+/// Each warp computes every eighth item alone, so that warps need not wait for each other after
+/// each row. The warps share the items that remain, fewer than the warps: of all their tiles, each
+/// warp computes every eighth. If items are so long that this is faster, warps share all items: a
+/// block then reads at one place in memory, not at eight.
 #[derive(Clone, Copy)]
 pub(super) struct Items {
     count: u32,
-    /// The tiles of an item.
+    /// Tiles of an item.
     tiles: u32,
-    /// The items that warps compute alone, which are before those that they share.
+    /// How many items warps compute alone. They come before the items that warps share.
     pub(super) alone: u32,
 }
 
@@ -35,23 +35,23 @@ impl Items {
         block_idx_x() + index * grid_dim_x()
     }
 
-    /// The items that warps share.
+    /// How many items warps share.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn shared(&self) -> u32 {
         self.count - self.alone
     }
 }
 
-/// A warp's tile, which is part of a run.
+/// A warp's tile, which is part of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// The index of the item among the block's.
     pub(super) index: u32,
-    /// The tile's number in the run.
+    /// The tile's number in the row.
     pub(super) number: u32,
-    /// The number behind the item's last tile.
+    /// One past the number of the item's last tile.
     end: u32,
-    /// The tiles that the warp has from this one on.
+    /// How many tiles the warp has left, including this one.
     pub(super) left: u32,
     /// Whether the warp has no tile of the item before this one.
     pub(super) is_first: bool,
@@ -69,7 +69,7 @@ impl Tile {
         first.of_item(args, items, index, within)
     }
 
-    /// Tile `within` the block's item `index` or, if it is behind the item, one of a later item.
+    /// Tile `within` of the block's item `index` or, if the item has fewer tiles, of a later item.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_item(self, args: &PairwiseArgs, items: &Items, mut index: u32, mut within: u32) -> Self {
         while within >= items.tiles {
@@ -108,7 +108,7 @@ impl Tile {
         Items::number(self.index)
     }
 
-    /// The number of the run.
+    /// The number of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn run(self, args: &PairwiseArgs) -> u32 {
         if args.splits.get() == 1 { self.item() } else { self.item() / args.splits }

@@ -122,8 +122,8 @@ pub const fn peeled_vectors_within(per_thread: usize) -> usize {
     per_thread / 2 - 1
 }
 
-/// The fewest threads of a row group in these kernels. Fewer elements than two vectors are outside
-/// of the row's vectors, and a thread takes one of them.
+/// The fewest threads of a row group in these kernels. The elements outside of a row's vectors are
+/// fewer than those of two vectors, and each needs a thread.
 pub const fn peeled_group_threads(element_bytes: usize) -> usize {
     2 * 16 / element_bytes
 }
@@ -131,7 +131,7 @@ pub const fn peeled_group_threads(element_bytes: usize) -> usize {
 /// How many partial sums, of one word each, the workspace has room for.
 pub const MAX_PARTIALS: u32 = 132 * 800;
 
-/// Words that a warp publishes for its part of a split row: the online softmax of the part.
+/// Words that a warp, or a block, publishes for its part of a split row: the part's online softmax.
 pub const STATS_PARTS: u32 = 4;
 
 /// Words that each of the blocks that share a row publishes once per row: the [`STATS_PARTS`] of
@@ -175,7 +175,7 @@ pub const fn adder_shift(element_bytes: usize, threads: u32) -> u32 {
     }
 }
 
-/// Blocks of a grid of so many workers, adders included.
+/// Blocks of a grid of `workers` workers, adders included.
 pub const fn grid_of_workers(workers: u32, shift: u32) -> u32 {
     let period = 1 << shift;
     // In a grid of at most one period, the adder is the block after the workers.
@@ -188,7 +188,7 @@ pub const fn words_of_worker(sums: u32, term_bytes: usize) -> u32 {
     if term_bytes == 8 { sums } else { sums / 2 }
 }
 
-/// The most workers of a grid, if each publishes so many words. For each word, an adder publishes
+/// The most workers of a grid, if each publishes `words` words. For each word, an adder publishes
 /// at most two sums per period.
 pub const fn max_workers(words: u32, shift: u32) -> u32 {
     let period = 1 << shift;
@@ -295,8 +295,8 @@ pub struct CeilingArgs {
 }
 
 impl CeilingArgs {
-    /// Whether kernels that read and write so many arrays prefetch before the launches before them
-    /// have ended: like the losses, those do that read one array and write none.
+    /// Whether kernels that read `reads` arrays and write `writes` prefetch before the launches
+    /// before them have ended: like the losses, those do that read one array and write none.
     pub const fn asks_early(reads: usize, writes: usize) -> bool {
         reads == 1 && writes == 0
     }

@@ -57,8 +57,8 @@ impl<R: Real, const LOG_INPUT: bool, const LOG_TARGET: bool> Pairwise<R>
         [input_rank, target_rank]
     }
 
-    /// For t = 0 the term is 0 if x is finite and NaN otherwise, like 0 · x. For t = ∞ it is ∞ − t
-    /// x, as in PyTorch.
+    /// For t = 0 the term is 0 if x is finite and NaN otherwise, like 0 · x. For t = ∞ it is
+    /// ∞ − t x, as in PyTorch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn term<const PLAIN: bool>(self, input: R, target: R) -> [R; 2] {
         let difference = Self::difference::<R, PLAIN>(input, target);

@@ -36,8 +36,8 @@ use pass::Pass;
 /// - `$threads` and `$both`: how many threads of a dense block, and of one of the forward-backward
 ///   pass, a multiprocessor has registers for.
 /// - `$rows`, `$rows_both`: how many blocks of the forward pass by rows, and of the `_tiled`
-/// kernels, a multiprocessor has registers for without spills; `$packed`, `$packed_both`: the same
-/// of the `_packed` kernels; `$indexed` and the others: of the `_indexed` kernels.
+///   kernels, a multiprocessor has registers for without spills; `$packed`, `$packed_both`: the
+///   same of the `_packed` kernels; `$indexed` and the others: of the `_indexed` kernels.
 macro_rules! kernels {
     (
         $loss:ident, $type:ty, $threads:literal and $both:literal threads,

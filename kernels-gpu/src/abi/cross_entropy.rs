@@ -261,7 +261,7 @@ pub struct CrossEntropyArgs {
     /// kernels, the vectors of logits that a block has room for, followed by the target's
     /// probabilities or the class weights; 0 if it stages only logits.
     pub staged_vectors: u32,
-    /// Prefetch distance in rows: a block prefetches the row that is so many after its own into the
+    /// Prefetch distance in rows: a block prefetches the row that many rows after its own into the
     /// L2 cache; 0 for none. The results do not depend on it.
     pub ahead: u32,
     /// Bytes of that row that are prefetched, from its beginning on; no more than a row has.

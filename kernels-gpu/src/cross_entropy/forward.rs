@@ -95,7 +95,7 @@ pub(crate) unsafe fn forward_long<E: Element, const MODE: u32>(args: &CrossEntro
         index += 1;
         let Some(next) = row_at(index) else { return };
         row = next;
-        // The first warp has merged this row's partial statistics, which the next row overwrites.
+        // The first warp has merged this row's partials, which the next row overwrites.
         sync_threads();
     }
 }

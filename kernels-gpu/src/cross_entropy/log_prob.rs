@@ -1,10 +1,10 @@
 //! The log-probability of a row's class and the entropy of its distribution: the mode
 //! [`LOG_PROB`](super::mode::LOG_PROB) of the row kernels.
 //!
-//! With z = x/T, T the temperature, m the largest z of the row, S = Σ exp(z − m) and p =
-//! exp(z − m)/S, the results of a row are log p_y = (z_y − m) − log S and H = −Σ p log p = log S −
-//! μ, where μ = Σ p (z − m). Both are computed from differences z − m, so that neither cancels for
-//! large logits. The online softmax of cross-entropy therefore has a third sum, the *dot*
+//! With z = x/T, T the temperature, m the largest z of the row, S = Σ exp(z − m) and
+//! p = exp(z − m)/S, the results of a row are log p_y = (z_y − m) − log S and
+//! H = −Σ p log p = log S − μ, where μ = Σ p (z − m). Both are computed from differences z − m, so
+//! that neither cancels for large logits. The online softmax therefore has a third sum, the *dot*
 //! Σ exp(z − m) (z − m). The kernels reduce the largest x, not the largest z: z − m is computed as
 //! (x − max) / T.
 //!
@@ -278,16 +278,16 @@ macro_rules! kernels {
             resident_any_alignment, resident_packed, row_lanes, stream_blocks,
         };
 
-        /// The most vectors of a row that a thread holds in registers.
+        /// The most vectors of a row that a thread has in registers.
         pub const VECTORS: usize = $vectors;
 
-        /// The most vectors of a row that a thread of `forward_backward` holds in registers, by the
+        /// The most vectors of a row that a thread of `forward_backward` has in registers, by the
         /// bytes of an element: as many as with cross-entropy, so that sums have the same order.
         pub const fn vectors_with_gradients(element_bytes: usize) -> usize {
             if element_bytes == 2 { 2 * VECTORS } else { VECTORS }
         }
 
-        /// The vectors that a thread of `forward_backward_long` holds in registers, beside those
+        /// The vectors that a thread of `forward_backward_long` has in registers, beside those
         /// that its block stages in shared memory, by the bytes of an element.
         pub const fn vectors_beside(element_bytes: usize) -> usize {
             if element_bytes == 2 { VECTORS } else { VECTORS.div_ceil(2) }

@@ -1,9 +1,9 @@
 //! Cross-entropy of rows of logits x and a target distribution q: Σ q (m + log Σ exp(x − m) −
 //! x), where m is the largest logit of the row.
 //!
-//! If the target is a class y, with class weights w and label smoothing ε over C classes, q is (1 −
-//! ε) w_y at y, plus ε/C w at every class. If the target is probabilities t, q is w ((1 − ε) t +
-//! ε/C). A *vector* is 16 bytes of a row: what one load instruction reads.
+//! If the target is a class y, with class weights w and label smoothing ε over C classes, q is
+//! (1 − ε) w_y at y, plus ε/C w at every class. If the target is probabilities t, q is
+//! w ((1 − ε) t + ε/C). A *vector* is 16 bytes of a row: what one load instruction reads.
 //!
 //! The kernels' conditions:
 //! 1. `args` is as [`CrossEntropyArgs`](crate::abi::CrossEntropyArgs) says: every tensor that is
@@ -17,7 +17,7 @@
 //!    written in place, exactly over the tensor whose gradient it is.
 //! 4. A block has this much dynamic shared memory: 16 bytes for each of `staged_vectors` in
 //!    `forward_backward_long`; 16 bytes in `forward` and `forward_backward`; 16 bytes for each
-//!    vector that `ROWS_BLOCK` threads hold in registers in `forward_short_whole` and
+//!    vector that `ROWS_BLOCK` threads have in registers in `forward_short_whole` and
 //!    `forward_warp_whole`; a whole row in `forward_backward_staged`, and `part_vectors` vectors of
 //!    one in `forward_backward_split`, both twice unless `staged_vectors` is 0.
 
@@ -98,7 +98,7 @@ pub(crate) mod mode {
 /// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
 ///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_few` is for
 ///   grids of few rows: one vector a thread.
-/// * `forward_long`: one block per row, which holds one tile of the row at a time.
+/// * `forward_long`: one block per row, with one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block has the first tile in registers, and stages
 ///   as much of the rest as fits in shared memory.
 /// * `forward_backward_staged`: one block per row, which it stages in shared memory.
@@ -134,10 +134,10 @@ macro_rules! kernels {
             stream_blocks,
         };
 
-        /// The most vectors of a row that a thread holds in registers.
+        /// The most vectors of a row that a thread has in registers.
         pub const VECTORS: usize = $vectors;
 
-        /// The most vectors of a row that a thread of `forward_backward` holds in registers, by
+        /// The most vectors of a row that a thread of `forward_backward` has in registers, by
         /// the bytes of an element. For 16-bit elements and class targets, registers suffice for
         /// the exponentials of twice as many vectors; a row then takes half as many warps, and
         /// so half the work that every warp repeats once a row.
@@ -145,7 +145,7 @@ macro_rules! kernels {
             if MODE == mode::CLASS && element_bytes == 2 { 2 * VECTORS } else { VECTORS }
         }
 
-        /// The vectors that a thread of `forward_backward_long` holds in registers, beside those
+        /// The vectors that a thread of `forward_backward_long` has in registers, beside those
         /// that its block stages in shared memory, by the bytes of an element.
         pub const fn vectors_beside(element_bytes: usize) -> usize {
             if element_bytes == 2 { VECTORS } else { VECTORS.div_ceil(2) }
@@ -273,8 +273,8 @@ pub(crate) const fn barriers_of_attempts<E: Element>(mode: u32) -> u32 {
     if mode::has_attempts(mode, size_of::<E>()) { 9 } else { 6 }
 }
 
-/// Resident blocks of the `_packed` kernels: as many as registers allow. Kernels that were slower
-/// with one block fewer spill a few bytes.
+/// Resident blocks of the `_packed` kernels: as many as registers allow. Some kernels spill a few
+/// bytes, because they were slower with one block fewer.
 pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32 {
     match mode {
         mode::PROBABILITIES if size_of::<E>() == 2 => 4,
@@ -287,7 +287,7 @@ pub(crate) const fn resident_packed<E: Element>(mode: u32, computes: u32) -> u32
 }
 
 /// Resident blocks of the `_lane_rows` kernels: as many as registers allow (ptxas 13.0, sm_90).
-/// Kernels that were slower with one block fewer spill a few bytes.
+/// Some kernels spill a few bytes, because they were slower with one block fewer.
 pub(crate) const fn resident_lane_rows<E: Element>(mode: u32, computes: u32) -> u32 {
     if mode == mode::PROBABILITIES && computes != computes::LOSS {
         // A lane has two rows, of logits and of probabilities.
@@ -337,9 +337,9 @@ pub(crate) const fn staged_blocks(mode: u32) -> u32 {
 }
 
 /// The barriers of a kernel of staged rows. `of_classes` is their number for class targets, whose
-/// logits need one pass. With probabilities there is one barrier less, because it is in the branch
-/// of ignored rows, and no row is ignored. f64 and targets with a share for every class need two
-/// passes over the logits, with one more barrier between them.
+/// logits need one pass. With probabilities there is one barrier less: no row is ignored, so the
+/// branch for ignored rows is left out, which has one. f64 and targets with a share for every class
+/// need two passes over the logits, with one more barrier between them.
 pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u32 {
     let of_two_passes = if size_of::<E>() == 8 || mode::is_dense(mode) { 1 } else { 0 };
     let of_ignored = if mode == mode::PROBABILITIES { 1 } else { 0 };
@@ -424,7 +424,7 @@ pub(crate) const fn resident_any_alignment<E: Element>(blocks: u32) -> u32 {
     }
 }
 
-/// The most threads of a block that holds a row in registers: half as many for f64, whose elements
+/// The most threads of a block that has a row in registers: half as many for f64, whose elements
 /// take two registers each.
 pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
     match size_of::<E>() {
@@ -433,7 +433,7 @@ pub(crate) const fn block<E: Element>(threads: u32) -> u32 {
     }
 }
 
-/// The most threads of a block whose threads hold `per_thread` vectors each instead of `vectors`,
+/// The most threads of a block whose threads have `per_thread` vectors each instead of `vectors`,
 /// so that the longest row stays the same.
 pub(crate) const fn block_of_vectors<E: Element>(
     threads: u32,

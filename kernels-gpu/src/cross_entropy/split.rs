@@ -92,8 +92,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
                 staged.statistics()
             } else {
                 wait_for_copies::<0>();
-                // After this barrier, all threads have read what the first warp shared for the row
-                // before.
+                // Behind this barrier, all have read what the row before has shared.
                 sync_threads();
                 Stats::NONE
             };

@@ -45,7 +45,7 @@ impl Exchange {
         self.blocks
     }
 
-    /// How many words so many blocks have.
+    /// The number of words of `blocks` blocks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn words(blocks: u32) -> u32 {
         Self::ROUNDS * Self::WORDS * blocks

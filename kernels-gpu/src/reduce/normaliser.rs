@@ -130,8 +130,7 @@ impl Normaliser {
         if block + 1 < blocks {
             return;
         }
-        // This block's own sums are published, and no thread uses the shared memory of `block_sums`
-        // any more.
+        // This block's own sums are published, and the shared memory of `block_sums` is free again.
         sync_threads();
         let (thread, step) = (thread_idx_x(), block_dim_x());
         // SAFETY: the blocks before this one publish these words, and this one has.

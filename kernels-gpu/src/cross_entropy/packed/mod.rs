@@ -231,7 +231,7 @@ unsafe fn block<E: Element, const MODE: u32, const COMPUTES: u32, const LANES: u
     }
 }
 
-/// Whether a launch of a kernel with so many `lanes` per row can be an
+/// Whether a launch of a kernel with these `lanes` per row can be an
 /// [optimistic](attempt::OPTIMISTIC) one. Rows that several lanes share are too long to gain from
 /// it.
 const fn has_attempts<E: Element, const MODE: u32, const COMPUTES: u32>(lanes: u32) -> bool {

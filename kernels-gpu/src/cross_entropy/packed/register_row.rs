@@ -95,7 +95,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     }
 
     /// # Safety
-    /// As [`load`](Self::load), with accesses of so many `BYTES`.
+    /// As [`load`](Self::load), with accesses of `BYTES` bytes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_by<const BYTES: usize>(&mut self, source: SharedRow) {
         let columns = BYTES / size_of::<E>();
@@ -193,7 +193,7 @@ impl<E: Element, const COLS: usize> RegisterRow<E, COLS> {
     }
 
     /// # Safety
-    /// As [`store`](Self::store), with accesses of so many `BYTES`.
+    /// As [`store`](Self::store), with accesses of `BYTES` bytes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_by<const BYTES: usize>(&self, to: SharedRow) {
         let columns = BYTES / size_of::<E>();

@@ -76,7 +76,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         (index ^ self.source.order) * E::LANES
     }
 
-    /// Whether a vector of so many `accesses` has an element at position `lane`.
+    /// Whether a vector of `accesses` accesses has an element at position `lane`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has(lane: usize, accesses: u32) -> bool {
         ((lane * size_of::<E>() / ACCESS) as u32) < accesses
@@ -126,7 +126,7 @@ impl<E: Element, const ACCESS: usize> WideRow<E, ACCESS> {
         vectors
     }
 
-    /// The rest of the row, which has so many `accesses`, followed by −∞.
+    /// The rest of the row, which has `accesses` accesses, followed by −∞.
     ///
     /// # Safety
     /// As [`vector`](Self::vector)'s condition 1.

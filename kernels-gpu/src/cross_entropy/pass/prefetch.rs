@@ -92,7 +92,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     /// on.
     ///
     /// # Safety
-    /// As [`prefetch`](Self::prefetch), for so many of these bytes as `early_bytes` says.
+    /// As [`prefetch`](Self::prefetch), for as many of these bytes as `early_bytes` says.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn begin_at(&self, block: u32, (start, bytes): (u64, u32), group: RowGroup) {
         if block < self.args.early_blocks {

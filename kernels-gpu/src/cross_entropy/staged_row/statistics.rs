@@ -45,7 +45,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                 self.copy();
                 wait_for_copies::<0>();
             }
-            // Wait for all threads: the statistics of the warps are merged a second time.
+            // The statistics of the warps are merged again.
             sync_threads();
             self.exact_statistics(peeled)
         }

@@ -89,7 +89,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
                         sync_warp();
                         self.store(&rows);
                     }
-                    // No lane reads the stage any more: it may be loaded with another tile.
+                    // The stage is free for another tile.
                     sync_warp();
                 }
                 is_ahead = is_double && next < tile.count;
@@ -188,7 +188,7 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
         }
     }
 
-    /// Computes the rows of a tile by accesses of so many `BYTES`: in each turn, as many rows as
+    /// Computes the rows of a tile by accesses of `BYTES` bytes: in each turn, as many rows as
     /// the warp has lanes for. Returns the turns in which a row has pairs that are not plain: if
     /// bit k is set, the rows of turn k are left to [`turns_of_any`](Self::turns_of_any).
     ///

@@ -70,14 +70,14 @@ impl<E: Element> Rows<E> {
         }
     }
 
-    /// The lane's part of row `index` by accesses of so many `BYTES`; see
+    /// The lane's part of row `index` by accesses of `BYTES` bytes; see
     /// [`part_of`](Self::part_of).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn part<const BYTES: usize>(&self, i: u32, split: Split, tile: &TileArgs) -> Part {
         self.part_of(i, split, BYTES as u32, tile)
     }
 
-    /// The lane's part of row `index` by accesses of so many `bytes`. A row of 16-bit elements may
+    /// The lane's part of row `index` by accesses of `bytes` bytes. A row of 16-bit elements may
     /// have one element before its first word and one after its last, which are its
     /// [`edges`](Part::edges). If the words of the tensors begin at different bytes, all elements
     /// are edges.
@@ -113,7 +113,7 @@ impl<E: Element> Rows<E> {
 }
 
 impl Part {
-    /// [`edges_of`](Self::edges_of) a part whose accesses have so many `BYTES`.
+    /// [`edges_of`](Self::edges_of) a part whose accesses have `BYTES` bytes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn edges<E: Element, const BYTES: usize>(self) -> Option<Self> {
         if BYTES as u32 == WORD { self.edges_of::<E>() } else { None }

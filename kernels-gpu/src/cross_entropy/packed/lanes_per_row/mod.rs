@@ -211,8 +211,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             let (mut stats, mut unit) = (Stats::NONE, E::Real::ONE);
             if COMPUTES != computes::GRADIENTS {
                 if of_exps {
-                    // Exponentials will overwrite the logits of the classes: wait until all lanes
-                    // have read them.
+                    // Exponentials overwrite the logits of classes, which all lanes have read.
                     sync_warp();
                     (stats, unit) = self.statistics::<true>(pass, first, near, split);
                 } else {
@@ -230,7 +229,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                     factors_of_row::<E, MODE, COMPUTES, false>(pass, &label, stats, row, scale);
                 factors.factor = factors.factor * unit;
             }
-            // Wait until all lanes have read the logit of their row's class.
+            // All lanes have read the logit of their row's class.
             sync_warp();
             let mut turn = 0;
             while turn < WARP_SIZE && first + turn < rows {

@@ -2,9 +2,13 @@
 //! what it draws, where it lays that out, and what it says of results.
 
 use std::error::Error;
+use std::path::Path;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
+#[path = "../benches/losses/document.rs"]
+#[expect(dead_code, reason = "bench_document.rs tests it")]
+mod document;
 #[path = "../benches/losses/heat.rs"]
 mod heat;
 #[path = "../benches/losses/layout.rs"]
@@ -200,6 +204,15 @@ fn the_command_line_says_what_is_drawn() {
 }
 
 #[test]
+fn a_document_goes_with_a_landscape_or_with_results() {
+    let of_document = options(&["--landscape", "--document", "a.md", "--no-peers"]).unwrap();
+    assert_eq!(of_document.document.as_deref(), Some(Path::new("a.md")));
+    assert!(of_document.landscape.unwrap().named.is_empty());
+    let of_results = options(&["--from", "a.json", "--document", "a.md"]).unwrap();
+    assert!(of_results.document.is_some() && of_results.landscape.is_none());
+}
+
+#[test]
 fn the_command_line_says_whether_first_calls_are_measured() {
     let all = options(&["--bench", "--first-call", "MSE"]).unwrap();
     let first_call = all.first_call.unwrap();
@@ -220,11 +233,11 @@ fn options_that_do_not_go_together_are_named() {
         (vec!["--peers-shapes", "1"], "expected --landscape beside --peers-shapes"),
         (
             vec!["--landscape", "--from", "x"],
-            "--from measures nothing: expected --picture beside it, got --landscape",
+            "--from measures nothing: expected --picture or --document beside it, got --landscape",
         ),
         (
             vec!["--seed", "1", "--from", "x"],
-            "--from measures nothing: expected --picture beside it, got --seed",
+            "--from measures nothing: expected --picture or --document beside it, got --seed",
         ),
         (
             vec!["--landscape", "MSE"],
@@ -242,6 +255,19 @@ fn options_that_do_not_go_together_are_named() {
         (
             vec!["--landscape", "--no-peers", "--peers-shapes", "1"],
             "--no-peers leaves out what --peers-shapes limits: expected one",
+        ),
+        (vec!["--document", "x"], "expected --landscape beside --document"),
+        (
+            vec!["--landscape", "--document", "x", "--seed", "1"],
+            "--document names the shapes: expected no --seed beside it",
+        ),
+        (
+            vec!["--landscape", "--document", "x", shape[0], shape[1]],
+            "--document names the shapes: expected no --shape beside it",
+        ),
+        (
+            vec!["--landscape", "--document", "x", "--peers-shapes", "1"],
+            "--document names the shapes: expected no --peers-shapes beside it",
         ),
         (vec!["--landscape", "--shapes", "0"], "--shapes 0: expected one at least"),
         (vec!["--landscape", "--max-mib", "8"], "--max-mib 8: expected 16 to 2048"),

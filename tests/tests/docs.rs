@@ -28,6 +28,7 @@ fn links_lead_to_files_that_hold_what_is_named() {
         "CONTRIBUTING.md",
         "CHANGELOG.md",
         "docs/architecture.md",
+        "docs/performance.md",
         "docs/reliability.md",
         "docs/semantics.md",
     ] {

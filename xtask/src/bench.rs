@@ -12,11 +12,17 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Bench) -> anyhow::Result<()> {
         // Before the benchmark is compiled.
         ensure!(path.is_file(), "--from {}: expected a file", path.display());
     }
+    if let Some(path) = &flags.document {
+        ensure!(path.is_file(), "--document {}: expected a file", path.display());
+    }
     let mut args: Vec<OsString> = flags.names.clone();
     args.extend(flags.no_peers.then(|| "--no-peers".into()));
-    for (option, path) in
-        [("--json", &flags.json), ("--picture", &flags.picture), ("--from", &flags.from)]
-    {
+    for (option, path) in [
+        ("--json", &flags.json),
+        ("--picture", &flags.picture),
+        ("--from", &flags.from),
+        ("--document", &flags.document),
+    ] {
         if let Some(path) = path {
             // Cargo starts a benchmark in its package's directory.
             args.extend([option.into(), std::path::absolute(path)?.into()]);

@@ -52,6 +52,9 @@ xflags::xflags! {
             optional --picture path: PathBuf
             /// Measures nothing, and shows the results in this JSON file.
             optional --from path: PathBuf
+            /// Measures the shapes that the tables of this Markdown file name, in place of any that
+            /// are drawn, and writes the figures into the tables; with --from, those of that file.
+            optional --document path: PathBuf
             /// Measures first calls instead of the fixed list, each in a new process without the
             /// driver's cache: from Gpu::new to the result, and the call alone.
             optional --first-call

@@ -237,8 +237,9 @@ mod tests {
     use super::*;
 
     /// Suites of tests/tests that run no kernel on a GPU.
-    const WITHOUT_GPU: [&str; 8] = [
+    const WITHOUT_GPU: [&str; 9] = [
         "api",
+        "bench_document",
         "bench_landscape",
         "bench_results",
         "docs",

@@ -7,28 +7,36 @@
 
 use crate::arena::Arena;
 use crate::data::Data;
+use crate::document::{self, Document};
 use crate::layout::Layout;
 use crate::options::{Landscape, Options};
 use crate::shapes::{Dtype, Random, Shape};
 use crate::subject::{SCALARS, Subject};
+use crate::table::list;
 use crate::timing::{Graph, interleaved};
 use crate::{Pattern, Result, ceiling, options, peers};
 use fused_loss::{Gpu, Workspace};
 use half::{bf16, f16};
 use serde_json::{Value, json};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tests::number::Number;
 
 /// Samples of each candidate.
 const SAMPLES: usize = 11;
 
-/// Measures the shapes, and lets the other libraries measure some of them.
-pub(crate) fn measure(options: &Options, landscape: &Landscape) -> Result<Value> {
-    let (seed, shapes) = choose(landscape);
+/// Measures the shapes, those of a document if there is one, and lets the other libraries measure
+/// some of them.
+pub(crate) fn measure(
+    options: &Options,
+    landscape: &Landscape,
+    document: Option<&Document>,
+) -> Result<Value> {
+    let (seed, shapes) = choose(landscape, document);
     let gpu = if landscape.emulated { Gpu::emulated(0)? } else { Gpu::new(0)? };
     println!("{}, {} shapes, medians of {SAMPLES} samples", gpu.name(), shapes.len());
     let mut results = json!({
         "device": gpu.name(),
+        "date": document::date(since_1970()),
         "samples": SAMPLES,
         "landscape": { "seed": seed.to_string(), "shapes": shapes.len() },
         "rows": [],
@@ -65,7 +73,12 @@ pub(crate) fn measure(options: &Options, landscape: &Landscape) -> Result<Value>
     // The device is theirs now.
     drop((arena, gpu));
     if !options.no_peers {
-        let cases = chosen_for_peers(&results, &shapes, &layouts, seed, landscape.peers_shapes);
+        let rows = list(&results["rows"]).collect();
+        let rows = match document {
+            Some(document) => compared(rows, &shapes, document),
+            None => sample(rows, seed, landscape.peers_shapes),
+        };
+        let cases = cases(rows, &shapes, &layouts);
         peers::add_landscape(&mut results, &cases);
         save(&results)?;
     }
@@ -73,19 +86,23 @@ pub(crate) fn measure(options: &Options, landscape: &Landscape) -> Result<Value>
 }
 
 /// The seed, new where none is given, and the shapes. Prints how to measure them again.
-fn choose(landscape: &Landscape) -> (u64, Vec<Shape>) {
-    let now = || {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Few enough digits to be read out.
-        since.as_nanos() as u64 % 1_000_000_000
-    };
+fn choose(landscape: &Landscape, document: Option<&Document>) -> (u64, Vec<Shape>) {
+    // Few enough digits to be read out.
+    let now = || since_1970().as_nanos() as u64 % 1_000_000_000;
     let seed = landscape.seed.unwrap_or_else(now);
     println!("seed {seed}");
+    if let Some(document) = document {
+        return (seed, document.shapes());
+    }
     if !landscape.named.is_empty() {
         return (seed, landscape.named.clone());
     }
     let draw = |index| Shape::draw(seed, index, landscape.range);
     (seed, (0..landscape.shapes as u64).map(draw).collect())
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn layout(shape: &Shape, landscape: &Landscape) -> Layout {
@@ -176,18 +193,26 @@ fn traffic(arena: &Arena, layout: &Layout) -> (Pattern, Vec<Vec<u64>>, usize) {
     (Pattern { reads: 2, writes: 1, ..none }, copies(&[0, third, layout.gradient]), third)
 }
 
-/// The shapes for the other libraries, as they are to repeat them: half of them those that we are
-/// furthest from the ceiling on, the rest any; the slowest first, in case time runs out.
-fn chosen_for_peers(
-    results: &Value,
-    shapes: &[Shape],
-    layouts: &[Layout],
-    seed: u64,
-    most: usize,
-) -> Vec<Value> {
-    let rows = results["rows"].as_array().expect("rows are a list");
-    let mut ranked: Vec<&Value> = rows.iter().collect();
-    let ratio = |row: &Value| row["ratio"].as_f64().unwrap_or(f64::NAN);
+/// The part of the ceiling that a row reaches.
+fn ratio(row: &Value) -> f64 {
+    row["ratio"].as_f64().unwrap_or(f64::NAN)
+}
+
+/// The shape that a row was measured of: its index.
+fn shape_at(row: &Value, shapes: &[Shape]) -> Option<usize> {
+    let name = row["name"].as_str()?;
+    shapes.iter().position(|shape| shape.to_string() == name)
+}
+
+/// The rows for the other libraries: those that a document has a column for.
+fn compared<'a>(mut rows: Vec<&'a Value>, shapes: &[Shape], document: &Document) -> Vec<&'a Value> {
+    rows.retain(|row| shape_at(row, shapes).is_some_and(|at| document.compares(&shapes[at])));
+    rows
+}
+
+/// The rows for the other libraries: half of them those that we are furthest from the ceiling on,
+/// the rest any.
+fn sample(mut ranked: Vec<&Value>, seed: u64, most: usize) -> Vec<&Value> {
     ranked.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
     let mut random = Random::new(seed, u64::MAX);
     let slowest = most.div_ceil(2).min(ranked.len());
@@ -195,14 +220,19 @@ fn chosen_for_peers(
     while ranked.len() < most && !rest.is_empty() {
         ranked.push(rest.remove(random.below(rest.len())));
     }
-    ranked.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+    ranked
+}
+
+/// The shapes of these rows, as the other libraries are to repeat them; the slowest first, in case
+/// time runs out.
+fn cases(mut rows: Vec<&Value>, shapes: &[Shape], layouts: &[Layout]) -> Vec<Value> {
+    rows.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
     let case = |row: &Value| {
-        let name = row["name"].as_str()?;
-        let at = shapes.iter().position(|shape| shape.to_string() == name)?;
+        let at = shape_at(row, shapes)?;
         let (shape, layout) = (&shapes[at], &layouts[at]);
         let extras: Vec<_> = shape.extras.iter().map(|extra| extra.name()).collect();
         Some(json!({
-            "name": name,
+            "name": shape.to_string(),
             "loss": shape.loss.name(),
             "dtype": shape.dtype.name(),
             "pass": shape.pass.name(),
@@ -214,5 +244,5 @@ fn chosen_for_peers(
             "calls": layout.calls,
         }))
     };
-    ranked.into_iter().filter_map(case).collect()
+    rows.into_iter().filter_map(case).collect()
 }

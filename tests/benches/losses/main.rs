@@ -10,11 +10,13 @@
 //! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.
 //!
 //! `--landscape` measures shapes that are drawn at random in place of the fixed rows, `--first-call`
-//! what a program waits for before its first result.
+//! what a program waits for before its first result. `--document` measures the shapes that a
+//! document names, and writes the figures into it.
 
 mod arena;
 mod ceiling;
 mod data;
+mod document;
 mod first_call;
 mod heat;
 mod landscape;
@@ -92,9 +94,16 @@ fn run() -> Result<()> {
     if let Some(first_call) = &options.first_call {
         return first_call::run(first_call, &options.wanted);
     }
+    let document = match &options.document {
+        Some(path) => Some((path, options::document(path)?)),
+        None => None,
+    };
     let results = match (&options.from, &options.landscape) {
         (Some(path), _) => options::results(path)?,
-        (None, Some(landscape)) => landscape::measure(&options, landscape)?,
+        (None, Some(landscape)) => {
+            let document = document.as_ref().map(|(_, document)| document);
+            landscape::measure(&options, landscape, document)?
+        }
         (None, None) => measure(&options)?,
     };
     let of_landscape = results["landscape"].is_object();
@@ -105,6 +114,9 @@ fn run() -> Result<()> {
     if let Some(path) = &options.picture {
         let svg = if of_landscape { heat::svg(&results)? } else { picture::svg(&results)? };
         options::write(path, &svg)?;
+    }
+    if let Some((path, document)) = &document {
+        options::write(path, &document.filled(&results)?)?;
     }
     match table::list(&results["failed"]).count() {
         _ if options.from.is_some() => Ok(()),

@@ -1,6 +1,7 @@
 //! What the command line asks for.
 
 use crate::Result;
+use crate::document::Document;
 use crate::shapes::{LEAST_BYTES, Loss, MOST_BYTES, Range, Shape};
 use serde_json::Value;
 use std::fmt;
@@ -16,6 +17,7 @@ pub(crate) struct Options {
     pub(crate) json: Option<PathBuf>,
     pub(crate) picture: Option<PathBuf>,
     pub(crate) from: Option<PathBuf>,
+    pub(crate) document: Option<PathBuf>,
     pub(crate) landscape: Option<Landscape>,
     pub(crate) first_call: Option<FirstCall>,
 }
@@ -62,7 +64,7 @@ struct Given {
 
 const EXPECTED: &str = "expected --no-peers, --json FILE, --picture FILE, --from FILE or a part \
     of a name, or --landscape with --seed N, --shapes N, --only LOSS, --max-mib N, --shape TEXT, \
-    --peers-shapes N, or --first-call";
+    --peers-shapes N, or --document FILE beside --landscape or --from, or --first-call";
 
 /// An option's value, which must be there and be of its type.
 fn value<T: FromStr<Err: fmt::Display>>(
@@ -87,6 +89,7 @@ impl Options {
                 "--json" => &mut options.json,
                 "--picture" => &mut options.picture,
                 "--from" => &mut options.from,
+                "--document" => &mut options.document,
                 option => {
                     match option {
                         "--no-peers" => options.no_peers = true,
@@ -144,6 +147,7 @@ impl Given {
             ("--json", options.json.is_some()),
             ("--picture", options.picture.is_some()),
             ("--from", options.from.is_some()),
+            ("--document", options.document.is_some()),
             ("--no-peers", options.no_peers),
             ("--landscape", self.landscape),
             ("--shape", !self.named.is_empty()),
@@ -166,6 +170,7 @@ impl Given {
             ("--shape", !self.named.is_empty()),
             ("--peers-shapes", self.peers_shapes.is_some()),
             ("--emulated", self.emulated),
+            ("--document", options.document.is_some() && options.from.is_none()),
         ];
         let of_a_run = [
             ("a name", !options.wanted.is_empty()),
@@ -178,7 +183,8 @@ impl Given {
                 first(&of_a_run).or_else(|| first(&of_draws)).or_else(|| first(&of_landscape))
         {
             return Err(format!(
-                "--from measures nothing: expected --picture beside it, got {got}"
+                "--from measures nothing: expected --picture or --document beside it, \
+                 got {got}"
             )
             .into());
         }
@@ -194,6 +200,11 @@ impl Given {
                  got {name}"
             )
             .into());
+        }
+        if options.document.is_some()
+            && let Some(got) = first(&of_draws).or_else(|| first(&of_landscape[..2]))
+        {
+            return Err(format!("--document names the shapes: expected no {got} beside it").into());
         }
         if !self.named.is_empty()
             && let Some(got) = first(&of_draws)
@@ -226,6 +237,13 @@ impl Given {
 /// Writes a file; an error names it.
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     Ok(std::fs::write(path, text).map_err(|why| format!("{}: {why}", path.display()))?)
+}
+
+/// Reads a document with tables of shapes; an error names the file.
+pub(crate) fn document(path: &Path) -> Result<Document> {
+    let named = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|why| named(&why))?;
+    Ok(Document::new(&text).map_err(|why| named(&why))?)
 }
 
 /// Reads the results of an earlier run; an error names the file.

@@ -210,6 +210,20 @@ fn rows_of_whole_lines_off_boundaries() {
     }
 }
 
+/// Rows whose length and gap together are a multiple of 64 bytes would begin in the same bank of
+/// shared memory, too.
+#[test]
+fn rows_with_gaps_up_to_whole_lines() {
+    let place = |gap| Place { gaps: [gap; 2], offsets: [0, 1] };
+    for (cols, gap) in [(13, 3), (26, 6), (39, 9), (51, 13), (77, 19)] {
+        Case::<f32>::new([ROWS, cols], place(gap), Options::None).check();
+        Case::<bf16>::new([ROWS, cols], place(gap), Options::None).check();
+        Case::<f64>::new([ROWS, cols], place(gap), Options::None).check();
+        Case::<f32>::new([ROWS, cols], place(gap), Options::SmoothedWeights(0)).check();
+        check_probabilities::<f64>(cols, place(gap));
+    }
+}
+
 /// The weights of the classes of a vector are loaded as one where both are aligned alike, and by
 /// aligned words where they are not, unless these words are beyond the weights.
 #[test]

@@ -204,13 +204,13 @@ impl<'a> Launches<'a> {
     /// from which it would be computed.
     ///
     /// 16-bit probabilities and weights are staged only if they are aligned like the logits of each
-    /// row, because an asynchronous copy has at least 4 bytes. H200, 2026-11-30, loss and gradients,
-    /// ceiling ÷ ours with misaligned probabilities read from global memory and staged: f64, 500
-    /// columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63; f32, 1000 columns 0.58 and 0.87, 60,001
-    /// columns 0.62 and 0.79; but bf16, 1500 columns 0.48 and 0.45. With class weights and
-    /// smoothing, misaligned: f32, 13,001 columns 0.62 and 0.67, 70,001 columns 0.51 and 0.59; but
-    /// bf16, 4097 columns 0.48 and 0.42. Aligned (2026-11-28): bf16, 8192 columns 0.53 and 0.56; but
-    /// f64, 1024 columns 0.67 and 0.58.
+    /// row, because an asynchronous copy has at least 4 bytes. H200, 2026-11-30, loss and
+    /// gradients, ceiling ÷ ours with misaligned probabilities read from global memory and staged:
+    /// f64, 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63; f32, 1000 columns 0.58 and
+    /// 0.87, 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48 and 0.45. With class weights
+    /// and smoothing, misaligned: f32, 13,001 columns 0.62 and 0.67, 70,001 columns 0.51 and 0.59;
+    /// but bf16, 4097 columns 0.48 and 0.42. Aligned (2026-11-28): bf16, 8192 columns 0.53 and
+    /// 0.56; but f64, 1024 columns 0.67 and 0.58.
     fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
         let can_stage = |rows: Matrix| {
             self.element_bytes >= 4 || rows_are_alike(&rows, &args.input, self.element_bytes)

@@ -180,16 +180,17 @@ impl Rows {
         self.would_collide() && self.strides.iter().any(has_gap)
     }
 
-    /// The most bytes of a row for which it takes less time to copy each row separately than to read
-    /// rows that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off, ceiling ÷ ours
-    /// with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns 0.65 and 0.74;
-    /// forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75; backward, 128
-    /// columns 0.69 and 0.70. In f64 (2026-11-30): forward-backward, 32 columns 0.29 and 0.51, 128
-    /// columns 0.54 and 0.67; forward, 24 columns 0.40 and 0.36, 128 columns 0.64 and 0.55. From
-    /// probabilities, f64: forward-backward, 16 columns 0.17 and 0.35, 64 columns 0.39 and 0.45,
-    /// 128 columns 0.51 and 0.48; forward and backward, 16 columns 0.23 and 0.35, 0.41 and 0.53, 24
-    /// columns 0.54 and 0.44, 0.77 and 0.55. With gaps, backward, f64, 39 columns 0.47 and 0.56, 77
-    /// columns 0.65 and 0.63; f32, 205 columns 0.77 and 0.82; but bf16, 77 columns 0.44 and 0.36.
+    /// The most bytes of a row for which it takes less time to copy each row separately than to
+    /// read rows that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off,
+    /// ceiling ÷ ours with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns
+    /// 0.65 and 0.74; forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75;
+    /// backward, 128 columns 0.69 and 0.70. In f64 (2026-11-30): forward-backward, 32 columns 0.29
+    /// and 0.51, 128 columns 0.54 and 0.67; forward, 24 columns 0.40 and 0.36, 128 columns 0.64 and
+    /// 0.55. From probabilities, f64: forward-backward, 16 columns 0.17 and 0.35, 64 columns 0.39
+    /// and 0.45, 128 columns 0.51 and 0.48; forward and backward, 16 columns 0.23 and 0.35, 0.41
+    /// and 0.53, 24 columns 0.54 and 0.44, 0.77 and 0.55. With gaps, backward, f64, 39 columns 0.47
+    /// and 0.56, 77 columns 0.65 and 0.63; f32, 205 columns 0.77 and 0.82; but bf16, 77 columns
+    /// 0.44 and 0.36.
     fn most_bytes_apart(&self, pass: Pass) -> usize {
         match (pass, self.element_bytes) {
             // Not measured.

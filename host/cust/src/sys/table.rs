@@ -11,6 +11,17 @@ pub(crate) struct Wanted {
     pub(crate) since: Option<c_int>,
 }
 
+impl Wanted {
+    /// The function of a line, which names one version or none.
+    pub(crate) const fn new(name: &'static str, since: &[c_int]) -> Self {
+        let since = match since {
+            [since, ..] => Some(*since),
+            [] => None,
+        };
+        Wanted { name, since }
+    }
+}
+
 /// Defines the table of addresses, and for each of its lines a function that calls through it.
 ///
 /// A line that ends in `since 11080` is one that drivers before CUDA 11.8 lack: a call of it then
@@ -24,10 +35,12 @@ macro_rules! driver_functions {
         }
 
         impl Table {
-            /// The functions' names and parameters.
+            /// The functions, and the types of their parameters.
             #[cfg(test)]
-            pub(crate) const LINES: &'static [(&'static str, &'static [&'static str])] =
-                &[$((stringify!($name), &[$(stringify!($type)),*]),)+];
+            pub(crate) const LINES: &'static [(Wanted, &'static [&'static str])] = &[$((
+                Wanted::new(stringify!($name), &[$($since)?]),
+                &[$(stringify!($type)),*],
+            ),)+];
 
             /// # Safety
             /// `find` returns null or the address of the driver's function of that name, which has
@@ -39,9 +52,7 @@ macro_rules! driver_functions {
                         unsafe extern "C" fn absent($(_: $type),*) -> CUresult {
                             CUresult::CUDA_ERROR_NOT_SUPPORTED
                         }
-                        let since: &[c_int] = &[$($since)?];
-                        let wanted =
-                            Wanted { name: stringify!($name), since: since.first().copied() };
+                        let wanted = Wanted::new(stringify!($name), &[$($since)?]);
                         let address = find(wanted);
                         if address.is_null() {
                             missing.push(wanted);

@@ -347,12 +347,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "unaligned_copy_short",
         what: "the copy of an unaligned vector leaves out its last word",
-        file: "row/ring.rs",
-        lines: "to.words::<u32>().copy_word(word as u32, (from as *const u32).wrapping_add(word));",
-        from: "to.words::<u32>().copy_word(word as u32, (from as *const u32).wrapping_add(word));",
-        to: "if word < 3 {
-                to.words::<u32>().copy_word(word as u32, (from as *const u32).wrapping_add(word));
-            }",
+        file: "copy.rs",
+        lines: "copy_words::<u32, 4>(to, from);",
+        from: "copy_words::<u32, 4>(to, from)",
+        to: "copy_words::<u32, 3>(to, from)",
         test: "grids::probabilities_that_are_aligned_otherwise",
         seen: Seen::OnEmulator,
     },

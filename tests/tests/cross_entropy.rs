@@ -692,26 +692,33 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
-/// More rows of float64 than a launch has blocks: a block takes one after the other.
+/// More rows of float64 than a launch has blocks: a block takes one after the other, and each has
+/// an upstream gradient of its own.
 #[test]
 fn long_rows_of_f64_that_share_a_block() {
-    let (rows, cols, stream) = (53_000, 769, gpu().stream().unwrap());
-    let mut input = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
-    let class = |row: usize| if row < 5 || row + 5 > rows { row as i64 % 769 } else { -100 };
+    let (rows, cols, stream) = (53_000, 513, gpu().stream().unwrap());
+    let input = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
+    let mut gradients = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
+    let class = |row: usize| if row < 5 || row + 5 > rows { (row % cols) as i64 } else { -100 };
     let classes: Vec<i64> = (0..rows).map(class).collect();
     let target = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
-    let mut loss = Loss::zeros(gpu(), []).unwrap();
+    let upstream: Vec<f64> = (0..rows).map(|row| (row % 3) as f64 + 1.0).collect();
+    let upstreams = Tensor::from_slice(gpu(), [rows], &upstream).unwrap();
+    let mut losses = Loss::zeros(gpu(), [rows]).unwrap();
     let mut workspace = Workspace::new(gpu()).unwrap();
-    CrossEntropy::sum()
-        .forward_backward_in_place(&mut input, &target, &mut loss, &mut workspace, &stream)
+    let grads = Grads::input(&mut gradients).scaled_by(&upstreams);
+    CrossEntropy::none()
+        .forward_backward_into(&input, &target, &mut losses, grads, &mut workspace, &stream)
         .unwrap();
-    let counting = classes.iter().filter(|&&class| class >= 0).count() as f64;
-    let expected = counting * (cols as f64).ln();
-    assert_relative_eq!(loss.item().unwrap(), expected, max_relative = 1e-12);
-    for (row, by) in input.to_vec().unwrap().chunks(cols).enumerate() {
+    for (row, &loss) in losses.to_vec().unwrap().iter().enumerate() {
+        let expected = if classes[row] < 0 { 0.0 } else { (cols as f64).ln() };
+        assert!((loss - expected).abs() <= 1e-14, "row {row}: expected {expected}, got {loss}");
+    }
+    for (row, by) in gradients.to_vec().unwrap().chunks(cols).enumerate() {
         for (col, &by) in by.iter().enumerate() {
             let of_class = if classes[row] == col as i64 { 1.0 } else { 0.0 };
-            let expected = if classes[row] < 0 { 0.0 } else { 1.0 / cols as f64 - of_class };
+            let of_row = if classes[row] < 0 { 0.0 } else { 1.0 / cols as f64 - of_class };
+            let expected = upstream[row] * of_row;
             assert!(
                 (by - expected).abs() <= 1e-14,
                 "row {row}, {col}: expected {expected}, got {by}"
@@ -720,12 +727,14 @@ fn long_rows_of_f64_that_share_a_block() {
     }
 }
 
-/// The same with probabilities that are aligned otherwise than the logits, whose rows no block
-/// stages whole: it counts its rows in shared memory.
+/// The same with gradients of probabilities, whose rows no block stages whole: it counts its rows
+/// in shared memory.
 #[test]
 fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     let (rows, cols, stream) = (53_000, 513, gpu().stream().unwrap());
-    let mut input = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
+    let input = Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap();
+    let [mut by_input, mut by_target] =
+        [(); 2].map(|()| Tensor::<f64>::zeros(gpu(), [rows, cols]).unwrap());
     let class = |row: usize| row % cols;
     let mut probabilities = vec![0.0; rows * cols];
     probabilities.chunks_mut(cols).enumerate().for_each(|(row, t)| t[class(row)] = 1.0);
@@ -733,12 +742,13 @@ fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     let target = Targets::from(target.view());
     let mut loss = Loss::zeros(gpu(), []).unwrap();
     let mut workspace = Workspace::new(gpu()).unwrap();
+    let grads = Grads::both(&mut by_input, &mut by_target);
     CrossEntropy::sum()
-        .forward_backward_in_place(&mut input, target, &mut loss, &mut workspace, &stream)
+        .forward_backward_into(&input, target, &mut loss, grads, &mut workspace, &stream)
         .unwrap();
-    let expected = rows as f64 * (cols as f64).ln();
-    assert_relative_eq!(loss.item().unwrap(), expected, max_relative = 1e-12);
-    for (row, by) in input.to_vec().unwrap().chunks(cols).enumerate() {
+    let of_row = (cols as f64).ln();
+    assert_relative_eq!(loss.item().unwrap(), rows as f64 * of_row, max_relative = 1e-12);
+    for (row, by) in by_input.to_vec().unwrap().chunks(cols).enumerate() {
         for (col, &by) in by.iter().enumerate() {
             let of_class = if class(row) == col { 1.0 } else { 0.0 };
             let expected = 1.0 / cols as f64 - of_class;
@@ -748,6 +758,8 @@ fn long_rows_of_f64_with_probabilities_that_share_a_block() {
             );
         }
     }
+    let by_target = by_target.to_vec().unwrap();
+    assert!(by_target.iter().all(|by| (by - of_row).abs() <= 1e-14));
 }
 
 /// Σ (x − m) over the classes is beyond f32, the loss is not; nor is it where one logit is far

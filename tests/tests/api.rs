@@ -1,14 +1,14 @@
-//! The public face in one list, data/api.txt: a change of it is seen in review, and on purpose.
+//! The public API in one list, data/api.txt, so that a review shows every change to it.
 //!
-//! It is read from the source, which rustfmt has laid out: what is `pub`, what public traits and
-//! enums hold, and what is implemented. `FUSED_LOSS_WRITE_API=1 cargo test -p fused-loss-tests
-//! --test api` writes it anew.
+//! The list comes from the source in rustfmt's layout: `pub` items, the members of public traits
+//! and enums, and implementations. `FUSED_LOSS_WRITE_API=1 cargo test -p fused-loss-tests --test
+//! api` writes it anew.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::{env, fs};
 
-/// Adds the items of a file, or those of a directory, but not their tests.
+/// Adds the items of a file or of all files in a directory, without their tests.
 fn read(path: &Path, items: &mut Vec<String>) {
     if path.file_stem().is_some_and(|name| name == "tests") {
         return;
@@ -23,13 +23,13 @@ fn read(path: &Path, items: &mut Vec<String>) {
     items.extend(public(&fs::read_to_string(path).unwrap()));
 }
 
-/// The public items of a source, each behind the block that it is in.
+/// The public items of a source, each after the head of the block that contains it.
 fn public(source: &str) -> Vec<String> {
     let code = source.split("#[cfg(test)]\nmod tests").next().unwrap();
     let code = code.split("#[cfg(all(test, ").next().unwrap();
     let mut lines = code.lines().filter(|line| !line.trim_start().starts_with("//")).peekable();
     let (mut items, mut attributes) = (Vec::new(), Vec::new());
-    // The heads of the blocks around, and how far each is indented.
+    // The heads of the enclosing blocks, and the indentation of each.
     let mut around: Vec<(usize, String)> = Vec::new();
     while let Some(line) = lines.next() {
         let (text, indent) = (line.trim(), line.len() - line.trim_start().len());
@@ -56,7 +56,7 @@ fn public(source: &str) -> Vec<String> {
         if !is_public && !is_impl && !is_of_public {
             continue;
         }
-        // The whole head of an item: up to its block, or its end.
+        // The whole head of an item: up to its block or to its end.
         let mut head = text.to_owned();
         let is_field = !head.contains(" fn ") && !is_impl && head.ends_with(',');
         while !is_field && !head.ends_with(['{', ';', '}']) {

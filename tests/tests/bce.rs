@@ -1,4 +1,4 @@
-//! Binary cross-entropy of logits, beyond PyTorch's answers (golden.rs).
+//! Binary cross-entropy of logits, beyond the cases that golden.rs compares with PyTorch.
 
 use fused_loss::reduction::ElementwiseReduction;
 use fused_loss::{
@@ -14,7 +14,7 @@ fn draw<T: Number>(seed: u64, len: usize, by: f64, plus: f64) -> Vec<T> {
     uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value) * by + plus)).collect()
 }
 
-/// What there is one weight for.
+/// The shape of a weight: one number for all elements, or one per column, row or element.
 #[derive(Clone, Copy, Debug)]
 enum OneFor {
     All,
@@ -51,7 +51,8 @@ fn term([x, y, w, p]: [f64; 4]) -> [f64; 3] {
     [value, w * ((1.0 + (p - 1.0) * y) * sigmoid - p * y), w * (log_other - p * log_sigmoid)]
 }
 
-/// Rows with gaps or without, weights of every shape, and every reduction: forward and backward.
+/// Checks forward and backward of one reduction, with weights of one shape, in rows with or without
+/// gaps.
 fn check<T: Number, R: ElementwiseReduction>(
     shape: [usize; 2],
     gap: usize,
@@ -108,7 +109,8 @@ fn check<T: Number, R: ElementwiseReduction>(
         let of = |at: usize| expected[at][1 + which] * scale(at);
         let largest = (0..len).map(|at| of(at).abs()).fold(0.0, f64::max);
         for (at, got) in got.iter().enumerate() {
-            // Halves allow for an error of the scale; weights and logits have up to 10 of it.
+            // 16-bit types allow for an error of the scale. Weights and logits reach 10 times the
+            // scale.
             let off = (got.wide() - of(at)).abs();
             let allowed = T::allowed(of(at), largest, 10.0 * scale(at));
             assert!(off <= allowed, "{shared:?}, {which}, {at}: {}, got {got}", of(at));
@@ -156,7 +158,8 @@ fn weights_of_every_shape_in_bf16() {
     check_all::<bf16>();
 }
 
-/// What is the same for all may be written out: the kernels for rows and for dense tensors agree.
+/// A weight that is the same for all elements gives the same result as its written-out tensor, so
+/// the kernels for rows and for dense tensors agree.
 #[test]
 fn a_weight_that_is_written_out_changes_nothing() {
     let (stream, shape) = (gpu().stream().unwrap(), [7, 300]);
@@ -175,7 +178,7 @@ fn a_weight_that_is_written_out_changes_nothing() {
     assert_eq!(of(expanded), expected);
 }
 
-/// A confident and right prediction has a loss, in f32 too: e⁻²⁰, not the 0 of −20 + 20.
+/// A confident and correct prediction has a nonzero loss in f32 too: e⁻²⁰, and not −20 + 20 = 0.
 #[test]
 fn a_small_loss_is_not_lost() {
     let stream = gpu().stream().unwrap();
@@ -187,7 +190,8 @@ fn a_small_loss_is_not_lost() {
     }
 }
 
-/// The same for all logits down to where e^−|x| is not a normal number any more, and for gradients.
+/// Losses and gradients have full relative accuracy for all logits down to where e^−|x| is no
+/// longer a normal number.
 #[test]
 fn small_losses_and_gradients_are_as_accurate_as_others() {
     let stream = gpu().stream().unwrap();
@@ -217,7 +221,7 @@ fn small_losses_and_gradients_are_as_accurate_as_others() {
     }
 }
 
-/// Before memory for a result is allocated, and whatever the call.
+/// A weight of the wrong shape is refused by every call, before memory for a result is allocated.
 #[test]
 fn weights_that_do_not_fit_are_refused() {
     let stream = gpu().stream().unwrap();
@@ -246,7 +250,7 @@ fn a_gradient_over_a_weight_is_refused() {
     let stream = gpu().stream().unwrap();
     let x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
     let mut gradient = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
-    // SAFETY: the memory is there to the end; the call that would write it is refused.
+    // SAFETY: the memory outlives the view; the call that would write it is refused.
     let weight = unsafe { View::<f32>::from_raw(gpu(), gradient.as_raw(), [2, 3]) }.unwrap();
     let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
     let error = BceWithLogits::mean().weight(weight).backward_into(

@@ -1,5 +1,5 @@
-//! The benchmark's `--document`: which shapes a document names, and what is written into its
-//! tables.
+//! The benchmark's `--document`: which shapes a document names, and what the benchmark writes into
+//! its tables.
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -151,7 +151,7 @@ fn a_day_is_written_as_year_month_and_day() {
         (20_787, "2026-11-30"),
         (20_818, "2026-12-31"),
         (20_819, "2027-01-01"),
-        // No leap year.
+        // 2100 is not a leap year.
         (47_540, "2100-02-28"),
         (47_541, "2100-03-01"),
     ] {

@@ -1,5 +1,5 @@
 //! The benchmark's `--landscape`, without a device: its command line (and that of `--first-call`),
-//! what it draws, where it lays that out, and what it says of results.
+//! the shapes it draws, their memory layout, and its summary of results.
 
 use std::error::Error;
 use std::path::Path;
@@ -35,7 +35,7 @@ fn drawn(seed: u64, count: u64, range: Range) -> Vec<Shape> {
     (0..count).map(|index| Shape::draw(seed, index, range)).collect()
 }
 
-/// The part of shapes that are so.
+/// The fraction of shapes for which `is` holds.
 fn part(shapes: &[Shape], is: impl Fn(&Shape) -> bool) -> f64 {
     shapes.iter().filter(|shape| is(shape)).count() as f64 / shapes.len() as f64
 }
@@ -49,7 +49,7 @@ fn a_seed_draws_the_same_shapes_again_and_another_others() {
     assert_eq!(drawn(7, 50, ANY), drawn(7, 50, ANY));
     let (some, others) = (drawn(7, 50, ANY), drawn(8, 50, ANY));
     assert!(some.iter().zip(&others).all(|(one, other)| one != other));
-    // Each by its index alone.
+    // A shape depends on its index alone, not on the number of shapes drawn.
     assert_eq!(Shape::draw(7, 33, ANY), some[33]);
 }
 
@@ -63,7 +63,8 @@ fn shapes_are_within_their_limits_and_reach_both_ends() {
     }
     assert!(shapes.iter().any(|shape| shape.cols < 5 && shape.rows > 10_000_000));
     assert!(shapes.iter().any(|shape| shape.cols > 200_000 && shape.rows < 100));
-    // Logarithms are uniform: half of the columns and of the bytes are below the geometric mean.
+    // Logarithms are uniform: half of the columns and half of the bytes are below the geometric
+    // mean.
     for below in [
         part(&shapes, |shape| shape.cols * shape.cols < 2 * MOST_COLS),
         part(&shapes, |shape| shape.bytes() < 181 << 20),
@@ -154,7 +155,7 @@ fn arrays_of_a_shape_do_not_overlap_and_rotate_beyond_the_cache() {
         let rotation = layout.copies * layout.moved();
         assert!(rotation >= 200 << 20, "{shape}: {} MiB", rotation >> 20);
         assert!(layout.calls >= layout.copies, "{shape}");
-        // A device has 80 GB, of which what the forward pass saves is not in the layout.
+        // A device has 80 GB. The layout does not contain what the forward pass saves.
         assert!(layout.bytes() < 40 << 30, "{shape}: {} MiB", layout.bytes() >> 20);
     }
 }
@@ -162,14 +163,14 @@ fn arrays_of_a_shape_do_not_overlap_and_rotate_beyond_the_cache() {
 #[test]
 fn bytes_are_those_of_the_sectors_with_elements_in_them() {
     let touched = |text: &str| Layout::new(&shape(text)).touched;
-    // Without gaps all, and no more.
+    // Without gaps, a call touches all bytes of the tensor and no others.
     assert_eq!(touched("ce f32 forward 1001x999"), 1001 * 999 * 4);
-    // Gaps of 4 bytes lie in sectors that are read anyway.
+    // Gaps of 4 bytes share sectors with elements, so they are read anyway.
     assert_eq!(touched("ce f32 forward 64x4 gaps"), 64 * 5 * 4);
-    // Gaps of 256 bytes are 8 sectors.
+    // Gaps of 256 bytes are 8 whole sectors.
     assert_eq!(touched("ce f32 forward 64x1024 gaps"), 64 * 1024 * 4);
-    // Rows of 257 × 4 bytes, 321 × 4 apart: 33 or, across one more boundary, 34 sectors, of 41 at
-    // most.
+    // Rows of 257 × 4 bytes, at a stride of 321 × 4: 33 sectors, or 34 if a row crosses one more
+    // boundary, of at most 41.
     let rows = touched("ce f32 forward 64x257 gaps") / 32;
     assert!((64 * 33..=64 * 34).contains(&rows), "{rows}");
 }
@@ -383,7 +384,7 @@ fn the_picture_has_a_panel_for_each_type_and_pass_and_a_mark_for_each_shape() {
     }
     assert_eq!(svg.matches("<title>").count(), 4);
     assert!(svg.contains("<title>ce f32 forward 2000x20000: 0.960</title>"));
-    // Groups are closed, the root too.
+    // Every group is closed, and so is the root.
     assert_eq!(svg.matches("<g ").count(), svg.matches("</g>").count());
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     let why = heat::svg(&json!({ "rows": [] })).unwrap_err();

@@ -1,4 +1,5 @@
-//! The picture and the table of the benchmark, from results as it writes them.
+//! The picture and the table that are made from the benchmark's results, in the form that it
+//! writes.
 
 #[path = "../benches/losses/picture.rs"]
 mod picture;

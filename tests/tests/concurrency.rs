@@ -1,4 +1,4 @@
-//! Threads, streams, and the life of memory beside work that still uses it.
+//! Threads, streams, and memory that is dropped while work still uses it.
 
 use fused_loss::{CrossEntropy, Gpu, Loss, Mse, Stream, Tensor, Workspace};
 use tests::brief::{in_threads, usually};
@@ -70,15 +70,16 @@ fn one_workspace_serves_streams_in_turn() {
     assert!(bits.iter().all(|&other| other == bits[0]), "{bits:x?}");
 }
 
-/// What a call queues in several launches is handed on in the stream's scratch memory: rows of a
-/// team, of a block, and of several.
+/// Threads that share a stream get the bits that one thread gets, although a call passes numbers
+/// from launch to launch in the stream's scratch memory. The shapes are rows of a warp, of a block,
+/// and of several blocks.
 #[test]
 fn threads_that_share_a_stream_get_what_one_gets() {
     let stream = gpu().stream().unwrap();
     for (rows, cols) in [(64, 40), (64, 1_000), (2, 9_000)] {
         let inputs = [17, 18].map(|seed| {
             let x = Tensor::from_slice(gpu(), [rows, cols], &uniforms(seed, rows * cols)).unwrap();
-            // Of the second, every other row does not count.
+            // In the second input, every other row is ignored.
             let counts = |row| seed == 17 || row % 2 == 0;
             let class = |row: usize| if counts(row) { (row * 7 % cols) as i64 } else { -100 };
             let classes: Vec<_> = (0..rows).map(class).collect();
@@ -98,7 +99,7 @@ fn threads_that_share_a_stream_get_what_one_gets() {
     }
 }
 
-/// Elements that keep a second stream busy for some time.
+/// The number of elements that keeps a second stream busy for some time.
 fn busy_len() -> usize {
     if gpu().is_emulated() { 20_000 } else { usually(1 << 26, 1 << 20) }
 }
@@ -123,7 +124,8 @@ fn a_hundred_runs_beside_a_busy_stream_have_the_same_bits() {
     other.synchronize().unwrap();
 }
 
-/// Weights, whose sum is the gradients' divisor; rows of a team, of a block, and of several blocks.
+/// The gradients are divided by the sum of the class weights. The shapes are rows of a warp, of a
+/// block, and of several blocks.
 #[test]
 fn a_hundred_runs_of_cross_entropy_beside_a_busy_stream_have_the_same_bits() {
     let (stream, other) = (gpu().stream().unwrap(), gpu().stream().unwrap());
@@ -175,7 +177,7 @@ fn eight_threads_with_four_streams_each_have_the_same_bits() {
 
 #[test]
 fn the_threads_own_context_is_put_back() {
-    // Work on the second device between two calls on the first, where there are two.
+    // Works on the second device, if there is one, between two calls on the first.
     let open = if gpu().is_emulated() { Gpu::emulated } else { Gpu::new };
     let Ok(other) = open(1) else { return };
     let stream = gpu().stream().unwrap();

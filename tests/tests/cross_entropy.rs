@@ -1,5 +1,6 @@
-//! Cross-entropy, beyond PyTorch's answers (golden.rs): every form of kernel over dtypes, options,
-//! strides and alignments, against float64; and what PyTorch has not.
+//! Cross-entropy, beyond the cases that golden.rs compares with PyTorch: every kind of kernel over
+//! dtypes, options, strides and alignments, against float64, and features that PyTorch does not
+//! have.
 
 use approx::assert_relative_eq;
 use fused_loss::reduction::{SampleReduction, Unreduced};
@@ -15,20 +16,20 @@ use tests::reference::Total;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
 use tests::{Placed, gpu, small_gpu, tensor};
 
-/// One drawn case.
+/// One random case.
 #[derive(Clone, Debug)]
 struct Case {
     shape: [usize; 2],
-    /// Elements between rows of input, probabilities and gradients.
+    /// Elements between the rows of input, probabilities and gradients.
     gaps: [usize; 3],
-    /// Elements behind a 16-byte boundary.
+    /// Elements between a 16-byte boundary and the first element.
     offsets: [usize; 3],
     seed: u64,
     targets: Kind,
     weighted: bool,
     label_smoothing: f64,
     z_loss: f64,
-    /// Upstream gradients: none, or some.
+    /// Whether upstream gradients arrive.
     with_upstream: bool,
     /// One row in this many is ignored.
     ignored: usize,
@@ -44,7 +45,7 @@ enum Kind {
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    // Rows of a team of a warp, of a block, of several tiles of a block, of several blocks.
+    // Rows of a part of a warp, of a block, of several tiles of a block, and of several blocks.
     let shape = prop_oneof![
         (0_usize..6, 1_usize..9).prop_map(|(rows, cols)| [rows, cols]),
         (1_usize..60, 1_usize..300).prop_map(|(rows, cols)| [rows, cols]),
@@ -94,7 +95,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Numbers of [-`scale`, `scale`).
+/// Numbers in [-`scale`, `scale`).
 fn draw<T: Number>(seed: u64, len: usize, scale: f64) -> Vec<T> {
     uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value) * scale)).collect()
 }
@@ -103,8 +104,7 @@ fn wide<T: Number>(values: &[T]) -> Vec<f64> {
     values.iter().map(|value| value.wide()).collect()
 }
 
-/// What ignored rows have for a class: none of the types has one as large or as small in these
-/// cases.
+/// The class of ignored rows. No other row of these cases has it.
 fn ignore_index(case: &Case) -> i64 {
     match case.targets {
         Kind::U8 => 255,
@@ -113,14 +113,14 @@ fn ignore_index(case: &Case) -> i64 {
     }
 }
 
-/// The class of a row, or none.
+/// The class of a row, or `None` if the row is ignored.
 fn class(case: &Case, row: usize) -> Option<usize> {
     let classes = case.shape[1].min(if case.targets == Kind::U8 { 255 } else { usize::MAX });
     let place = (f64::from(uniform(case.seed ^ 5, row as u64)) + 1.0) / 2.0;
     if row % case.ignored == 1 { None } else { Some((place * classes as f64) as usize) }
 }
 
-/// Targets on the device, at the type and place that the case says.
+/// Targets on the device, with the type and the layout of the case.
 enum OnDevice<T> {
     I64(Tensor<i64>),
     I32(Tensor<i32>),
@@ -166,7 +166,7 @@ impl<T: Number> OnDevice<T> {
     }
 }
 
-/// Holds every method against float64.
+/// Compares every method with float64.
 fn check<T: Number, R: SampleReduction>(case: &Case, reduction: R)
 where
     T::Loss: Number,
@@ -193,7 +193,7 @@ where
         upstream.fill(T::Loss::round(1.0));
     }
 
-    // The reference.
+    // The inputs of both, and the reference.
     let (on_weight, on_targets) = (tensor(&weight), OnDevice::new(case, &t));
     let (wide_x, wide_t, wide_weight) = (wide(&x), wide(&t), wide(&weight));
     let (label_smoothing, z_loss) = (case.label_smoothing, case.z_loss);
@@ -230,8 +230,9 @@ where
         assert_eq!(got.len(), losses.len(), "{what}");
         for (index, (&got, &expected)) in got.iter().zip(&losses).enumerate() {
             let off = (got.wide() - expected).abs();
-            // A small loss is an exponential, which is as good as its argument is, the more so the
-            // smaller it is; float64 itself has probabilities near 1 to its unit in the last place.
+            // A small loss is an exponential: its relative error grows with its argument, that is,
+            // as the loss gets smaller. In float64 itself, probabilities near 1 have an error of
+            // their last digit.
             let argument = (-expected.abs().max(f64::MIN_POSITIVE).ln()).max(0.0);
             let allowed = T::Loss::LOSS * expected.abs() * (1.0 + argument / 8.0) + f64::EPSILON;
             let fits = off <= allowed || got.wide().is_nan() && expected.is_nan();
@@ -251,7 +252,8 @@ where
             };
             let mut largest = expected.iter().fold(0.0_f64, |largest, by| largest.max(by.abs()));
             if !target && (probabilities || label_smoothing > 0.0) {
-                // Where a distribution is nearly its target, the error is one of the two.
+                // Where a distribution nearly equals its target, the gradient is the small
+                // difference of two terms, and the error is relative to these.
                 largest = largest.max(terms * scale.abs());
             }
             for (col, &expected) in expected.iter().enumerate() {
@@ -355,7 +357,7 @@ where
     check::<T, _>(case, Unreduced);
 }
 
-/// The cases of a quick run, and of a thorough one.
+/// The configuration of a run of `cases` cases.
 fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -387,7 +389,8 @@ proptest! {
 proptest! {
     #![proptest_config(cases(500))]
 
-    /// The whole matrix: every option with every dtype, reduction and form, many times.
+    /// The whole matrix: every option with every dtype, reduction and kind of kernel, in many
+    /// cases.
     #[test]
     #[ignore = "takes minutes on the emulator"]
     fn all_dtypes(case in case()) {
@@ -398,9 +401,9 @@ proptest! {
     }
 }
 
-/// Rows too long for a block's registers, so many that each is a block's: a block keeps in shared
-/// memory all of the first kind's and a part of the second's; of the other device of the emulator a
-/// part of both. Only three count.
+/// Rows too long for a block's registers, and so many that each row has its own block. The block
+/// keeps all of a row of the first length in shared memory, and a part of a row of the second
+/// length; on the emulator's other device, a part of both. Only three rows count.
 #[test]
 fn rows_that_a_block_keeps_in_shared_memory() {
     fn check<T: Number>(cols: usize)
@@ -413,7 +416,7 @@ fn rows_that_a_block_keeps_in_shared_memory() {
             x[row * cols..][..cols].copy_from_slice(&draw::<T>(row as u64, cols, 6.0));
         }
         let mut classes = vec![-100_i64; rows];
-        // In the head or the first group, in what is kept of a row or not, in its tail.
+        // Classes in the head or the first vectors, in the middle of a row, and in its tail.
         (classes[0], classes[7], classes[256]) = (1, cols as i64 / 2, cols as i64 - 1);
         let ones = vec![1.0; cols];
         let options = Options { weight: &ones, label_smoothing: 0.0, z_loss: 0.0 };
@@ -461,9 +464,9 @@ fn rows_that_a_block_keeps_in_shared_memory() {
     check::<bf16>(128_255);
 }
 
-/// Rows of 16 bits that a block holds with their gradients, each thread eight groups of 16 bytes,
-/// of which no more than the last four may be beyond the row: rows that end with the first, a
-/// middle or the last of a thread's, of one warp and of many.
+/// Rows of 16 bits whose logits a block holds in registers until it has computed the gradients:
+/// eight vectors of 16 bytes per thread, of which at most the last four may be beyond the row. The
+/// rows end with the first, a middle or the last vector of a thread, in one warp and in many.
 #[test]
 fn rows_of_16_bits_that_a_block_holds() {
     fn check<T: Number<Loss = f32>>(cols: usize) {
@@ -496,9 +499,9 @@ fn rows_of_16_bits_that_a_block_holds() {
     }
 }
 
-/// Rows that are read by lines of the cache, and begin everywhere in one, with every number of
-/// elements before the first 16 bytes and behind the last: with gradients, of each kind of targets.
-/// Classes are the first, the last, and others.
+/// Rows that are read by cache lines begin at every offset within a line, with every number of
+/// elements before the first vector of 16 bytes and after the last. Losses and gradients are right
+/// for each kind of targets. Classes are the first, the last, and others.
 #[test]
 fn rows_that_begin_everywhere_in_a_line() {
     fn check<T: Number>(rows: usize, cols: usize)
@@ -569,8 +572,8 @@ fn rows_that_begin_everywhere_in_a_line() {
     check::<bf16>(65, 8_195);
 }
 
-/// A loss of one in a million is as accurate as one of ten: what the others' probabilities add up
-/// to is not lost beside 1, and neither is the gradient.
+/// A loss of one in a million is as accurate as one of ten, and so is the gradient: the sum of the
+/// other probabilities does not lose digits beside 1.
 #[test]
 fn a_row_that_is_nearly_certain() {
     let stream = gpu().stream().unwrap();
@@ -585,7 +588,8 @@ fn a_row_that_is_nearly_certain() {
             let others = x.iter().enumerate().filter(|(index, _)| *index != cols / 2);
             let others: f64 = others.map(|(_, x)| f64::from(x - lead).exp()).sum();
             let expected = others.ln_1p();
-            // The logits' differences are rounded to f32: 2e-6 of e to their power.
+            // The differences of the logits are rounded to f32, which changes their exponentials by
+            // 2e-6.
             assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 3e-6);
             let by_class = f64::from(gradient.to_vec().unwrap()[cols / 2]);
             assert_relative_eq!(by_class, -others / (1.0 + others), max_relative = 3e-6);
@@ -593,9 +597,8 @@ fn a_row_that_is_nearly_certain() {
     }
 }
 
-/// Of more blocks than one adds up, groups of blocks are, or stretches: here one block a row, one
-/// row more than a stretch, and seven stretches, of which several blocks add up some. All count
-/// once, but for those to be ignored.
+/// The blocks of many rows form groups, and the sums of the groups and of the remaining blocks add
+/// up to the loss. Every row counts exactly once, unless it is ignored.
 #[test]
 fn many_rows_in_a_block_each() {
     for (rows, cols) in [(1500, 600), (1025, 768), (7170, 768), (1100, 3600)] {
@@ -603,8 +606,9 @@ fn many_rows_in_a_block_each() {
     }
 }
 
-/// Of lanes of a warp each: of whole groups of 16 bytes that fill the lanes or nearly do, of
-/// hundreds of blocks and of more than one block adds up; of others.
+/// Many short rows, each in a few lanes of a warp: rows of whole vectors that fill the lanes or
+/// nearly do, in hundreds of blocks and in more than form one group, and rows that are not whole
+/// vectors.
 #[test]
 fn many_short_rows() {
     for (rows, cols) in [(22_000, 128), (9000, 260), (1001, 100), (999, 24), (1001, 92), (1001, 45)]
@@ -613,8 +617,8 @@ fn many_short_rows() {
     }
 }
 
-/// Few and long, so that blocks share each of them: with a loss alone two sums, and with what
-/// gradients need four.
+/// Few and long rows, which blocks share. A block publishes two sums if only the loss is asked for,
+/// and four if gradients need them.
 #[test]
 fn few_long_rows_that_all_blocks_share() {
     for (rows, cols) in [(1, 70_001), (3, 50_000), (9, 66_000)] {
@@ -622,9 +626,9 @@ fn few_long_rows_that_all_blocks_share() {
     }
 }
 
-/// Long rows of which the last are shared by blocks: their losses, of which every third is to be
-/// ignored, and some are of −∞ but for one logit; what is saved of them; and a target that is no
-/// class.
+/// Many long rows, the last of which are shared by blocks. Every third row is ignored, and some
+/// rows are −∞ except for one logit. The losses, the saved log-sum-exp and the report of a target
+/// out of range are right.
 #[test]
 fn the_last_of_many_long_rows() {
     let (rows, cols, stream) = (530, 16_421, gpu().stream().unwrap());
@@ -664,7 +668,7 @@ fn the_last_of_many_long_rows() {
     }
     let (loss, saved) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
     assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
-    // Read through another loss, the mean of their squares.
+    // Another loss reads the saved log-sum-exp: the mean of their squares.
     let zero = Tensor::zeros(gpu(), [rows]).unwrap();
     let square = Mse::mean().forward(saved.log_sum_exp(), &zero, &stream).unwrap().item().unwrap();
     let expected: f64 = x
@@ -672,7 +676,7 @@ fn the_last_of_many_long_rows() {
         .map(|row| row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln().powi(2))
         .sum();
     assert_relative_eq!(f64::from(square), expected / rows as f64, max_relative = 1e-6);
-    // Once a row is NaN, or its target no class, so is the mean, and not the next.
+    // A row whose target is no class makes the mean an error, but not that of the next call.
     classes[500] = cols as i64;
     let faulty = Tensor::from_slice(gpu(), [rows], &classes).unwrap();
     let loss = CrossEntropy::mean().forward(&input, &faulty, &stream).unwrap();
@@ -682,8 +686,9 @@ fn the_last_of_many_long_rows() {
     assert_relative_eq!(f64::from(loss.item().unwrap()), mean, max_relative = 1e-6);
 }
 
-/// Nearly as many as there is room for what their blocks leave, and more, which blocks take one
-/// after the other: a row a block, eight of four sums, 128.
+/// The workspace has room for the partial sums of a limited number of blocks. With more rows,
+/// blocks take several in turn. The shapes are just below and above the limit, with one and with
+/// several rows per block.
 #[test]
 #[ignore = "takes minutes on the emulator"]
 fn rows_for_more_blocks_than_may_leave_something() {
@@ -692,8 +697,8 @@ fn rows_for_more_blocks_than_may_leave_something() {
     }
 }
 
-/// More rows of float64 than a launch has blocks: a block takes one after the other, and each has
-/// an upstream gradient of its own.
+/// There are more rows of float64 than a launch has blocks, so a block takes several in turn. Each
+/// row has its own upstream gradient.
 #[test]
 fn long_rows_of_f64_that_share_a_block() {
     let (rows, cols, stream) = (53_000, 513, gpu().stream().unwrap());
@@ -727,8 +732,8 @@ fn long_rows_of_f64_that_share_a_block() {
     }
 }
 
-/// The same with gradients of probabilities, whose rows no block stages whole: it counts its rows
-/// in shared memory.
+/// The same with gradients of probabilities. No block stages these rows whole, and its row counter
+/// is in shared memory.
 #[test]
 fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     let (rows, cols, stream) = (53_000, 513, gpu().stream().unwrap());
@@ -762,7 +767,7 @@ fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     assert!(by_target.iter().all(|by| (by - of_row).abs() <= 1e-14));
 }
 
-/// Σ (x − m) over the classes is beyond f32, the loss is not; nor is it where one logit is far
+/// The loss is right where Σ (x − m) over the classes overflows f32, and where one logit is far
 /// below all others.
 #[test]
 fn smoothing_of_logits_far_apart() {
@@ -776,7 +781,7 @@ fn smoothing_of_logits_far_apart() {
             let target = Tensor::from_slice(gpu(), [targets], &vec![0_i64; targets]).unwrap();
             let mean = CrossEntropy::mean().label_smoothing(0.1);
             let share = 0.1 / cols as f64;
-            // Of the largest logit and no other, or of all but the first.
+            // The largest logit alone contributes, or all logits but the first.
             let expected = if first > 0.0 {
                 first * share * (cols - 1) as f64
             } else {
@@ -790,8 +795,8 @@ fn smoothing_of_logits_far_apart() {
     }
 }
 
-/// Smoothing takes a share of every class's weight, which may be infinite or NaN: of a row to be
-/// ignored, it takes none.
+/// Label smoothing takes a share of every class weight, which may be infinite or NaN, but none for
+/// an ignored row.
 #[test]
 fn an_ignored_row_with_smoothing_and_weights_that_are_no_numbers() {
     let stream = gpu().stream().unwrap();
@@ -836,16 +841,17 @@ fn class_weights_at_the_end_of_f32() {
     for (got, expected) in got.into_iter().zip(gradient) {
         assert_relative_eq!(got, expected, max_relative = 1e-6);
     }
-    // The sum of two weights is beyond f32, ...
+    // The sum of two weights overflows f32, ...
     let (forward, both, got) = losses(2e38);
     assert!(forward.is_nan() && both == f32::INFINITY, "{forward}, {both}");
     assert_eq!(got, [0.0; 8]);
-    // ... or the product of one and its loss.
+    // ... or the product of one weight and its loss does.
     assert!(losses(3e38).0.is_nan());
 }
 
-/// Checks the losses of rows, of which every fifth is ignored: of a pass with gradients and of one
-/// without, each, and summed, and of one that saves; and the gradients.
+/// Checks the losses of rows, every fifth of which is ignored, and the gradients. The losses come
+/// from passes with gradients, without gradients, and that save for a backward pass; per row and
+/// summed.
 fn check_rows(rows: usize, cols: usize) {
     let stream = gpu().stream().unwrap();
     let x = uniforms(7, rows * cols);
@@ -885,7 +891,7 @@ fn check_rows(rows: usize, cols: usize) {
         let sum = CrossEntropy::sum().forward(&input, &target, &stream).unwrap();
         assert_relative_eq!(f64::from(sum.item().unwrap()), expected, max_relative = 1e-6);
     }
-    // Of four sums, where the others are of two.
+    // This pass sums four numbers per block, the others two.
     let (saving, _) = CrossEntropy::mean().forward_saving(&input, &target, &stream).unwrap();
     let mean = f64::from(saving.item().unwrap());
     assert_relative_eq!(mean, expected / count, max_relative = 1e-6);
@@ -899,7 +905,8 @@ fn check_rows(rows: usize, cols: usize) {
     assert_relative_eq!(f64::from(mean.item().unwrap()), expected / count, max_relative = 1e-3);
 }
 
-/// Logits of 1e30 differ by nothing that log Σ exp x could show: only from the largest.
+/// Logits of 1e30 hide a difference in log Σ exp x: the loss is right because the largest logit is
+/// subtracted first.
 #[test]
 fn rows_far_from_zero() {
     let stream = gpu().stream().unwrap();
@@ -912,8 +919,8 @@ fn rows_far_from_zero() {
     assert_eq!(losses[1], 0.0);
 }
 
-/// Only differences count, wherever the logits lie: of rows in the registers of a warp or a block,
-/// of packed, staged and long ones, with and without edges.
+/// Only differences between logits matter, however large the logits are. This holds for rows in the
+/// registers of a warp or a block, and for packed, staged and long rows, with and without edges.
 #[test]
 fn rows_around_any_number() {
     let stream = gpu().stream().unwrap();
@@ -941,7 +948,7 @@ fn rows_around_any_number() {
                 let by_class = if index == class { 1.0 } else { 0.0 };
                 let what = format!("{cols} logits around {center}, gradient {index}");
                 let apart = (f64::from(by) - (exps[index] / sum - by_class)).abs();
-                // Exponents are rounded too.
+                // The exponents are rounded too.
                 let error = 1e-6 + 1.2e-7 * (most - f64::from(x[index]));
                 let most_apart = error * (exps[index] / sum + by_class);
                 assert!(apart <= most_apart + f64::from(f32::MIN_POSITIVE), "{what}: {by}");
@@ -950,7 +957,8 @@ fn rows_around_any_number() {
     }
 }
 
-/// Of no rows the sum is 0 and the mean is NaN, and nothing of them is left to the call behind.
+/// Without rows, the sum is 0 and the mean is NaN, and the next call in the same workspace is
+/// right.
 #[test]
 fn no_rows() {
     for cols in [64, 1_024, 4_099] {
@@ -988,7 +996,7 @@ fn no_rows() {
     }
 }
 
-/// A long run of −∞ at the beginning, whole tiles of it, is no NaN.
+/// A row that begins with whole tiles of −∞ does not become NaN.
 #[test]
 fn a_row_that_begins_with_minus_infinity() {
     let stream = gpu().stream().unwrap();
@@ -1003,7 +1011,7 @@ fn a_row_that_begins_with_minus_infinity() {
         let gradient = gradient.to_vec().unwrap();
         assert_eq!(&gradient[cols - 2..], [0.5, -0.5]);
         assert!(gradient[..cols - 2].iter().all(|&by| by == 0.0));
-        // With smoothing the loss is infinite and the gradient is not.
+        // With label smoothing the loss is infinite, but the gradient is not.
         let smooth = CrossEntropy::mean().label_smoothing(0.1);
         let (loss, gradient) = smooth.forward_backward(&input, &target, &stream).unwrap();
         assert_eq!(loss.item().unwrap(), f32::INFINITY);
@@ -1011,7 +1019,8 @@ fn a_row_that_begins_with_minus_infinity() {
     }
 }
 
-/// Such a row has no distribution. A target of probabilities would otherwise make a loss of +∞.
+/// A row of nothing but −∞ has no distribution, so its loss is NaN, although a target of
+/// probabilities would make it +∞.
 #[test]
 fn a_row_of_nothing_but_minus_infinity_with_probabilities() {
     let stream = gpu().stream().unwrap();
@@ -1078,7 +1087,7 @@ fn an_ignored_row_may_hold_anything() {
         assert!(gradient[..cols].iter().all(|&by| by == 0.0));
         assert!(gradient[cols..].iter().all(|&by| by != 0.0));
     }
-    // All of them: no mean, and no gradient.
+    // All rows are ignored: the mean is NaN, and there is no gradient.
     let input = Tensor::from_slice(small_gpu(), [2, 3], &[1.0_f32; 6]).unwrap();
     let target = Tensor::from_slice(small_gpu(), [2], &[-100_i64, -100]).unwrap();
     let (loss, gradient) = CrossEntropy::mean().forward_backward(&input, &target, &stream).unwrap();
@@ -1086,7 +1095,8 @@ fn an_ignored_row_may_hold_anything() {
     assert_eq!(gradient.to_vec().unwrap(), [0.0; 6]);
 }
 
-/// The lowest bad row is named, the loss and the row's gradient are NaN, and the stream goes on.
+/// A target that is no class makes the loss and the row's gradient NaN, the error names the lowest
+/// such row, and the stream stays usable.
 #[test]
 fn a_target_that_is_no_class() {
     let stream = gpu().stream().unwrap();
@@ -1110,7 +1120,7 @@ fn a_target_that_is_no_class() {
         let nan = |row: usize| gradient[row * cols..(row + 1) * cols].iter().all(|by| by.is_nan());
         assert!(!nan(0) && !nan(1) && nan(2) && !nan(3) && nan(rows - 1));
 
-        // Each row for itself, and what is saved of them.
+        // The losses of the rows, and what the pass saves.
         let (loss, saved) = CrossEntropy::none().forward_saving(&input, &target, &stream).unwrap();
         loss.check().unwrap_err();
         assert_eq!(loss.values().to_vec().unwrap().iter().filter(|loss| loss.is_nan()).count(), 2);
@@ -1132,7 +1142,8 @@ fn a_target_that_is_no_class() {
     }
 }
 
-/// Beyond the classes, not before them: a `u32` is never negative, whatever it is loaded as.
+/// A `u32` beyond the classes is out of range, and never negative, whatever type a kernel loads it
+/// as.
 #[test]
 fn a_class_of_u32_is_never_negative() {
     let stream = gpu().stream().unwrap();
@@ -1161,8 +1172,8 @@ fn a_class_of_u32_is_never_negative() {
     }
 }
 
-/// Whoever adds up the rows of others still knows of theirs: rows that are short, that a block
-/// holds and that it does not.
+/// Where blocks add up the sums of other blocks, they also pass on that a target is out of range:
+/// for short rows, for rows that a block holds, and for longer ones.
 #[test]
 fn a_target_that_is_no_class_among_many_rows() {
     let stream = gpu().stream().unwrap();
@@ -1192,7 +1203,7 @@ fn a_target_that_is_no_class_among_many_rows() {
     }
 }
 
-/// A loss that one kind of loss has left an error in says nothing of the next.
+/// An error that one loss has left in memory is not reported for the next loss there.
 #[test]
 fn another_loss_in_the_same_memory() {
     let stream = gpu().stream().unwrap();
@@ -1206,8 +1217,8 @@ fn another_loss_in_the_same_memory() {
     assert_eq!(loss.item().unwrap(), 0.0);
 }
 
-/// The logarithm of the sum is what a sampler or a z-loss of one's own needs; rows that are ignored
-/// have one too.
+/// The saved log-sum-exp is public, since samplers and custom z-losses need it. Ignored rows have
+/// one too.
 #[test]
 fn log_sum_exp_on_request() {
     let stream = gpu().stream().unwrap();
@@ -1222,7 +1233,7 @@ fn log_sum_exp_on_request() {
         let expected = row.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
         assert_relative_eq!(f64::from(got), expected, max_relative = 1e-6);
     }
-    // Another loss reads it where it is: Σ (lse − 0)² ÷ 4 is their mean square.
+    // Another loss reads it in place: Σ (lse − 0)² ÷ 4 is the mean square.
     let zero = Tensor::zeros(gpu(), [2, 2]).unwrap();
     let square = Mse::mean().forward(saved.log_sum_exp(), &zero, &stream).unwrap().item().unwrap();
     let expected: f64 = x
@@ -1232,8 +1243,8 @@ fn log_sum_exp_on_request() {
     assert_relative_eq!(f64::from(square), expected, max_relative = 1e-6);
 }
 
-/// What a mean is divided by is saved whatever becomes of the losses, and though nobody asks which
-/// target was no class.
+/// A forward pass saves the divisor of a mean whatever its own reduction, and even if nothing
+/// records which target was out of range.
 #[test]
 fn a_mean_from_what_losses_of_rows_have_saved() {
     let stream = gpu().stream().unwrap();
@@ -1254,7 +1265,8 @@ fn a_mean_from_what_losses_of_rows_have_saved() {
     }
 }
 
-/// The memory of the losses has no place for which target was no class, and what is saved has one.
+/// Losses in a plain tensor have no record of which target was no class; the saved data has one.
+/// The row's loss and gradient are NaN all the same.
 #[test]
 fn a_target_that_is_no_class_where_nobody_asks() {
     let stream = gpu().stream().unwrap();
@@ -1276,7 +1288,7 @@ fn a_target_that_is_no_class_where_nobody_asks() {
     }
 }
 
-/// However its values are read.
+/// The error is reported whichever way the values of a loss are read.
 #[test]
 fn a_target_that_is_no_class_is_told_of_wherever_the_loss_is_read() {
     let stream = gpu().stream().unwrap();
@@ -1290,12 +1302,13 @@ fn a_target_that_is_no_class_is_told_of_wherever_the_loss_is_read() {
     assert_eq!(loss.shape().dims(), [2]);
     let values = loss.values().to_vec().unwrap();
     assert!(values[0] > 0.0 && values[1].is_nan());
-    // What is written over it is something else.
+    // New values have nothing to do with the target.
     loss.copy_from_slice(&[1.0, f32::NAN]).unwrap();
     assert!(loss.to_vec().unwrap()[1].is_nan());
 }
 
-/// The losses of probabilities, of which none is a class, are NaN for another reason.
+/// A loss of probabilities has no classes: if it is NaN, an earlier target out of range in the same
+/// memory is not reported.
 #[test]
 fn a_loss_without_classes_forgets_a_target_that_was_none() {
     let stream = gpu().stream().unwrap();
@@ -1319,7 +1332,8 @@ fn a_loss_without_classes_forgets_a_target_that_was_none() {
     }
 }
 
-/// Each gradient is scaled before it is rounded, over the logits as beside them.
+/// An upstream gradient scales gradients before they are rounded, in place as well as out of place,
+/// so both give the same bits.
 #[test]
 fn an_upstream_in_place_is_the_one_beside() {
     let stream = gpu().stream().unwrap();
@@ -1350,7 +1364,7 @@ fn an_upstream_in_place_is_the_one_beside() {
     assert_eq!((loss.item().unwrap(), input.to_vec().unwrap()), expected);
 }
 
-/// Rows are the last dimension, and targets have all others.
+/// Rows are the last dimension of the logits, and targets have all the other dimensions.
 #[test]
 fn logits_of_three_dimensions() {
     let stream = gpu().stream().unwrap();

@@ -1,5 +1,5 @@
-//! Memory and streams of cudarc's. cudarc calls the machine's driver, never the emulator: where
-//! there is no driver, all that is tested is that both are in one program.
+//! Memory and streams from cudarc. cudarc calls the machine's driver, never the emulator: without a
+//! driver, the tests only check that both are in one program.
 
 use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DriverError, result, sys,
@@ -14,8 +14,8 @@ use tests::random::uniforms;
 use tests::reference::{cross_entropy, mse};
 use tests::{gpu, tensor};
 
-/// cudarc's context of the first GPU, for one test at a time: while a stream of the device is
-/// captured, no thread may synchronise the device.
+/// cudarc's context of the first GPU, for one test at a time: while one thread captures a stream of
+/// the device, no thread may synchronise the device.
 struct Context {
     context: Arc<CudaContext>,
     _one_at_a_time: MutexGuard<'static, ()>,
@@ -29,8 +29,7 @@ impl Deref for Context {
     }
 }
 
-/// The context, where there is a GPU. With `FUSED_LOSS_REQUIRE_GPU` in the environment it is a
-/// failure if there is none.
+/// The context, if there is a GPU. If `FUSED_LOSS_REQUIRE_GPU` is set, a missing GPU is a failure.
 fn context() -> Option<Context> {
     static LOCK: Mutex<()> = Mutex::new(());
     if gpu().is_emulated() {
@@ -41,8 +40,8 @@ fn context() -> Option<Context> {
     Some(Context { context: CudaContext::new(0).unwrap(), _one_at_a_time })
 }
 
-/// The context, a stream of cudarc's that is not the default stream, and the same stream as the
-/// library has it.
+/// The context, a cudarc stream that is not the default stream, and the library's handle of the
+/// same stream.
 fn streams() -> Option<(Context, Arc<CudaStream>, Stream)> {
     let context = context()?;
     let theirs = context.new_stream().unwrap();
@@ -134,7 +133,7 @@ fn mse_of_memory_that_is_all_cudarcs() {
 fn cross_entropy_of_views_of_cudarcs() {
     let Some((_context, theirs, ours)) = streams() else { return };
     let (rows, cols) = (40, 300);
-    // Between other numbers, which no part of the call is to touch.
+    // Other numbers surround the operands; no part of the call may touch them.
     let logits = theirs.clone_htod(&uniforms(3, rows * cols + 20)).unwrap();
     let logits: CudaView<'_, f32> = logits.slice(4..4 + rows * cols);
     let targets: Vec<i64> = (0..rows as i64).map(|row| (row * 7) % cols as i64).collect();
@@ -168,7 +167,7 @@ fn cross_entropy_of_views_of_cudarcs() {
     assert_close(&theirs.clone_dtoh(&memory).unwrap(), &by_input);
 }
 
-/// The same bits as of a tensor with the same elements.
+/// A slice of classes of each type gives the same bits as a tensor with the same elements.
 #[test]
 fn every_type_of_classes() {
     let Some((_context, theirs, ours)) = streams() else { return };
@@ -189,7 +188,7 @@ fn every_type_of_classes() {
     check!(i64 i32 u32 u8);
 }
 
-/// The same bits as of a tensor with the same elements.
+/// A slice of numbers of each type gives the same bits as a tensor with the same elements.
 #[test]
 fn every_type_of_numbers() {
     let Some((_context, theirs, ours)) = streams() else { return };
@@ -205,10 +204,10 @@ fn every_type_of_numbers() {
             };
             let numbers: Vec<$float> = numbers.iter().map($from).collect();
             let expected = Tensor::from_slice(ours.gpu(), [rows, cols], &numbers).unwrap();
-            // As bytes: without its feature `f16`, cudarc allocates nothing of 16-bit numbers.
+            // As bytes: without its feature `f16`, cudarc allocates no 16-bit numbers.
             let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
             let bytes = theirs.clone_htod(&bytes).unwrap();
-            // SAFETY: the bytes are so many numbers of the type.
+            // SAFETY: the bytes are `rows * cols` numbers of the type.
             let numbers = unsafe { bytes.transmute::<$float>(rows * cols) }.unwrap();
             let got = View::from_cudarc(&ours, &numbers, [rows, cols]).unwrap();
             assert_eq!(loss_of(got), loss_of(expected.view()), stringify!($float));
@@ -222,7 +221,7 @@ fn every_type_of_numbers() {
     }
 }
 
-/// A vocabulary that is padded: columns of a wider matrix.
+/// Logits may be columns of a wider matrix, as with a padded vocabulary.
 #[test]
 fn rows_with_gaps() {
     let Some((_context, theirs, ours)) = streams() else { return };
@@ -261,7 +260,7 @@ fn on_the_default_streams() {
         let (loss, gradient) = Mse::sum().forward_backward(x, &zeros, &ours).unwrap();
         assert_eq!(loss.item().unwrap(), 25.0);
         assert_eq!(gradient.to_vec().unwrap(), [6.0, 8.0]);
-        // On another thread, the number of the thread's stream is another stream.
+        // The number of a per-thread default stream means another stream on another thread.
         let is_of_thread = theirs.cu_stream() as usize == 2;
         let on_another_thread = || Mse::sum().forward(x, &zeros, &ours).map(drop);
         let result = std::thread::scope(|scope| scope.spawn(on_another_thread).join().unwrap());
@@ -282,7 +281,8 @@ fn a_stream_is_kept_while_the_library_uses_it() {
     assert!(known.upgrade().is_none(), "nobody uses the stream any more");
 }
 
-/// The event of the last write: cudarc's stream is busy, and then writes what the call reads.
+/// A call waits for the event of the last write: cudarc's stream is busy, and then writes what the
+/// call reads.
 #[test]
 fn a_call_waits_for_what_another_stream_writes() {
     let Some((context, theirs, _)) = streams() else { return };
@@ -299,8 +299,8 @@ fn a_call_waits_for_what_another_stream_writes() {
     assert_eq!(Mse::mean().forward(input, &zeros, &other).unwrap().item().unwrap(), 1.0);
 }
 
-/// The event of the last read: the call's stream is busy before it, and cudarc's overwrites what
-/// the call reads.
+/// Another stream waits for the event of the last read: the call's stream is busy before the call,
+/// and cudarc then overwrites what the call reads.
 #[test]
 fn another_stream_waits_for_what_a_call_reads() {
     let Some((context, theirs, _)) = streams() else { return };
@@ -309,7 +309,7 @@ fn another_stream_waits_for_what_a_call_reads() {
     let len = 1 << 20;
     let mut input = theirs.clone_htod(&vec![1.0_f32; len]).unwrap();
     let zeros = Tensor::<f32>::zeros(other.gpu(), len).unwrap();
-    // Its kernels are compiled before the streams are busy.
+    // Compiles the kernels before the streams are busy.
     Mse::mean().forward(&zeros, &zeros, &other).unwrap().item().unwrap();
     let mut load = Load::new(&others);
     context.synchronize().unwrap();
@@ -321,8 +321,8 @@ fn another_stream_waits_for_what_a_call_reads() {
     assert_eq!(theirs.clone_dtoh(&input).unwrap(), vec![0.0; len]);
 }
 
-/// The event of the last write, of a call: the call's stream is busy before it, and cudarc's reads
-/// what the call writes.
+/// Another stream waits for the event of a call's last write: the call's stream is busy before the
+/// call, and cudarc then reads what the call writes.
 #[test]
 fn another_stream_waits_for_what_a_call_writes() {
     let Some((context, theirs, _)) = streams() else { return };
@@ -342,8 +342,8 @@ fn another_stream_waits_for_what_a_call_writes() {
     assert_eq!(theirs.clone_dtoh(&gradient).unwrap(), vec![2.0; len]);
 }
 
-/// cudarc frees it in the order of the stream that allocated it, and gives it to the next who asks
-/// there.
+/// A slice may be dropped right after the call. cudarc frees it in the order of the stream that
+/// allocated it, and gives the memory to the next allocation on that stream.
 #[test]
 fn a_slice_may_be_dropped_right_after_the_call() {
     let Some((context, theirs, _)) = streams() else { return };
@@ -420,13 +420,13 @@ fn memory_of_another_context() {
         View::from_cudarc(&ours, &slice, 6),
         "slice: expected memory of the stream's CudaContext, got another",
     );
-    // One that is not the device's primary context; it stays current on this thread.
+    // A context that is not the device's primary one; it stays current on this thread.
     let own = CudaContext::new_non_primary(0, 0).unwrap();
     let expected = "context: expected the device's primary context, got another";
     assert_message(Gpu::from_cudarc(&own), expected);
     assert_message(Stream::from_cudarc(&own.new_stream().unwrap()), expected);
 
-    // The stream is cudarc's and the library's from here on, and goes with the last of them.
+    // From here on cudarc and the library share the stream, and the last of them destroys it.
     drop(ours);
     own.bind_to_thread().unwrap();
     let is_current = || result::ctx::get_current().unwrap() == Some(own.cu_ctx());
@@ -461,7 +461,8 @@ fn memory_of_another_device() {
     assert_message(ViewMut::from_cudarc(&ours, &mut slice, 6), expected);
 }
 
-/// Of the replays of a graph, the library would know nothing.
+/// A call with a cudarc slice cannot be captured, because the library would not know when the graph
+/// is replayed.
 #[test]
 fn a_call_that_would_be_captured() {
     let Some((_context, theirs, ours)) = streams() else { return };

@@ -1,9 +1,9 @@
-//! The documentation names files and tests that are there.
+//! The files and tests that the documentation names exist.
 
 use std::fs;
 use std::path::Path;
 
-/// The targets of Markdown links, each with the names in backquotes that follow behind a colon.
+/// The targets of Markdown links, each with the names in backquotes that follow it after a colon.
 fn links(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut links = Vec::new();
     for rest in text.split("](").skip(1) {
@@ -47,7 +47,7 @@ fn links_lead_to_files_that_hold_what_is_named() {
             for name in names {
                 let word = format!("fn {name}(");
                 let found = fs::read_to_string(&leads_to).unwrap();
-                // Tests that a macro stamps out stand there by their name alone.
+                // A test that a macro generates appears in the source as its name and a colon.
                 if !found.contains(&word) && !found.contains(&format!("{name}:")) {
                     wrong.push(format!("{file}: {target} has no {name}"));
                 }

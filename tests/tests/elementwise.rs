@@ -1,5 +1,5 @@
-//! The losses that compare element by element, over dtypes, reductions, strides and alignments:
-//! mean squared error stands for all of them, which share everything but the term.
+//! The losses that compare element by element, over dtypes, reductions, strides and alignments.
+//! Mean squared error represents all of them, since they differ in the term alone.
 
 use fused_loss::Unreduced;
 use fused_loss::reduction::ElementwiseReduction;
@@ -14,13 +14,13 @@ use tests::random::uniforms;
 use tests::reference::Total;
 use tests::{Placed, gpu};
 
-/// One drawn case.
+/// One random case.
 #[derive(Clone, Debug)]
 struct Case {
     shape: [usize; 2],
-    /// Elements between rows of input, target and gradients.
+    /// Elements between the rows of input, target and gradients.
     gaps: [usize; 3],
-    /// Elements behind a 16-byte boundary.
+    /// Elements between a 16-byte boundary and the first element.
     offsets: [usize; 3],
     seed: u64,
     with_upstream: bool,
@@ -54,7 +54,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Which of the upstream gradients an element's is, and what it is divided by.
+/// How a reduction assigns elements to values of the loss, and what it divides each value by.
 struct Reduced {
     values: usize,
     of: fn(usize, usize) -> usize,
@@ -65,7 +65,7 @@ fn draw<T: Number>(seed: u64, len: usize) -> Vec<T> {
     uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value))).collect()
 }
 
-/// Holds every method against float64.
+/// Compares every method with float64.
 fn check<T: Number, R: ElementwiseReduction>(case: &Case, reduction: R, reduced: &Reduced)
 where
     R::Value<T>: Number,
@@ -100,7 +100,7 @@ where
         totals[value].add(difference(index).powi(2));
         terms[value] += 1.0;
     }
-    // 0 ÷ 0, where there is nothing to take the mean of, is NaN here too.
+    // A mean of nothing is 0 ÷ 0, which is NaN here too.
     let losses: Vec<f64> = totals.iter().map(|total| total.value() / reduced.divisor).collect();
     let assert_loss = |got: &[R::Value<T>], what: &str| {
         assert_eq!(got.len(), losses.len(), "{what}");
@@ -152,7 +152,7 @@ where
     assert_loss(&loss.values().to_vec().unwrap(), "both");
     assert_gradient(&by_t.to_vec(), -1.0, "both, target");
 
-    // The gradient over its input.
+    // The gradient overwrites its input.
     let mut over = place(&x, 0, nan);
     mse.backward_in_place(over.view_mut(), on_t.view(), &on_upstream, &stream).unwrap();
     stream.synchronize().unwrap();
@@ -195,7 +195,7 @@ fn a_short_name_is_the_loss_in_full() {
     assert!(bce.weight.is_none() && bce.pos_weight.is_none());
 }
 
-/// Every reduction of one dtype.
+/// Checks every reduction of one dtype.
 fn check_reductions<T: Number>(case: &Case)
 where
     T::Loss: Number,
@@ -236,7 +236,7 @@ proptest! {
     }
 }
 
-/// One gradient of the loss for all: a stride of 0.
+/// One upstream gradient may serve all losses, with a stride of 0.
 #[test]
 fn an_upstream_that_stands_for_all() {
     let (stream, shape) = (gpu().stream().unwrap(), [5, 70]);
@@ -255,7 +255,7 @@ fn an_upstream_that_stands_for_all() {
     assert_eq!(rows.to_vec().unwrap(), whole);
 }
 
-/// Scaling f16 gradients after they were rounded would lose them.
+/// An upstream gradient scales f16 gradients before they are rounded, which would lose them.
 #[test]
 fn an_upstream_scales_before_gradients_are_rounded() {
     let stream = gpu().stream().unwrap();
@@ -273,7 +273,7 @@ fn an_upstream_scales_before_gradients_are_rounded() {
     assert_eq!(gradient.to_vec().unwrap()[17], f16::from_f64(expected));
 }
 
-/// 300² is more than f16 holds: the reduced loss is f32, the unreduced one f16.
+/// 300² overflows f16: the reduced loss is right because it is f32, while the unreduced one is f16.
 #[test]
 fn halves_reduce_to_f32() {
     let stream = gpu().stream().unwrap();
@@ -284,7 +284,7 @@ fn halves_reduce_to_f32() {
     assert_eq!(none.values().to_vec().unwrap(), [f16::INFINITY]);
 }
 
-/// Without a bound, Huber's loss is d²/2 of any difference.
+/// With an infinite delta, Huber's loss is d²/2 for any difference.
 #[test]
 fn huber_of_infinite_delta() {
     let stream = gpu().stream().unwrap();

@@ -1,4 +1,4 @@
-//! The emulator, as a program meets it that does more than call it from one thread.
+//! The emulator in programs that do more than call it from one thread.
 
 use fused_loss::{Error, Gpu, Mse, Stream, Tensor, View};
 use rayon::prelude::*;
@@ -36,17 +36,17 @@ fn a_limit_of_address_space_is_told_of_at_once() {
     });
 }
 
-/// Has the emulator report a fault: of a view of more than there is.
+/// Makes the emulator report a fault: a view that is longer than its memory.
 fn fault(gpu: &Gpu, stream: &Stream) -> Error {
     let short = Tensor::<f32>::zeros(gpu, [8]).unwrap();
     let t = Tensor::<f32>::zeros(gpu, [800_000]).unwrap();
-    // SAFETY: the emulator refuses what is behind the tensor.
+    // SAFETY: the emulator refuses to access memory beyond the tensor.
     let behind = unsafe { View::<f32>::from_raw(gpu, short.as_raw(), [800_000]) };
     let loss = Mse::mean().forward(behind.unwrap(), &t, stream).unwrap();
     loss.item().unwrap_err()
 }
 
-/// What a thread keeps, and what it does with it when it ends.
+/// A thread-local value, and what its destructor does.
 struct AtTheEnd(Gpu, Stream);
 
 impl Drop for AtTheEnd {
@@ -65,8 +65,8 @@ fn an_error_while_a_thread_ends_is_an_error() {
     apart("an_error_while_a_thread_ends_is_an_error", "", || {
         let (gpu, stream) = emulated();
         let thread = thread::spawn(move || {
-            // What a thread keeps first goes last: behind the emulator's report, which the fault
-            // makes.
+            // Thread-local values are dropped in reverse order of first use. This one is first, so
+            // it is dropped after the emulator's report, which the fault creates.
             KEPT.set(Some(AtTheEnd(gpu.clone(), gpu.stream().unwrap())));
             fault(&gpu, &stream);
         });

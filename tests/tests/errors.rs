@@ -1,5 +1,5 @@
-//! What is refused: by an error that names the argument, what was expected and what came, with
-//! nothing queued.
+//! Refused calls: the error names the argument, what was expected and what it got, and nothing is
+//! queued.
 
 use fused_loss::{
     CrossEntropy, Element, Error, Gpu, Grads, Huber, LogProb, Loss, Mse, RowSum, Saved, SmoothL1,
@@ -76,7 +76,7 @@ fn an_address_between_elements() {
 
 #[test]
 fn memory_on_another_device() {
-    // A machine may have one GPU; the emulator has two.
+    // A machine may have one GPU only; the emulator has two devices.
     let other = if gpu().is_emulated() { Gpu::emulated(1) } else { Gpu::new(1) };
     let Ok(other) = other else { return };
     let x = tensor::<f32>(&[0.0_f32; 6]);
@@ -128,7 +128,7 @@ fn rows_that_would_overlap() {
     );
 }
 
-/// One row has no gap behind it, however large its stride; and no rows have none either.
+/// A single row has no gap after it, however large its stride; neither have zero rows.
 #[test]
 fn a_stride_of_one_row() {
     let t = Tensor::from_slice(gpu(), [1, 4], &[1.0_f32; 4]).unwrap();
@@ -158,7 +158,8 @@ fn a_stride_of_one_row() {
         let t = Tensor::<f32>::zeros(gpu(), [0, 4]).unwrap();
         let loss = Mse::sum().forward(none.unwrap(), &t, &stream).unwrap();
         assert_eq!(loss.item().unwrap(), 0.0);
-        // In the gap between a matrix's rows, or not: nothing overlaps.
+        // Half of a row each: with any stride, a view of one row has no gap that the other could be
+        // in.
         // SAFETY: half of the tensor's row each.
         let (left, right) = unsafe {
             let at = |byte| x.as_raw() + byte;
@@ -221,7 +222,7 @@ fn gradients_that_overlap() {
     );
 }
 
-/// An argument in memory where a kernel could not read or write it.
+/// A way in which an argument's memory is wrong for a kernel.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Null,
@@ -230,10 +231,10 @@ enum Wrong {
     Gaps,
 }
 
-/// A view of `shape` that is wrong so. Nothing is ever read there.
+/// A view of `shape` that is wrong in this way. Nothing is ever read through it.
 fn wrong_view<T: Element>(shape: &[usize], wrong: Wrong) -> View<'static, T> {
     let (cols, address) = (shape.last().copied().unwrap_or(1), 0x7f00_0000_1000);
-    // SAFETY: the calls that get them are refused before anything reads them.
+    // SAFETY: the calls that take them are refused before anything reads them.
     unsafe {
         match wrong {
             Wrong::Null => View::from_raw(gpu(), 0, shape),
@@ -245,10 +246,10 @@ fn wrong_view<T: Element>(shape: &[usize], wrong: Wrong) -> View<'static, T> {
     .unwrap()
 }
 
-/// The same, of what a call writes, which is never one for all.
+/// The same for what a call writes, which is never one element for all.
 fn wrong_view_mut<T: Element>(shape: &[usize], wrong: Wrong) -> ViewMut<'static, T> {
     let (cols, address) = (shape.last().copied().unwrap_or(1), 0x7f00_0000_1000);
-    // SAFETY: the calls that get them are refused before anything writes them.
+    // SAFETY: the calls that take them are refused before anything writes them.
     unsafe {
         match wrong {
             Wrong::Null => ViewMut::from_raw(gpu(), 0, shape),
@@ -260,7 +261,7 @@ fn wrong_view_mut<T: Element>(shape: &[usize], wrong: Wrong) -> ViewMut<'static,
     .unwrap()
 }
 
-/// What the error says of an argument with these elements.
+/// The error message for an argument with these elements.
 fn of_wrong(argument: &str, shape: &[usize], bytes: usize, wrong: Wrong) -> String {
     let (len, cols) = (shape.iter().product::<usize>(), shape.last().copied().unwrap_or(1));
     let what = match wrong {
@@ -274,13 +275,13 @@ fn of_wrong(argument: &str, shape: &[usize], bytes: usize, wrong: Wrong) -> Stri
     format!("{argument}: expected {what}")
 }
 
-/// Elements read and written one for one, whose rows may have gaps.
+/// Faults of arguments with one element per element, whose rows may have gaps.
 const ELEMENTS: [Wrong; 3] = [Wrong::Null, Wrong::OffABoundary, Wrong::OneForAll];
-/// A number or a class for each row, which has none.
+/// Faults of arguments with one number or class per row, which may not have gaps.
 const OF_ROWS: [Wrong; 4] = [Wrong::Null, Wrong::OffABoundary, Wrong::OneForAll, Wrong::Gaps];
 const WRITTEN: [Wrong; 2] = [Wrong::Null, Wrong::OffABoundary];
 const WRITTEN_OF_ROWS: [Wrong; 3] = [Wrong::Null, Wrong::OffABoundary, Wrong::Gaps];
-/// An upstream gradient, of which one may stand for all.
+/// Faults of upstream gradients: one may serve all.
 const UPSTREAM: [Wrong; 3] = [Wrong::Null, Wrong::OffABoundary, Wrong::Gaps];
 
 #[test]
@@ -410,7 +411,7 @@ fn memory_that_log_probabilities_cannot_use() {
     }
 }
 
-/// Logits have a dimension of classes, at least one and as many as the kernels count.
+/// Logits need a dimension of classes, with at least one class and no more than kernels can count.
 #[test]
 fn logits_without_classes_or_with_too_many() {
     let (scalar, class) = (Tensor::<f32>::zeros(gpu(), []).unwrap(), tensor::<i64>(&[]));
@@ -432,7 +433,7 @@ fn logits_without_classes_or_with_too_many() {
     }
 }
 
-/// The ends of what options may be: what is on them is no error.
+/// Options at the ends of their ranges are accepted.
 #[test]
 fn options_at_the_ends_of_their_ranges() {
     let x = Tensor::<f32>::zeros(gpu(), [2, 3]).unwrap();
@@ -479,8 +480,8 @@ fn a_gradient_of_classes() {
     );
 }
 
-/// What a view refuses when its elements are copied to the host, and of a place for what is known
-/// of targets.
+/// A view refuses to copy elements to the host from wrong memory, and a wrong address for the
+/// record of targets out of range.
 #[test]
 fn views_that_cannot_be_read_or_reported_to() {
     for wrong in OF_ROWS {
@@ -498,7 +499,7 @@ fn views_that_cannot_be_read_or_reported_to() {
     }
 }
 
-/// Nothing has been computed that gradients could come of.
+/// A backward pass is refused if no forward pass has saved anything.
 #[test]
 fn gradients_from_what_no_forward_pass_has_left() {
     let x = Tensor::<f32>::zeros(gpu(), [4, 3]).unwrap();
@@ -555,8 +556,8 @@ fn gradients_from_what_was_saved_of_another_number_type() {
     );
 }
 
-/// A mean over probabilities is divided by their rows, which no kernel adds up: what a mean over
-/// classes is divided by has not been written.
+/// What a forward pass saves for probabilities is refused for classes. A mean over probabilities is
+/// divided by the number of rows, so no kernel writes the divisor that a mean over classes needs.
 #[test]
 fn gradients_from_what_was_saved_of_other_targets() {
     let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
@@ -606,7 +607,8 @@ fn gradients_from_what_was_saved_with_other_options() {
     let _ = plain.backward(&x, &classes, &saved, &upstream, &stream()).unwrap();
 }
 
-/// The gradient in the right half of each row, of which the left is the logits'.
+/// The gradient may be the right half of each row and the logits the left half: they do not
+/// overlap.
 #[test]
 fn columns_of_one_matrix_do_not_overlap() {
     let data: Vec<f32> = (0..16).map(|i| i as f32).collect();
@@ -614,7 +616,8 @@ fn columns_of_one_matrix_do_not_overlap() {
     let t = Tensor::<f32>::zeros(gpu(), [2, 4]).unwrap();
     let upstream = Tensor::from_slice(gpu(), [], &[1.0_f32]).unwrap();
     let (stream, columns) = (stream(), [2, 4]);
-    // SAFETY: both are of `wide`, which is read only when the work is done, and share no element.
+    // SAFETY: both views are of `wide`, which is read only after the work is done, and they share
+    // no element.
     let (left, right) = unsafe {
         let left = View::<f32>::from_raw_strided(gpu(), wide.as_raw(), columns, 8).unwrap();
         let right = wide.as_raw() + 16;
@@ -701,7 +704,7 @@ fn the_name_says_what_the_device_is() {
     assert!(gpu().compute_capability() >= (8, 0));
 }
 
-/// A refused call leaves what it was given as it was, and the stream usable.
+/// A refused call leaves its arguments unchanged and the stream usable.
 #[test]
 fn nothing_is_queued_by_a_refused_call() {
     let (x, t) = (tensor::<f32>(&[1.0; 6]), tensor::<f32>(&[0.0; 5]));

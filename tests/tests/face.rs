@@ -1,7 +1,7 @@
-//! The public face: what a program that uses the library writes, and what it hears.
+//! The public API: what a program that uses the library writes, and the errors that it gets.
 
 use cust::error::CudaError;
-// What the library exports hides nothing of the prelude's.
+// The library's exports hide nothing of the prelude.
 use fused_loss::reduction::*;
 use fused_loss::*;
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ fn a_glob_import_hides_nothing_of_the_prelude() {
 
 #[test]
 fn gpus_are_counted() {
-    // The process has its driver.
+    // Makes the process load its driver.
     let is_emulated = gpu().is_emulated();
     match Gpu::count() {
         Ok(count) => {
@@ -136,7 +136,7 @@ fn devices_streams_and_losses_are_compared_and_hashed() {
     assert_eq!(devices.len(), 1);
 }
 
-/// What is printed of memory has its shape and its device, and no numbers, which are on the device.
+/// Memory prints its shape and its device, but no numbers, because they are on the device.
 #[test]
 fn memory_is_shown_by_its_shape() {
     let shown = |what: &dyn std::fmt::Debug| format!("{what:?}");
@@ -157,7 +157,8 @@ fn memory_is_shown_by_its_shape() {
     assert_eq!(shown(&saved), "Saved<f32> of logits [2, 3]");
 }
 
-/// More than any device, and than the emulator, has.
+/// The error of an allocation that is larger than any memory says how much was asked for, and for
+/// what.
 #[test]
 fn short_memory_says_how_much_for_what() {
     let len = 1 << 38;
@@ -172,7 +173,8 @@ fn short_memory_says_how_much_for_what() {
     );
     let of_driver = error.source().and_then(|source| source.downcast_ref::<DriverError>());
     assert_eq!(of_driver, Some(source));
-    // By itself the same error is the driver's: its text is that of the call, its source the code.
+    // By itself, the same error is the driver's: its text names the call, and its source is the
+    // code.
     let by_itself = Error::from(source.clone());
     assert_eq!(by_itself.to_string(), source.to_string());
     for error in [&by_itself as &dyn std::error::Error, source] {

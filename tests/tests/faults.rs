@@ -1,8 +1,8 @@
-//! What becomes of a training step of which one call of the driver fails: an error that names the
-//! call, nothing that stays behind, and a next step that computes what it should.
+//! Training steps in which one call of the driver fails: the error names the call, nothing is
+//! leaked, and the next step computes the right results.
 //!
-//! On the emulator, whatever the machine has. Each case runs in a process of its own: the count of
-//! the driver's objects is the process's.
+//! These tests use the emulator, whatever the machine has. Each case runs in a process of its own,
+//! because the driver's objects are counted per process.
 
 use cust::context::Context;
 use cust::device::Device;
@@ -20,7 +20,7 @@ use tests::faults::{
 use tests::graph::{Capture, check};
 use tests::random::uniforms;
 
-/// What a training step is given, and memory that it writes anew each time.
+/// The inputs of a training step, and memory that each step overwrites.
 struct Setting {
     stream: Stream,
     other_stream: Stream,
@@ -35,7 +35,7 @@ struct Setting {
     workspace: Workspace,
 }
 
-/// What a step with a loss of elements makes.
+/// The results of a step with an element-wise loss.
 type OfElements = (Loss<f32>, Loss<f32>, Tensor<f32>, Tensor<f32>, Loss<f32>);
 
 impl Setting {
@@ -59,7 +59,7 @@ impl Setting {
         })
     }
 
-    /// All that a program does with cross-entropy in a step, and with its gradient on another
+    /// All that a program does with cross-entropy in a step, and work on the gradient on another
     /// stream.
     fn cross_entropy(&mut self) -> Step<impl Sized + use<>> {
         let (input, classes, stream) = (&self.input, &self.classes, &self.stream);
@@ -83,14 +83,14 @@ impl Setting {
         Ok((results, (forward, both, gradient, saving, saved, by_saved, norm)))
     }
 
-    /// The loss and its gradient alone.
+    /// The loss and its gradient in one call, and nothing else.
     fn cross_entropy_at_once(&mut self) -> Step<impl Sized + use<>> {
         let mean = CrossEntropy::mean();
         let (loss, gradient) = mean.forward_backward(&self.input, &self.classes, &self.stream)?;
         Ok((vec![read(&loss), gradient.to_vec()], (loss, gradient)))
     }
 
-    /// The loss and the gradient of probabilities, which no blocks share a row for.
+    /// The loss and the gradient of probabilities, a call in which blocks do not share rows.
     fn soft_cross_entropy_at_once(&mut self) -> Step<impl Sized + use<>> {
         CrossEntropy::mean().forward_backward_into(
             &self.input,
@@ -103,8 +103,8 @@ impl Setting {
         Ok((vec![read(&self.loss), self.gradient.to_vec()], ()))
     }
 
-    /// As [`cross_entropy`](Self::cross_entropy), with a loss of elements, of which `backward` is
-    /// the method.
+    /// As [`cross_entropy`](Self::cross_entropy), but with an element-wise loss and its method
+    /// `backward`.
     fn elements<L>(
         &mut self,
         loss: L,
@@ -142,7 +142,7 @@ impl Setting {
         })
     }
 
-    /// Gradients from what a forward pass has saved, in a graph that is replayed.
+    /// Computes gradients from what a forward pass has saved, in a graph that is replayed.
     fn graph(&mut self) -> Step<impl Sized + use<>> {
         let Setting { input, classes, upstream, stream, .. } = self;
         let Setting { loss, saved, gradient, workspace, .. } = self;
@@ -152,7 +152,7 @@ impl Setting {
             mean.forward_saving_into(input, classes, &mut *loss, saved, workspace, stream)?;
             mean.backward_into(input, classes, saved, upstream, &mut *gradient, stream)
         };
-        // The first use of a kernel loads it, which no capture allows.
+        // The first use of a kernel loads it, which a capture does not allow.
         calls()?;
         stream.synchronize()?;
         let capture = Capture::begin(stream)?;
@@ -183,7 +183,7 @@ fn from_nothing<K>(
     }
 }
 
-/// A step on a device, streams and tensors that stay.
+/// A step on a device, streams and tensors that exist before and after it.
 fn on_what_is_there<K>(
     own: Option<usize>,
     shape: [usize; 2],
@@ -199,7 +199,7 @@ fn on_what_is_there<K>(
 /// Gives the thread a context of its own.
 fn make_current(own: Option<usize>) -> Result<(), Failure> {
     let Some(own) = own else { return Ok(()) };
-    // SAFETY: whoever attacks a step keeps the context.
+    // SAFETY: the context outlives the attack on the step.
     Ok(check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(own as _) })?)
 }
 
@@ -208,10 +208,10 @@ const SHORT_ROWS: [usize; 2] = [6, 40];
 /// A row that several blocks share: in one launch if its target is a class, otherwise in two.
 const LONG_ROWS: [usize; 2] = [1, 20_000];
 
-/// What a step calls of which two streams use the same memory.
+/// The driver calls of a step in which two streams use the same memory.
 const OF_TWO_STREAMS: &[&str] = &["cuStreamWaitEvent", "cuEventRecord"];
 
-/// What every step calls that opens the device itself, and closes it.
+/// The driver calls of every step that opens and closes the device itself.
 const CALLS_OF_ALL: &[&str] = &[
     "cuCtxGetCurrent",
     "cuDeviceGet",
@@ -240,7 +240,8 @@ const CALLS_OF_ALL: &[&str] = &[
     "cuStreamSynchronize",
 ];
 
-/// Attacks a step in every way. Besides what all steps call, it has to call `functions`.
+/// Makes each driver call of a step fail in turn, in every way. A step must call `functions` in
+/// addition to [`CALLS_OF_ALL`].
 fn attack<K>(
     what: &str,
     own: Option<usize>,
@@ -248,7 +249,7 @@ fn attack<K>(
     step: impl Fn(&mut Setting) -> Step<K> + Copy + Send,
     functions: &[&str],
 ) {
-    // A process loads the driver once.
+    // A process loads the driver once, here.
     drop(Gpu::emulated(0).unwrap());
     let anew = || from_nothing(own, shape, step);
     let all = [CALLS_OF_ALL, functions].concat();
@@ -304,7 +305,7 @@ fn a_step_of_kl_div() {
     });
 }
 
-/// The thread works on another device meanwhile.
+/// A step on a thread whose current context is that of another device.
 #[test]
 fn a_step_of_mse_on_a_thread_with_a_context_of_its_own() {
     apart("a_step_of_mse_on_a_thread_with_a_context_of_its_own", "", || {
@@ -335,7 +336,7 @@ fn a_graph_that_is_captured_and_replayed() {
     });
 }
 
-/// The process is not left without a driver because one start has failed.
+/// A start of the driver that fails can be repeated, and then succeeds.
 #[test]
 fn a_driver_that_does_not_start_can_be_started_later() {
     apart("a_driver_that_does_not_start_can_be_started_later", "", || {
@@ -348,13 +349,14 @@ fn a_driver_that_does_not_start_can_be_started_later() {
     });
 }
 
-/// What the thread may ask while it captures is changed for a question, and changed back: not where
-/// it could not be changed.
+/// A question to the driver changes the thread's capture mode and then restores it. If the mode
+/// could not be changed, it is not restored either.
 #[test]
 fn a_capture_mode_that_cannot_be_changed_is_left_as_it_is() {
     apart("a_capture_mode_that_cannot_be_changed_is_left_as_it_is", "", || {
         let Setting { input, target, stream, .. } = &Setting::new(SHORT_ROWS).unwrap();
-        // The second stream asks whether the first, which has ended, is done with the tensors.
+        // The second stream asks whether the first stream, already destroyed, is done with the
+        // tensors.
         let on_two_streams = || {
             let loss = |stream: Stream| Mse::mean().forward(input, target, &stream)?.item();
             Ok::<_, Error>([loss(stream.gpu().stream()?)?, loss(stream.gpu().stream()?)?])
@@ -373,7 +375,8 @@ fn a_capture_mode_that_cannot_be_changed_is_left_as_it_is() {
     });
 }
 
-/// The driver frees nothing while the thread captures.
+/// The driver frees nothing while the thread captures, so memory that is dropped then is freed with
+/// the device.
 #[test]
 fn memory_that_is_dropped_in_a_capture_is_freed_with_the_device() {
     apart("memory_that_is_dropped_in_a_capture_is_freed_with_the_device", "", || {

@@ -1,5 +1,5 @@
-//! Cross-entropy of float64, whose exponentials are relative to a maximum that lags behind the
-//! largest logit: rows for which it is near, too far, and of no use.
+//! Cross-entropy of float64, whose exponentials are relative to a center that lags behind the
+//! largest logit: rows in which the center is close enough, too far away, and useless.
 
 use fused_loss::reduction::Unreduced;
 use fused_loss::{CrossEntropy, Tensor};
@@ -7,11 +7,11 @@ use tests::gpu;
 use tests::random::uniform;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
 
-/// Columns of rows that are packed, one a lane and several, aligned and not; staged by a warp and
-/// by a block; and streamed alone.
+/// Columns of rows that are packed, with one lane and with several per row, aligned and not; of
+/// rows that a warp or a block stages; and of rows that are streamed.
 const COLS: [usize; 11] = [5, 10, 63, 126, 301, 512, 777, 1025, 3000, 9000, 17_000];
 
-/// Rows of uniform logits from −4 to 4, which `change` changes.
+/// Rows of uniform logits from −4 to 4, to which `change` is applied.
 fn rows(rows: usize, cols: usize, change: impl Fn(usize, &mut [f64])) -> Vec<f64> {
     let mut x: Vec<f64> =
         (0..rows * cols).map(|at| 4.0 * f64::from(uniform(7, at as u64))).collect();
@@ -19,21 +19,21 @@ fn rows(rows: usize, cols: usize, change: impl Fn(usize, &mut [f64])) -> Vec<f64
     x
 }
 
-/// A number that is as it should be: equal, or NaN as well, or no further away than `most`.
+/// Whether a number is right: equal, NaN where NaN is expected, or off by no more than `most`.
 fn is_near(got: f64, expected: f64, most: f64) -> bool {
     got == expected || got.is_nan() && expected.is_nan() || (got - expected).abs() <= most
 }
 
-/// [`check_to`] an error that is relative to the loss, and to the largest logit: it is rounded by
-/// 2⁻⁵³ of itself where another is subtracted from it.
+/// [`check_to`] an error relative to the loss and to the largest logit. A subtraction from the
+/// largest logit rounds it by up to 2⁻⁵³ of its magnitude.
 #[track_caller]
 fn check(x: &[f64], cols: usize) {
     check_to(x, cols, |expected, largest| 1e-14 * expected.abs() + 1e-15 * largest);
 }
 
-/// Checks losses and gradients against float64 on the CPU, each alone and both in one pass, with
-/// and without smoothing. `most` is how far a number may be off, from that number and the
-/// row's largest logit, 10 at least.
+/// Compares losses and gradients with float64 on the CPU: alone and in one pass, with and without
+/// smoothing. `most` returns the largest allowed error from the expected number and the row's
+/// largest logit (at least 10).
 #[track_caller]
 fn check_to(x: &[f64], cols: usize, most: impl Fn(f64, f64) -> f64) {
     let stream = gpu().stream().unwrap();
@@ -74,7 +74,7 @@ fn check_to(x: &[f64], cols: usize, most: impl Fn(f64, f64) -> f64) {
     }
 }
 
-/// Each row's largest logit is further from the last row's than exponentials may be off.
+/// The largest logits of consecutive rows are further apart than a lagging center may be.
 #[test]
 fn rows_far_apart() {
     const SHIFTS: [f64; 8] = [0.0, 15.0, -30.0, 700.0, -800.0, 9e4, -1e6, 3.0];
@@ -86,7 +86,7 @@ fn rows_far_apart() {
     }
 }
 
-/// The largest logit comes late in the row, and again a larger one.
+/// The largest logit comes late in the row, after several others that were the largest so far.
 #[test]
 fn logits_that_grow() {
     for cols in COLS {
@@ -98,12 +98,12 @@ fn logits_that_grow() {
     }
 }
 
-/// One logit is so far above all others that their sum is lost beside its exponential: the loss
-/// has its digits all the same. So it has where all logits are large.
+/// One logit is so far above the others that their sum has no digits left beside its exponential.
+/// The loss has all its digits, also where all logits are large.
 #[test]
 fn rows_that_are_nearly_certain() {
     for cols in COLS {
-        // Of packed rows, those of a second turn have the maxima of the first to begin with.
+        // Packed rows of a warp's second tile begin with the maxima of its first.
         let count = if cols > 512 { 2 } else { 70 };
         for (above, all) in [(9.0, 0.0), (30.0, 1_000_003.0), (30.0, -20.0), (600.0, 0.0)] {
             let x = rows(count, cols, |row, x| {
@@ -115,8 +115,8 @@ fn rows_that_are_nearly_certain() {
     }
 }
 
-/// The gradient of a class that is nearly certain is the sum of all other probabilities, which are
-/// lost beside 1.
+/// The gradient of a nearly certain class is the sum of all other probabilities, which loses no
+/// digits beside 1.
 #[test]
 fn gradients_of_a_nearly_certain_class() {
     let (rows, apart) = (70, 50.0_f64);
@@ -147,14 +147,14 @@ fn gradients_of_a_nearly_certain_class() {
 #[test]
 fn logits_that_are_not_finite() {
     const NUMBERS: [f64; 4] = [f64::NEG_INFINITY, f64::INFINITY, f64::NAN, -f64::NAN];
-    // All that one warp of a block adds up is not finite, and what the others do is.
+    // Everything that one warp of a block sums is not finite, and what the other warps sum is.
     let of_a_warp = |row: usize, x: &mut [f64]| x[512..768].fill(NUMBERS[row]);
     check(&rows(4, 2048, of_a_warp), 2048);
     for cols in COLS {
         let x = rows(10, cols, |row, x| match row {
             0..4 => x[cols / 2] = NUMBERS[row],
             4 => x.fill(f64::NEG_INFINITY),
-            // All but the class's.
+            // All logits but that of the class.
             5 => x.iter_mut().enumerate().for_each(|(col, x)| {
                 *x = if col == 35 % cols { 1.0 } else { f64::NEG_INFINITY };
             }),
@@ -166,8 +166,8 @@ fn logits_that_are_not_finite() {
     }
 }
 
-/// Numbers near the ends of the type, those whose upper bits are a NaN of f32 and that stands for
-/// no logit among them.
+/// Logits near the ends of the range: some whose upper 32 bits are a NaN of f32, and one whose upper
+/// bits are `f32::MIN`, which marks that there is no logit yet.
 #[test]
 fn logits_of_any_magnitude() {
     let no_top = f64::from_bits(u64::from(f32::MIN.to_bits()) << 32);

@@ -1,5 +1,5 @@
-//! Any call of any loss: what tests/src/fuzz draws, against float64 and against the documented
-//! errors. `cargo xtask fuzz` goes on for longer.
+//! Any call of any loss, drawn by tests/src/fuzz and compared with float64 and with the documented
+//! errors. `cargo xtask fuzz` runs for longer.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tests::fuzz::{Budget, campaign, check};
 use tests::number::Number;
 use tests::random::uniforms;
 use tests::{gpu, tensor};
-// What a case that is pasted here may name.
+// The names that a case pasted into this file needs.
 #[allow(unused_imports)]
 use tests::fuzz::{
     Arg::*, Arrives::*, Case, Dtype::*, Kind::*, LossOf::*, NaN, OneFor::*, Pairwise::*, Pass::*,
     Reduce::*, Upstream::*, Values::*, Wanted::*, Wrong::*, inf,
 };
 
-/// What most cases below have.
+/// The fields that most cases below share.
 const PLAIN: Case = Case {
     loss: Pairs(Mse),
     dtype: F32,
@@ -39,20 +39,20 @@ const PLAIN: Case = Case {
 #[path = "fuzz/found.rs"]
 mod found;
 
-/// The number that a variable of the environment has.
+/// The number in an environment variable, if it is set.
 fn number<N: FromStr>(name: &str) -> Option<N> {
     let value = env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{name}: expected a number, got {value}")))
 }
 
-/// A seed that differs from run to run, small enough to be typed.
+/// A seed that differs from run to run and is short enough to type.
 fn new_seed() -> u64 {
     time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64 % 1_000_000_000
 }
 
-/// For as many minutes as `FUSED_LOSS_FUZZ_MINUTES` says, from the seed that `FUSED_LOSS_FUZZ_SEED`
-/// says or from a new one; without either, for ten seconds from the same seed each time, so that a
-/// change is not refused for what it has not changed.
+/// Runs for `FUSED_LOSS_FUZZ_MINUTES` minutes, from the seed `FUSED_LOSS_FUZZ_SEED` or from a new
+/// one. Without either it runs for ten seconds from a fixed seed, so that a change never fails for
+/// a reason that it has not caused.
 #[test]
 fn any_call() {
     const SEED: u64 = 1;
@@ -63,8 +63,8 @@ fn any_call() {
     campaign(Budget { time: Duration::from_secs_f64(60.0 * minutes), seed });
 }
 
-/// Losses by element with gaps between their rows, where no other tensor has any: a mistake there,
-/// made on purpose, escaped thousands of drawn cases.
+/// Only the losses by element have gaps between their rows. Thousands of drawn cases missed a bug
+/// that was planted there.
 #[test]
 fn gaps_of_the_loss_alone() {
     check(&Case {
@@ -80,8 +80,8 @@ fn gaps_of_the_loss_alone() {
     .unwrap();
 }
 
-/// The weighted probabilities of a row come to more than f64 can hold, so their sum times the
-/// softmax is infinite, and so is what it is less.
+/// The weighted probabilities of a row sum to more than f64 can represent. So their sum times the
+/// softmax is infinite, and so is the gradient.
 #[test]
 fn weighted_probabilities_beyond_the_range() {
     check(&Case {
@@ -126,8 +126,8 @@ fn the_loss_of_an_infinite_target_at_minus_infinity() {
     assert_eq!(loss.item().unwrap(), f32::INFINITY);
 }
 
-/// The loss of the likeliest class, log(1 + r), is as good as `Number::LOSS` and r's exponentials
-/// are.
+/// The loss of the likeliest class is log(1 + r). Its error is at most that of `Number::LOSS` and
+/// of the exponentials in r.
 #[test]
 fn losses_of_rows_that_are_likely() {
     let (rows, cols) = (20_000, 17);
@@ -147,8 +147,8 @@ fn losses_of_rows_that_are_likely() {
     }
 }
 
-/// A class whose logit is further from the largest than f32 reaches is like one of −∞:
-/// docs/semantics.md, log-probability.
+/// A class whose logit is further below the largest than f32 can represent is treated like one of
+/// −∞: docs/semantics.md, log-probability.
 #[test]
 fn log_probabilities_of_logits_beyond_the_range() {
     check(&Case {
@@ -170,7 +170,7 @@ fn log_probabilities_of_logits_beyond_the_range() {
     .unwrap();
 }
 
-/// An upstream gradient that f32 holds, and that divided by the temperature it does not.
+/// An upstream gradient that fits f32, but overflows when it is divided by the temperature.
 #[test]
 fn upstream_gradients_that_a_temperature_takes_beyond_the_range() {
     check(&Case {
@@ -191,7 +191,7 @@ fn upstream_gradients_that_a_temperature_takes_beyond_the_range() {
     .unwrap();
 }
 
-/// The largest f32 is infinite once it is multiplied by a number just above 1.
+/// The largest f32 becomes infinite when it is multiplied by a number just above 1.
 #[test]
 fn the_largest_upstream_gradient_of_an_entropy() {
     check(&Case {
@@ -213,8 +213,8 @@ fn the_largest_upstream_gradient_of_an_entropy() {
     .unwrap();
 }
 
-/// Of the likeliest class, the gradient is that of the others' probabilities, which are below the
-/// range of f32 before a large upstream gradient multiplies them.
+/// The gradient of the likeliest class comes from the other probabilities, which are below the
+/// range of f32 until a large upstream gradient multiplies them.
 #[test]
 fn entropies_of_probabilities_below_the_range() {
     check(&Case {

@@ -1,9 +1,8 @@
-//! PyTorch's answers: every case of data/pytorch.jsonl whose loss is built, through forward,
-//! backward and both in one pass. data/README.md says what a case is, docs/semantics.md why it is
-//! so.
+//! PyTorch's answers: every case of data/pytorch.jsonl whose loss exists here, through forward,
+//! backward and both in one pass. data/README.md describes the cases, docs/semantics.md the reasons
+//! for the results.
 //!
-//! With `FUSED_LOSS_RESULTS` in the environment the results go to the file of that name, for
-//! data/accuracy.py.
+//! If `FUSED_LOSS_RESULTS` is set, the results go to the file with that name, for data/accuracy.py.
 
 use fused_loss::Unreduced;
 use fused_loss::reduction::{DivergenceReduction, ElementwiseReduction};
@@ -21,10 +20,11 @@ use std::sync::{LazyLock, Mutex};
 use tests::number::Number;
 use tests::{gpu, tensor};
 
-/// In the binary, which may run where the file is not.
+/// Part of the binary, which may run where the file does not exist.
 const DATA: &str = include_str!("../data/pytorch.jsonl");
 
-/// What results hold before a call; exact in every element type, and no case expects it.
+/// What result memory contains before a call. It is exact in every element type, and no case
+/// expects it.
 const UNWRITTEN: f64 = 768.0;
 
 #[test]
@@ -69,7 +69,7 @@ fn no_case_is_lost() {
     assert_eq!(counts, BTreeMap::new());
 }
 
-/// Replays the cases of `loss`, of which there are `count`.
+/// Runs the cases of `loss` and checks that there are `count` of them.
 fn replay(loss: &str, count: usize) {
     let cases: Vec<Case> = cases().filter(|case| case.loss == loss).collect();
     assert_eq!(cases.len(), count, "cases of {loss}");
@@ -86,7 +86,7 @@ fn replay(loss: &str, count: usize) {
     assert!(failures.is_empty(), "{} results differ:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// What differs, a line each.
+/// Runs a case in one element type and returns the differences, one per line.
 fn replay_as<T: Number>(case: &Case) -> Vec<String>
 where
     T::Loss: Number,
@@ -138,7 +138,7 @@ where
     }
 }
 
-/// Replays a case of cross-entropy, whose targets may be classes of three types or probabilities.
+/// Runs a case of cross-entropy, whose targets may be classes of three types or probabilities.
 fn replay_samples<T: Number, R: SampleReduction>(
     case: &Case,
     loss: CrossEntropy<'_, T, R>,
@@ -175,7 +175,7 @@ where
     }
 }
 
-/// Every call of cross-entropy on a case, of which `target` gives the targets.
+/// Runs every call of cross-entropy on a case with the targets that `target` gives.
 fn replay_calls<'a, T: Number, R: SampleReduction>(
     case: &Case,
     loss: CrossEntropy<'_, T, R>,
@@ -337,7 +337,7 @@ elementwise! {
     KlDiv<R>: DivergenceReduction;
 }
 
-/// One case through the three calls.
+/// Runs one case through the three calls.
 fn replay_elementwise<T, R, L>(case: &Case, loss: L, reduction: R) -> Vec<String>
 where
     T: Number,
@@ -349,7 +349,7 @@ where
     let target = Tensor::from_slice(gpu(), case.shape, &case.exact(&case.target)).unwrap();
     let tensors = [&input, &target];
     let of_loss = reduction.shape(input.shape());
-    // An upstream for each value of the loss, or one for all.
+    // An upstream gradient for each value of the loss, or one for all.
     let upstream: Vec<R::Value<T>> = case.exact(case.upstream.as_deref().unwrap_or(&[1.0]));
     let each = upstream.len() == of_loss.len();
     let upstream = if each {
@@ -400,7 +400,7 @@ where
     failures
 }
 
-/// What a call said, and what it left in memory; `None` for what it was not given.
+/// The result of a call and the contents of its result memory; `None` for what it was not given.
 struct Outcome<T, V> {
     queued: Result<(), Error>,
     loss: Option<Vec<V>>,
@@ -409,7 +409,7 @@ struct Outcome<T, V> {
 }
 
 impl<T: Number, V: Number> Outcome<T, V> {
-    /// Adds a call that was accepted to the file of results, if one is wanted: a JSON object in a
+    /// Writes a call that was accepted to the file of results, if there is one: a JSON object on a
     /// line.
     fn record(&self, case: &str, call: &str) {
         static FILE: LazyLock<Option<Mutex<File>>> = LazyLock::new(|| {
@@ -426,12 +426,12 @@ impl<T: Number, V: Number> Outcome<T, V> {
             "grad_input": self.grad_input.as_deref().map(plain),
             "grad_target": self.grad_target.as_deref().map(plain),
         });
-        // One write a line: the tests of several losses share the file.
+        // One write per line, because the tests of several losses share the file.
         file.lock().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 }
 
-/// Numbers as the data has them: exact, and those that are not finite as strings.
+/// Numbers as in the data: exact, and as strings where they are not finite.
 fn plain<N: Number>(values: &[N]) -> Value {
     let plain = |value: &N| match value.wide() {
         value if value.is_nan() => json!("nan"),
@@ -452,15 +452,15 @@ struct Case {
     target: Vec<f64>,
     options: Value,
     reduction: String,
-    /// For each value of the loss, or one for all.
+    /// One per value of the loss, or one for all.
     upstream: Option<Vec<f64>>,
     expected: Expected,
 }
 
-/// What a call must give.
+/// The expected result of a call.
 struct Expected {
     error: Option<String>,
-    /// The row and the target that a `target out of range` names.
+    /// The row and the target that a `target out of range` error names.
     fault: Option<(usize, i64)>,
     loss: Option<Vec<f64>>,
     grad_input: Option<Vec<f64>>,
@@ -496,7 +496,7 @@ fn cases() -> impl Iterator<Item = Case> {
     })
 }
 
-/// A list of numbers or one number; `None` for null.
+/// A list of numbers, or one number as a list; `None` for null.
 fn numbers(value: &Value) -> Option<Vec<f64>> {
     let number = |value: &Value| match value.as_str() {
         Some("nan") => f64::NAN,
@@ -512,7 +512,7 @@ fn numbers(value: &Value) -> Option<Vec<f64>> {
 }
 
 impl Case {
-    /// Numbers that their type holds.
+    /// Numbers that fit their type exactly.
     fn exact<N: Number>(&self, values: &[f64]) -> Vec<N> {
         let exact = |&value: &f64| {
             let rounded = N::round(value);
@@ -532,8 +532,8 @@ impl Case {
         Some(Tensor::from_slice(gpu(), shape, &self.exact(&values)).unwrap())
     }
 
-    /// Holds a call against what it must give; says where it differs. `fault` is what a loss that
-    /// was asked says of its targets.
+    /// Compares a call with its expected result and describes the difference. `fault` is the answer
+    /// of a loss that was asked whether a target was out of range.
     fn check<T: Number, V: Number>(
         &self,
         outcome: &Outcome<T, V>,
@@ -547,8 +547,8 @@ impl Case {
         if let Err(error) = &outcome.queued {
             return Err(format!("refused: {error}"));
         }
-        // An unreduced loss in 16 bits is rounded as gradients are. Where terms cancel, the error
-        // is held against their magnitudes.
+        // An unreduced loss in 16 bits is rounded as gradients are. Where terms cancel, the allowed
+        // error is relative to their magnitudes.
         let magnitudes = self.magnitudes(expected.loss.as_ref().map_or(0, Vec::len));
         let allowed = |at: usize, expected: f64| match size_of::<V>() {
             2 => V::allowed(expected, expected.abs(), magnitudes[at]),
@@ -560,7 +560,7 @@ impl Case {
             ("grad_target", &outcome.grad_target, &expected.grad_target),
         ] {
             if self.expected.fault.is_some() && expected.is_none() {
-                // Unspecified, where a mean has no value.
+                // Unspecified if a mean has no value.
                 continue;
             }
             let allowed = |at, value| {
@@ -572,7 +572,7 @@ impl Case {
         Ok(())
     }
 
-    /// Holds what a loss says of its targets against what it must say.
+    /// Compares a loss's report of a target out of range with the expected one.
     fn check_fault(
         &self,
         expected: Option<(usize, i64)>,
@@ -592,13 +592,13 @@ impl Case {
         }
     }
 
-    /// How far the expected values may be off themselves: probabilities near 1, rounded to float64.
+    /// The error of the expected values themselves: probabilities near 1, rounded to float64.
     fn uncertain(&self) -> f64 {
         if self.loss == "cross_entropy" { f64::EPSILON } else { 0.0 }
     }
 
-    /// What the magnitudes of each loss's terms add up to, divided as the loss is; 0 for losses
-    /// whose terms cannot cancel.
+    /// The sum of the magnitudes of each loss's terms, divided as the loss is; 0 for losses whose
+    /// terms cannot cancel.
     fn magnitudes(&self, losses: usize) -> Vec<f64> {
         let mut magnitudes = vec![0.0; losses];
         if self.loss != "kl_div" {
@@ -625,14 +625,15 @@ impl Case {
         row.map(|value| value.abs()).filter(|value| value.is_finite()).fold(0.0, f64::max)
     }
 
-    /// The factor of the gradient of element `at`: its upstream over what its loss is divided by.
+    /// The factor of the gradient of element `at`: its upstream gradient over the divisor of its
+    /// loss.
     fn scale(&self, at: usize) -> f64 {
         let [rows, cols] = self.shape;
         let upstream = self.upstream.as_deref().unwrap_or(&[1.0]);
         upstream[at * upstream.len() / (rows * cols)] / self.divisor()
     }
 
-    /// What a sum of terms is divided by.
+    /// The divisor of a sum of terms.
     fn divisor(&self) -> f64 {
         let [rows, cols] = self.shape;
         if self.loss == "cross_entropy" && self.reduction == "mean" {
@@ -656,8 +657,8 @@ impl Case {
     }
 }
 
-/// The result `what` against its expected value, which is rounded to its type first; a number may
-/// be off by `allowed` of its index and expected value.
+/// Compares the result `what` with its expected value, rounded to its type. `allowed` returns the
+/// allowed error from the index and the expected value.
 fn compare<N: Number>(
     what: &str,
     got: &Option<Vec<N>>,
@@ -683,7 +684,7 @@ fn compare<N: Number>(
     Ok(())
 }
 
-/// A call that must fail: with an error that names the option, before anything is written.
+/// A call that must fail: the error names the option, and nothing has been written.
 fn check_refusal<T: Number, V: Number>(error: &str, outcome: &Outcome<T, V>) -> Result<(), String> {
     let option = match error {
         "no classes" => "input",

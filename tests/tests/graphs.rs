@@ -1,5 +1,5 @@
-//! The `_into` methods in a CUDA graph: what allocates, waits or reads back cannot be captured, and
-//! a replay computes anew from whatever the memory holds then.
+//! The `_into` methods in a CUDA graph: calls that allocate, wait or read back cannot be captured,
+//! and a replay computes anew from what the memory contains at that time.
 
 use fused_loss::{CrossEntropy, Error, Grads, Loss, Mse, Saved, Stream, Tensor, Workspace};
 use half::f16;
@@ -46,7 +46,7 @@ where
             .unwrap();
         mse.backward_into(&input, &target, &upstream, &mut alone, &stream).unwrap();
     };
-    // The first use of a kernel compiles it, which no capture allows.
+    // The first use of a kernel compiles it, which a capture does not allow.
     calls();
     stream.synchronize().unwrap();
     let graph = capture(&stream, calls);
@@ -78,7 +78,7 @@ fn replays_compute_anew_in_f16() {
     replays_compute_anew::<f16>();
 }
 
-/// The check itself: what allocates is refused.
+/// The check works: it refuses a method that allocates.
 #[test]
 fn a_method_that_allocates_cannot_be_captured() {
     let stream = gpu().stream().unwrap();
@@ -89,7 +89,8 @@ fn a_method_that_allocates_cannot_be_captured() {
     assert!(error.to_string().starts_with("cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE"), "{error}");
 }
 
-/// Unless it was waited for before, by a call on the same stream.
+/// A capture is refused if it would wait for another stream's work, unless an earlier call on the
+/// same stream has waited for that work.
 #[test]
 fn work_of_another_stream_cannot_be_waited_for_in_a_capture() {
     let (stream, other) = (gpu().stream().unwrap(), gpu().stream().unwrap());
@@ -116,7 +117,7 @@ fn work_of_another_stream_cannot_be_waited_for_in_a_capture() {
     assert_eq!(gradient.to_vec().unwrap(), expected);
 }
 
-/// A stream that has ended has nothing that a graph could wait for.
+/// A stream that is destroyed has no work left for a graph to wait for.
 #[test]
 fn a_capture_needs_not_wait_for_a_stream_that_has_ended() {
     let data = uniforms(23, 100);
@@ -138,8 +139,8 @@ fn a_capture_needs_not_wait_for_a_stream_that_has_ended() {
     assert_eq!(gradient.to_vec().unwrap(), expected);
 }
 
-/// Both launches of a mean with its gradient, and what one pass saves for another; a target that is
-/// no class is noted anew by each replay.
+/// A replay computes anew both launches of a mean with its gradient and what one pass saves for
+/// another, and records a target that is no class.
 #[test]
 fn replays_of_cross_entropy_compute_anew() {
     let (rows, cols) = (33, 700);
@@ -164,7 +165,7 @@ fn replays_of_cross_entropy_compute_anew() {
             .forward_backward_into(&input, &target, &mut both, grads, &mut workspace, &stream)
             .unwrap();
     };
-    // The first call has the kernels compiled.
+    // Compiles the kernels.
     calls();
     stream.synchronize().unwrap();
     let graph = capture(&stream, calls);
@@ -185,7 +186,7 @@ fn replays_of_cross_entropy_compute_anew() {
         let (alone, gradient) = loss_of.forward_backward(&input, &target, &stream).unwrap();
         let alone = alone.item().unwrap();
         assert_eq!(both.item().unwrap(), alone);
-        // A forward pass may add up a row in another order than one with gradients.
+        // A forward pass may sum a row in another order than a pass with gradients.
         let (loss, _) = loss_of.forward_saving(&input, &target, &stream).unwrap();
         assert_eq!(forward.item().unwrap(), loss.item().unwrap());
         let gradient = gradient.to_vec().unwrap();
@@ -197,7 +198,8 @@ fn replays_of_cross_entropy_compute_anew() {
     }
 }
 
-/// What a loss says of its targets is what the device has found, not what was asked of it.
+/// A loss reports what the device has found in the target, so after a capture it reports nothing
+/// until the graph is replayed.
 #[test]
 fn a_capture_finds_no_target_before_it_is_replayed() {
     let stream = gpu().stream().unwrap();
@@ -207,7 +209,7 @@ fn a_capture_finds_no_target_before_it_is_replayed() {
     let mean = CrossEntropy::mean();
     let expected = mean.forward(&input, &target, &stream).unwrap().item().unwrap();
     for shape in [&[][..], &[3]] {
-        // Memory in which a loss that is gone had found a target.
+        // The next loss takes memory in which a loss that is dropped had recorded such a target.
         target.copy_from_slice(&[7, 1, 2]).unwrap();
         let gone = CrossEntropy::none().forward(&input, &target, &stream).unwrap();
         gone.check().unwrap_err();
@@ -254,7 +256,7 @@ fn a_replay_finds_a_target_whatever_was_written_over_the_loss_before() {
     assert_eq!(loss.item().unwrap(), 3.0);
     replay(&graph, &stream);
     finds(&loss);
-    // A loss writes that has no classes, by way of the loss and of its values.
+    // A loss without classes writes, through the loss and through its values.
     let mut sums = Workspace::new(gpu()).unwrap();
     Mse::sum().forward_into(&input, &input, &mut loss, &mut sums, &stream).unwrap();
     assert_eq!(loss.item().unwrap(), 0.0);

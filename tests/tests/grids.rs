@@ -1,6 +1,6 @@
 //! Grids of many blocks, and blocks of many rows: sums over groups of blocks, and rows that a block
-//! takes one after the other in the same shared memory. Most numbers are small integers, whose sums
-//! are exact in any order.
+//! takes in turn in the same shared memory. Most numbers are small integers, whose sums are exact
+//! in any order.
 
 use approx::assert_relative_eq;
 use fused_loss::{CrossEntropy, Grads, Loss, Mse, RowSum, Tensor, View, Workspace};
@@ -10,13 +10,13 @@ use tests::random::uniforms;
 use tests::reference::cross_entropy::{Options, Target, row};
 use tests::{Placed, gpu, small_gpu};
 
-/// Every 64th block sums a group of blocks before the end of the grid. The last block adds those
-/// sums and the blocks of no group, each once. The second launch has other numbers, so a sum that
-/// the first has left in the workspace would be seen.
+/// The blocks of a grid form groups of 64. Blocks sum groups before the end of the grid, and the
+/// last block adds those sums and the remaining blocks, each once. The second launch has other
+/// numbers, so it would show a sum that the first left in the workspace.
 #[test]
 fn a_sum_over_groups_of_blocks() {
     let stream = gpu().stream().unwrap();
-    // Each block has a tile: 1172 blocks, of which some groups are summed before the last block.
+    // Each block has a tile: 1172 blocks, and some groups are summed before the last block.
     let len = 1_200_000;
     let x: Vec<f64> = (0..len).map(|index| f64::from(index % 7)).collect();
     let on_gpu = Tensor::from_slice(gpu(), [x.len()], &x).unwrap();
@@ -28,7 +28,7 @@ fn a_sum_over_groups_of_blocks() {
     }
 }
 
-/// The elements of a dense tensor end within a tile of its blocks, and within a vector.
+/// The last tile of a dense tensor is not full, and its last vector is not whole.
 #[test]
 fn a_sum_that_ends_within_a_tile() {
     let (len, stream) = (2_500_007, gpu().stream().unwrap());
@@ -39,8 +39,8 @@ fn a_sum_that_ends_within_a_tile() {
     assert_eq!(Mse::sum().forward(&on_gpu, &zeros, &stream).unwrap().item().unwrap(), expected);
 }
 
-/// Rows of many lengths are summed by lanes of a warp, a warp, a block or several blocks, with gaps
-/// between rows and without, at every alignment.
+/// Rows of many lengths are summed by lanes of a warp, a warp, a block or several blocks, with and
+/// without gaps between rows, at every alignment.
 #[test]
 fn sums_of_rows_of_many_lengths() {
     fn check<T: Number>(rows: usize, cols: usize, gap: usize, offsets: [usize; 2])
@@ -72,17 +72,17 @@ fn sums_of_rows_of_many_lengths() {
             check::<bf16>(37, cols, gap, offsets);
         }
     }
-    // Several rows a tile.
+    // Several rows per tile.
     check::<f32>(2_200, 16, 0, [0, 0]);
     check::<f32>(2_200, 32, 0, [0, 0]);
-    // Several blocks a row.
+    // Several blocks per row.
     check::<f32>(3, 20_003, 0, [0, 0]);
     check::<f64>(2, 9_001, 1, [0, 1]);
 }
 
-/// Where one tensor is aligned otherwise than the other, its elements are read with the vectors
-/// around them. No vector before its memory or behind it is read: not in less than a full tile, of
-/// 256 vectors, not in what would be one with the first vector or the last, and not in a full tile.
+/// If the two tensors differ in alignment, the elements of one are read with the aligned vectors
+/// around them. No vector before or after its memory is read: neither in a tile of fewer than 256
+/// vectors, nor in a tile that the first or the last vector would fill, nor in a full tile.
 #[test]
 fn a_target_that_ends_with_its_memory() {
     let stream = gpu().stream().unwrap();
@@ -98,7 +98,7 @@ fn a_target_that_ends_with_its_memory() {
     }
 }
 
-/// There are so many packed rows that a block takes several tiles of them, one after the other.
+/// There are so many packed rows that a block takes several tiles of them in turn.
 #[test]
 fn rows_that_a_block_sums_one_after_the_other() {
     let (rows, cols, stream) = (6_360, 515, gpu().stream().unwrap());
@@ -110,9 +110,9 @@ fn rows_that_a_block_sums_one_after_the_other() {
     assert_eq!(losses.values().to_vec().unwrap(), expected);
 }
 
-/// A warp's share of streamed rows ends within a row: warps have parts of two rows, and take the
-/// last row first. The first two inputs have fewer tiles than a device has warps, so that the last
-/// block has warps without any.
+/// A warp's share of streamed rows ends within a row, so warps have parts of two rows, and take the
+/// last row first. The first two inputs have fewer tiles than a device has warps, so the last block
+/// has warps without any.
 #[test]
 fn shares_of_two_rows() {
     let stream = gpu().stream().unwrap();
@@ -136,7 +136,7 @@ fn shares_of_two_rows() {
     }
 }
 
-/// Rows of f64 that small blocks stage, so many that more than one adder sums what they publish.
+/// So many rows of f64, staged by small blocks, that more than one block sums what they publish.
 #[test]
 fn staged_rows_with_more_adders_than_one() {
     let (rows, cols, stream) = (1100, 512, gpu().stream().unwrap());
@@ -154,7 +154,7 @@ fn staged_rows_with_more_adders_than_one() {
     }
 }
 
-/// A row is so long that it has more parts than the warp that merges them has lanes.
+/// A row has more parts than the warp that merges them has lanes.
 #[test]
 fn more_parts_of_a_row_than_lanes_of_a_warp() {
     let (rows, cols, stream) = (2, 300_001, gpu().stream().unwrap());
@@ -174,13 +174,13 @@ fn more_parts_of_a_row_than_lanes_of_a_warp() {
     }
 }
 
-/// Rows this far apart, between guards.
+/// Rows at this stride, between guards.
 fn place(data: &[f32], shape: [usize; 2], stride: usize) -> Placed<f32> {
     Placed::rows(data, shape, stride, 0, f32::NAN)
 }
 
-/// Checks loss and gradients of rows in every pass, also in place, and with targets of 8 bits where
-/// these have enough classes. Targets are the first class, the last and others.
+/// Checks loss and gradients of rows in every pass, also in place, and with targets of 8 bits if
+/// these can name enough classes. Targets are the first class, the last and others.
 fn check_rows(rows: usize, cols: usize, gap: usize) {
     let stream = gpu().stream().unwrap();
     let x = uniforms(13, rows * cols);
@@ -231,8 +231,8 @@ fn check_rows(rows: usize, cols: usize, gap: usize) {
     assert_gradient(input.to_vec());
 }
 
-/// The gaps are so long that a tile is read row by row. Short rows are stored in units across rows,
-/// the others one by one.
+/// The gaps are so long that a tile is read row by row. Short rows are stored in units that span
+/// rows, the others one by one.
 #[test]
 fn packed_rows_with_gaps() {
     for (rows, cols, gap) in [(40, 7, 60), (40, 30, 100), (70, 101, 91), (40, 201, 110)] {
@@ -240,8 +240,8 @@ fn packed_rows_with_gaps() {
     }
 }
 
-/// Gaps are so short that a tile is read with them. Gradients are written over the tiles of logits
-/// and of probabilities, of which either may have gaps where the gradients' memory has none.
+/// The gaps are so short that a tile is read with them. Gradients overwrite the tiles of logits and
+/// of probabilities, and these may have gaps where the gradients' memory has none.
 #[test]
 fn packed_rows_of_which_some_tensors_have_gaps() {
     let (rows, cols, gap, stream) = (70, 8, 4, gpu().stream().unwrap());
@@ -268,7 +268,8 @@ fn packed_rows_of_which_some_tensors_have_gaps() {
     }
 }
 
-/// Lanes of a warp have a row in registers. A block has several rows; its first warp finishes them.
+/// A row is in the registers of some lanes of a warp. A block has several rows, and its first warp
+/// finishes them.
 #[test]
 fn short_rows_of_whole_vectors() {
     for (rows, cols) in [(37, 128), (9, 500), (70, 256)] {
@@ -276,7 +277,7 @@ fn short_rows_of_whole_vectors() {
     }
 }
 
-/// A block has a row in registers. There are few rows, and more than multiprocessors.
+/// A row is in the registers of a block. There are fewer rows than multiprocessors, or more.
 #[test]
 fn rows_of_whole_vectors_in_the_registers_of_a_block() {
     for (rows, cols) in [(3, 2_000), (1_030, 2_052)] {
@@ -284,8 +285,8 @@ fn rows_of_whole_vectors_in_the_registers_of_a_block() {
     }
 }
 
-/// Some rows have a head and a tail, and one ends one vector before the end of a tile. The last row
-/// of the last shape ends with the last vector of the threads that share it.
+/// Some rows have a head and a tail, and one shape ends one vector before the end of a tile. The
+/// last row of the last shape ends with the last vector of the threads that share it.
 #[test]
 fn rows_of_many_tiles() {
     for (rows, cols) in [(5, 4_099), (3, 40_003), (3, 4_092), (8, 9_188)] {
@@ -318,8 +319,8 @@ fn rows_whose_logits_rise() {
     }
 }
 
-/// There are so many packed rows that a warp stages three tiles or more in turn. A tile has a row,
-/// because gaps are read with the rows.
+/// There are so many packed rows that a warp stages three tiles or more in turn. A tile has one
+/// row, because the gaps are read too.
 #[test]
 fn tiles_that_a_warp_takes_one_after_the_other() {
     let (rows, cols, stream) = (5_600, 511, gpu().stream().unwrap());
@@ -332,15 +333,15 @@ fn tiles_that_a_warp_takes_one_after_the_other() {
     assert_relative_eq!(loss, expected, max_relative = 1e-12);
 }
 
-/// Logits of rows whose largest logits differ, and a class of each row.
+/// Logits of rows whose largest logits differ, and a class for each row.
 fn rows_of_classes<T: Number>(seed: u64, rows: usize, cols: usize) -> (Vec<T>, Vec<i64>) {
     let logit = |(at, x): (usize, f32)| T::round(f64::from(3.0 * x) + (at / cols % 7) as f64);
     let x = uniforms(seed, rows * cols).into_iter().enumerate().map(logit).collect();
     (x, (0..rows).map(|row| (row * 5 % cols) as i64).collect())
 }
 
-/// A tile has several rows, and of short rows more than a warp has lanes, which it takes in
-/// batches: the gradients of each row are of its own sum and its own largest logit.
+/// A tile has several rows. If the rows are short, it has more rows than a warp has lanes, which
+/// the warp takes in batches. The gradients of each row use that row's own sum and largest logit.
 #[test]
 fn rows_of_a_tile_in_one_batch_and_in_several() {
     fn check<T: Number>(rows: usize, cols: usize, label_smoothing: f64) {
@@ -369,8 +370,8 @@ fn rows_of_a_tile_in_one_batch_and_in_several() {
     check::<bf16>(8_000, 7, 0.1);
 }
 
-/// The losses of a batch are of rows of several tiles, of which the last has fewer rows than the
-/// others: each row has its own loss, and the sum has each once.
+/// The losses of a batch belong to rows of several tiles, the last of which has fewer rows. Each
+/// row gets its own loss, and the sum counts each row once.
 #[test]
 fn losses_of_rows_of_several_tiles() {
     fn check<T: Number>(rows: usize, cols: usize)
@@ -405,7 +406,7 @@ fn losses_of_rows_of_several_tiles() {
 }
 
 /// The probabilities of streamed rows begin at another offset from a 16-byte boundary than the
-/// logits: a whole number of words further on, or half a word.
+/// logits: a whole number of words, or half a word, further on.
 #[test]
 fn probabilities_that_are_aligned_otherwise() {
     fn check<T: Number<Loss = f32>>(offset: usize) {
@@ -431,7 +432,7 @@ fn probabilities_that_are_aligned_otherwise() {
     check::<bf16>(3);
 }
 
-/// There are more long rows than a forward pass that saves may have blocks, so that a block takes
+/// There are more long rows than a forward pass that saves may have blocks, so a block takes
 /// several.
 #[test]
 fn long_rows_that_share_a_block_in_a_forward_pass() {

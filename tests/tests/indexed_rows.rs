@@ -1,6 +1,6 @@
-//! Losses that are not reduced by row, of rows with gaps: rows that begin and end anywhere in a
-//! vector, tiles of several rows, and rows of several tiles. Most numbers are small integers, whose
-//! sums and products are exact in any order.
+//! Losses by element of rows with gaps: rows that begin and end anywhere in a vector, tiles of
+//! several rows, and rows of several tiles. Most numbers are small integers, whose sums and
+//! products are exact in any order.
 
 use approx::assert_relative_eq;
 use fused_loss::{Grads, KlDiv, Loss, Mse, RowSum, Tensor, View};
@@ -10,8 +10,8 @@ use tests::layout::{Layout, wide};
 use tests::number::Number;
 use tests::random::uniforms;
 
-/// A layout of which all tensors are aligned alike, one of which the inputs are not, and one of
-/// which the gradients are not aligned as each other.
+/// Layouts in which all tensors have the same alignment, in which the inputs differ, and in which
+/// the gradients differ from each other.
 const LAYOUTS: [Layout; 4] = [
     Layout { offsets: [0; 4], gaps: [8; 4] },
     Layout { offsets: [1; 4], gaps: [3; 4] },
@@ -19,8 +19,8 @@ const LAYOUTS: [Layout; 4] = [
     Layout { offsets: [0, 5, 3, 0], gaps: [1, 0, 0, 2] },
 ];
 
-/// Squared errors: their sum, the errors themselves, and both gradients, times upstream gradients
-/// of rows and of elements. The gaps are NaN, and are not written.
+/// Checks squared errors: their sum, the errors themselves, and both gradients, times upstream
+/// gradients of rows and of elements. The gaps are NaN and must not be written.
 fn check_squares<T: Number>(shape: [usize; 2], layout: Layout)
 where
     T::Loss: Number,
@@ -66,7 +66,7 @@ where
     }
 }
 
-/// Rows of fewer elements than a vector has, of a few vectors, and of nearly a tile.
+/// Rows of fewer elements than a vector, of a few vectors, and of nearly a tile.
 #[test]
 fn rows_of_many_lengths_with_gaps() {
     for layout in LAYOUTS {
@@ -89,15 +89,15 @@ fn rows_of_several_tiles() {
     }
 }
 
-/// More tiles than the blocks of a pass that sums: each takes several.
+/// A pass that sums has fewer blocks than there are tiles, so each block takes several.
 #[test]
 fn tiles_that_a_block_takes_one_after_the_other() {
     check_squares::<f32>([2_000, 300], LAYOUTS[1]);
     check_squares::<bf16>([9_000, 30], LAYOUTS[2]);
 }
 
-/// The first row begins within a vector with the memory, and the last one ends with it: what is
-/// before and behind them may not be read.
+/// The first row begins within a vector at the start of the memory, and the last row ends where the
+/// memory ends: nothing before or after it may be read.
 #[test]
 fn tensors_that_begin_and_end_with_their_memory() {
     let stream = gpu().stream().unwrap();
@@ -119,7 +119,7 @@ fn tensors_that_begin_and_end_with_their_memory() {
     }
 }
 
-/// A gradient may be written over its tensor, whose vectors neighbouring threads read.
+/// A gradient may overwrite its tensor, although neighbouring threads read the same vectors of it.
 #[test]
 fn gradients_over_the_input() {
     let stream = gpu().stream().unwrap();
@@ -138,8 +138,8 @@ fn gradients_over_the_input() {
     }
 }
 
-/// Zeros are not plain numbers of a divergence: their vectors, and those with NaN in a gap, are
-/// computed in another way than those beside them.
+/// The fast path for divergences does not handle zeros: vectors that contain zeros, or NaN in a
+/// gap, take another path than their neighbours.
 #[test]
 fn divergences_with_zeros() {
     fn check<T: Number<Loss = f32>>(shape: [usize; 2], layout: Layout) {

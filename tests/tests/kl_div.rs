@@ -1,4 +1,4 @@
-//! Kullback-Leibler divergence, beyond PyTorch's answers (golden.rs).
+//! Kullback-Leibler divergence, beyond the cases that golden.rs compares with PyTorch.
 
 use approx::assert_relative_eq;
 use fused_loss::{Error, Grads, KlDiv, RowMean, Sum, Tensor, Unreduced};
@@ -29,8 +29,8 @@ fn of_equal_probabilities_exactly_nothing() {
     assert!(terms.iter().all(|&term| term == 0.0));
 }
 
-/// The error is one of the terms that are left, not of the logarithms that cancel; the gradient
-/// −t/p is as accurate as any.
+/// Of nearly equal probabilities, the error is relative to the terms that remain, and not to the
+/// logarithms that cancel. The gradient −t/p is as accurate as any.
 #[test]
 fn of_nearly_equal_probabilities_what_is_left() {
     for apart in [1.0, 1e-2, 1e-3, 1e-4, 1e-6] {
@@ -42,7 +42,7 @@ fn of_nearly_equal_probabilities_what_is_left() {
     }
 }
 
-/// Probabilities p, and t = p (1 ± `apart`).
+/// Checks probabilities p and t = p (1 ± `apart`).
 fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
     let stream = gpu().stream().unwrap();
     let p: Vec<T> = probabilities(2, 10_000).into_iter().map(|p| T::round(p.into())).collect();
@@ -64,8 +64,8 @@ fn nearly_equal<T: Number<Loss = f32>>(apart: f64) {
     }
 }
 
-/// Of a logarithm and one to be taken, an error that all elements had alike would be left where
-/// they cancel.
+/// Where log-probabilities cancel against logarithms that the kernel takes, an error that all
+/// elements share would remain in the sum.
 #[test]
 fn of_nearly_equal_log_probabilities_what_is_left() {
     let stream = gpu().stream().unwrap();
@@ -89,7 +89,7 @@ fn of_nearly_equal_log_probabilities_what_is_left() {
 }
 
 /// Σ p·log(p/t) ÷ D per row with a gradient per row: the input is log t, the target p, and the
-/// gradient is the target's.
+/// gradient is that of the target.
 #[test]
 fn per_sample_with_backward() {
     let stream = gpu().stream().unwrap();
@@ -144,8 +144,8 @@ fn a_target_of_another_shape_is_refused() -> Result<(), Error> {
     Ok(())
 }
 
-/// Zeros are not plain numbers: vectors that have them are computed in another way than those
-/// beside them, of as many elements as blocks have whole tiles for.
+/// The fast path does not handle zeros: vectors that contain zeros take another path than their
+/// neighbours. The elements fill whole tiles of several blocks.
 #[test]
 fn zeros_among_many_elements() {
     let (stream, len) = (gpu().stream().unwrap(), 40_000);

@@ -1,6 +1,6 @@
-//! Short rows of which a lane has one each: in registers up to 16 columns, in shared memory beyond.
-//! Every number of columns in registers, every width of an access, gaps, offsets, and calls with
-//! options and without, against float64.
+//! Short rows, one per lane: in registers up to 16 columns, in shared memory beyond. The tests
+//! compare every number of columns in registers, every access width, gaps, offsets, and calls with
+//! and without options with float64.
 
 use fused_loss::{CrossEntropy, Error, Grads, Loss, Tensor, Workspace};
 use half::{bf16, f16};
@@ -12,7 +12,7 @@ use tests::{Placed, gpu, small_gpu};
 
 const ROWS: usize = 71;
 
-/// Each number of columns that a lane has registers for has code of its own.
+/// There is separate code for each number of columns that fits a lane's registers.
 #[test]
 fn rows_of_each_number_of_columns_in_registers() {
     for cols in 1..=16 {
@@ -32,8 +32,8 @@ fn rows_of_each_number_of_columns_in_registers() {
     }
 }
 
-/// A mean is the sum divided by the weights of the classes of the rows that count; with z-loss, and
-/// without weights, by their number.
+/// A mean is the sum divided by the total weight of the classes of the rows that count. With
+/// z-loss, and without weights, the divisor is the number of these rows.
 fn check_mean<T: Number>(cols: usize, options: Options)
 where
     T::Loss: Number,
@@ -79,8 +79,9 @@ fn means_of_rows_with_options() {
     }
 }
 
-/// A row is cut into vectors of 16 bytes and a rest, by accesses of 16, 8, 4 or 2 bytes. There are
-/// whole vectors in ones, and in steps of several, and rests of each length.
+/// A row is cut into vectors of 16 bytes and a rest, with accesses of 16, 8, 4 or 2 bytes. The
+/// shapes have whole vectors that are read one by one and in steps of several, and rests of each
+/// length.
 #[test]
 fn rows_wider_than_the_registers_of_a_lane() {
     for cols in [17, 18, 19, 20, 21, 22, 23, 24, 28, 31, 33, 34, 36, 40, 47, 56, 62, 64, 80] {
@@ -101,8 +102,8 @@ fn rows_wider_than_the_registers_of_a_lane() {
     }
 }
 
-/// Rows that begin off a boundary, or have gaps, are accessed by less than their length would
-/// allow, and gradients that are aligned otherwise than logits have tiles of their own.
+/// Rows that begin off a boundary, or have gaps, use narrower accesses than their length would
+/// allow. Gradients whose alignment differs from that of the logits have tiles of their own.
 #[test]
 fn rows_with_gaps_and_off_boundaries() {
     let places = [
@@ -123,7 +124,8 @@ fn rows_with_gaps_and_off_boundaries() {
     }
 }
 
-/// Targets that are probabilities, in registers up to 16 columns: the loss, and both gradients.
+/// Targets that are probabilities, in registers up to 16 columns: checks the loss and both
+/// gradients.
 fn check_probabilities<T: Number>(cols: usize, Place { gaps, offsets }: Place)
 where
     T::Loss: Number,
@@ -198,7 +200,8 @@ fn probabilities_of_each_number_of_columns() {
     }
 }
 
-/// Rows of powers of two, off a boundary, would begin in the same bank of shared memory.
+/// Rows of a power of two, off a boundary, would all begin in the same bank of shared memory
+/// without padding.
 #[test]
 fn rows_of_whole_lines_off_boundaries() {
     let place = Place { gaps: [0; 2], offsets: [1; 2] };
@@ -210,8 +213,7 @@ fn rows_of_whole_lines_off_boundaries() {
     }
 }
 
-/// Rows whose length and gap together are a multiple of 64 bytes would begin in the same bank of
-/// shared memory, too.
+/// So would rows whose length and gap together are a multiple of 64 bytes.
 #[test]
 fn rows_with_gaps_up_to_whole_lines() {
     let place = |gap| Place { gaps: [gap; 2], offsets: [0, 1] };
@@ -224,8 +226,8 @@ fn rows_with_gaps_up_to_whole_lines() {
     }
 }
 
-/// The weights of the classes of a vector are loaded as one where both are aligned alike, and by
-/// aligned words where they are not, unless these words are beyond the weights.
+/// The class weights of a vector are loaded as a vector if both have the same alignment. Otherwise
+/// they are loaded as aligned words, unless these words would be beyond the weights.
 #[test]
 fn weights_of_all_classes_of_longer_rows() {
     for cols in [88, 129, 255, 256, 501, 512, 1001, 1023, 2048, 2500, 4099, 8192] {
@@ -239,11 +241,11 @@ fn weights_of_all_classes_of_longer_rows() {
     }
 }
 
-/// The losses of a lane's rows have the logarithm of the product of their sums, and the product of
-/// all of them is more than an f32 can hold.
+/// A lane takes the logarithm of the product of its rows' sums once for several rows. The product
+/// of all of them would overflow f32.
 #[test]
 fn a_mean_of_many_rows_of_one_lane() {
-    // A tool that watches would take minutes for so many.
+    // A sanitizer or checker would take minutes for so many.
     let many = usually(40_000_000, 1_000_000);
     let (rows, cols) = (if small_gpu().is_emulated() { 600_000 } else { many }, 16);
     let stream = small_gpu().stream().unwrap();
@@ -254,7 +256,7 @@ fn a_mean_of_many_rows_of_one_lane() {
     assert!((loss - expected).abs() <= 1e-6, "expected {expected}, got {loss}");
 }
 
-/// A nearly certain row has a sum near 1, whose logarithm is in digits that 1 does not have.
+/// The sum of a nearly certain row is near 1. The digits of its logarithm do not fit beside that 1.
 #[test]
 fn a_mean_of_certain_rows() {
     let (rows, cols, apart) = (ROWS, 3, 30.0_f64);
@@ -267,7 +269,7 @@ fn a_mean_of_certain_rows() {
     assert!((loss - expected).abs() <= 1e-14 * expected, "expected {expected:e}, got {loss:e}");
 }
 
-/// Of several targets in a lane's rows that are no class, the first is reported.
+/// If several targets in a lane's rows are no class, the first is reported.
 #[test]
 fn the_first_of_several_targets_that_are_no_class() {
     let all = [
@@ -307,7 +309,7 @@ fn the_first_of_several_targets_that_are_no_class() {
     }
 }
 
-/// Rows with NaN or infinities have no loss, and no gradient.
+/// Rows with NaN or infinities have neither a loss nor a gradient: both are NaN.
 #[test]
 fn rows_that_have_no_distribution() {
     for cols in [2, 5, 16, 20, 33] {
@@ -324,7 +326,7 @@ fn rows_that_have_no_distribution() {
         let (loss, gradient) = CrossEntropy::sum().forward_backward(&x, &classes, &stream).unwrap();
         assert!(loss.item().unwrap().is_nan());
         let gradient = gradient.to_vec().unwrap();
-        // A pass that computes no gradients sums in other ways.
+        // A pass without gradients sums in another way.
         let losses = CrossEntropy::none().forward(&x, &classes, &stream).unwrap();
         let losses = losses.to_vec().unwrap();
         assert!(losses.iter().enumerate().all(|(row, of)| of.is_nan() == (row < 3)), "{losses:?}");

@@ -1,5 +1,5 @@
-//! Indices beyond 32 bits, and sizes that training has; the latter on a GPU alone: `cargo xtask
-//! test --full` on a machine that has one.
+//! Indices beyond 32 bits, and sizes as in training. The latter need a GPU: `cargo xtask test
+//! --full` on a machine that has one.
 
 use approx::assert_relative_eq;
 use cust::sys::{self, CUresult};
@@ -13,7 +13,7 @@ use tests::number::Number;
 use tests::random::uniform;
 use tests::reference::Total;
 
-/// Memory of which only what is touched is there, on the emulator: 8 GiB of address space.
+/// 8 GiB of address space, of which the emulator allocates only the pages that are touched.
 struct Sparse(u64);
 
 impl Sparse {
@@ -46,18 +46,18 @@ impl Sparse {
 
 impl Drop for Sparse {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new`; the work on it was waited for.
+        // SAFETY: allocated by `new`; no work on it is left.
         let _ = unsafe { sys::cuMemFree_v2(self.0) };
     }
 }
 
-/// Rows further apart than an index of 32 bits reaches: rows of a row group each, and of a warp.
+/// Rows further apart than a 32-bit index reaches, each in a part of a warp or in a warp.
 #[test]
 fn rows_more_than_two_to_the_thirty_one_elements_apart() {
     let stride = (1_usize << 31) + 3;
     for cols in [500, 1_000] {
-        // Kernels read vectors of 16 bytes, and two for one that is off a boundary, so also what is
-        // beside a row.
+        // Kernels read vectors of 16 bytes, and two of them for one that is off a boundary. So they
+        // also read what is beside a row.
         let margin = 16;
         let sparse = Sparse::new(2 * (stride + cols + margin));
         for (row, value, before) in [(0, 1.0, 0), (1, 2.0, margin)] {
@@ -83,7 +83,7 @@ fn rows_more_than_two_to_the_thirty_one_elements_apart() {
     }
 }
 
-/// The same distance between rows of logits, in rows that a warp packs and in rows of a block.
+/// The same distance between rows of logits, for rows that a warp packs and for rows of a block.
 #[test]
 fn logits_more_than_two_to_the_thirty_one_elements_apart() {
     let stride = (1_usize << 31) + 3;
@@ -114,7 +114,7 @@ fn logits_more_than_two_to_the_thirty_one_elements_apart() {
     }
 }
 
-/// The first table of the semantics: 32768×32768, f32, mean.
+/// The first table of docs/semantics.md: 32768×32768, f32, mean.
 #[test]
 #[ignore = "needs a GPU and 18 GB of host memory"]
 fn mse_of_two_to_the_thirty_elements() {
@@ -149,7 +149,8 @@ fn mse_of_two_to_the_thirty_elements() {
     }
 }
 
-/// More elements than 32 bits of index, or 4 GiB, hold: the last ones count like the first.
+/// More elements than a 32-bit index can count, in more than 4 GiB: the last ones count like the
+/// first.
 #[test]
 #[ignore = "needs a GPU with 20 GB of memory"]
 fn more_than_two_to_the_thirty_one_elements_in_f16() {
@@ -160,7 +161,7 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     let len = (1_usize << 31) + 200_000;
     let stream = gpu().stream().unwrap();
     let mut x = vec![f16::ZERO; len];
-    // Where an index of 32 bits, signed or not, would go wrong.
+    // Where a 32-bit index, signed or not, would go wrong.
     for (place, value) in [(0, 1.0), ((1 << 31) - 1, 2.0), (1 << 31, 3.0), (len - 1, 4.0)] {
         x[place] = f16::from_f32(value);
     }
@@ -172,7 +173,7 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     for (index, (&gradient, &x)) in gradient.iter().zip(&x).enumerate() {
         assert_eq!(gradient.to_f32(), 2.0 * x.to_f32(), "element {index}");
     }
-    // As rows with a loss each: long ones, and short ones, of which a tile has several.
+    // Losses by row: long rows, and short rows, several per tile.
     for (rows, cols) in [(46_343, 46_341), (len / 64, 64)] {
         assert!(rows * cols > 1 << 31);
         // SAFETY: within the tensors, which live to the end.
@@ -194,8 +195,8 @@ fn more_than_two_to_the_thirty_one_elements_in_f16() {
     }
 }
 
-/// The last of the semantics' first table: 16384×16384, Σ p log(p/t) ÷ D for each row, with the
-/// gradient of p from one upstream for each row.
+/// The last entry of the first table of docs/semantics.md: 16384×16384, Σ p log(p/t) ÷ D for each
+/// row, with the gradient of p from one upstream gradient per row.
 fn divergence_per_sample<T: Number>()
 where
     T::Loss: Number,
@@ -264,7 +265,7 @@ fn divergence_of_more_than_two_to_the_thirty_one_elements() {
     let len = (1_usize << 31) + 200_000;
     let half = f16::from_f32(0.5);
     let mut p = vec![half; len];
-    // Where an index of 32 bits, signed or not, would go wrong: elsewhere the two are equal.
+    // Where a 32-bit index, signed or not, would go wrong. Elsewhere the two are equal.
     for place in [0, (1 << 31) - 1, 1 << 31, len - 1] {
         p[place] = f16::from_f32(0.25);
     }
@@ -288,7 +289,7 @@ fn cross_entropy_of_more_than_two_to_the_thirty_one_elements() {
     }
     let (rows, cols) = (16_800, 128_256);
     assert!(rows * cols > 1 << 31);
-    // One logit of 4 in a row, at its class in every second row.
+    // One logit of 4 per row, which is that of its class in every second row.
     let place = |row: usize| row * 7 % cols;
     let mut x = vec![f16::ZERO; rows * cols];
     for row in 0..rows {

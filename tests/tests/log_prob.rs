@@ -1,5 +1,5 @@
-//! Log-probabilities of classes and entropies of rows: every regime over dtypes, class types,
-//! strides and temperatures, against float64; rows of every kind; and what is refused.
+//! Log-probabilities of classes and entropies of rows: every kind of kernel over dtypes, class
+//! types, strides and temperatures, against float64; rows of every kind; and refused calls.
 
 use fused_loss::{Classes, CrossEntropy, LogProb, Loss, Tensor, Upstreams, Workspace};
 use half::{bf16, f16};
@@ -12,14 +12,14 @@ fn draw<T: Number>(seed: u64, len: usize, scale: f64) -> Vec<T> {
     uniforms(seed, len).into_iter().map(|value| T::round(f64::from(value) * scale)).collect()
 }
 
-/// The classes of rows; one in four is ignored.
+/// The classes of rows, one in four of which is ignored.
 fn classes(seed: u64, rows: usize, cols: usize, ignored: i64) -> Vec<i64> {
     let place = |row: usize| (f64::from(uniform(seed, row as u64)) + 1.0) / 2.0;
     let class = |row| (place(row) * cols.min(255) as f64) as i64;
     (0..rows).map(|row| if row % 4 == 2 { ignored } else { class(row) }).collect()
 }
 
-/// Which of the two results has a gradient that arrives.
+/// Which of the two results has an upstream gradient.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Arrives {
     LogProb,
@@ -62,7 +62,7 @@ where
         }
     }
 
-    /// What row `index` should be.
+    /// The expected results of row `index`.
     fn expected(&self, index: usize) -> Row {
         let cols = self.shape[1];
         let x: Vec<f64> =
@@ -107,8 +107,8 @@ where
         }
     }
 
-    /// Holds every method against float64, with rows of logits and of the gradient `gap` elements
-    /// apart that begin `offset` elements behind a boundary, and these classes.
+    /// Compares every method with float64, for these classes. The rows of logits and of the
+    /// gradient have gaps of `gap` elements and begin `offset` elements after a boundary.
     fn check_all(&self, gap: usize, offset: usize, classes: Classes<'_>) {
         let ([rows, cols], loss) = (self.shape, self.loss);
         let stream = gpu().stream().unwrap();
@@ -133,12 +133,12 @@ where
         let mut apart = place(&vec![T::default(); rows * cols], offset + 1);
         loss.backward_into(input.view(), classes, &saved, upstreams, apart.view_mut(), &stream)
             .unwrap();
-        // Nothing but the stream knows of the work on raw memory.
+        // Work on raw memory is known to the stream alone.
         stream.synchronize().unwrap();
         self.check("backward_into", [&log_prob, &entropy], Some(&apart.to_vec()));
         let mut over = place(&self.x, offset);
         loss.backward_in_place(over.view_mut(), classes, &saved, upstreams, &stream).unwrap();
-        // Nothing but the stream knows of the work on raw memory.
+        // Work on raw memory is known to the stream alone.
         stream.synchronize().unwrap();
         self.check("backward_in_place", [&log_prob, &entropy], Some(&over.to_vec()));
 
@@ -159,7 +159,7 @@ where
             &stream,
         )
         .unwrap();
-        // Nothing but the stream knows of the work on raw memory.
+        // Work on raw memory is known to the stream alone.
         stream.synchronize().unwrap();
         self.check("forward_backward_into", [&log_prob, &entropy], Some(&apart.to_vec()));
         let (mut log_prob, mut entropy) = (zeros(), zeros());
@@ -168,7 +168,7 @@ where
         let to = over.view_mut();
         loss.forward_backward_in_place(to, classes, results, upstreams, &mut workspace, &stream)
             .unwrap();
-        // Nothing but the stream knows of the work on raw memory.
+        // Work on raw memory is known to the stream alone.
         stream.synchronize().unwrap();
         self.check("forward_backward_in_place", [&log_prob, &entropy], Some(&over.to_vec()));
         let (mut log_prob, mut entropy) = (zeros(), zeros());
@@ -184,8 +184,8 @@ where
     }
 }
 
-/// Rows that are packed, of any alignment; that a block has in registers; that blocks share; and
-/// many that have a block each.
+/// Rows that are packed, with any alignment; in the registers of a block; shared by blocks; and
+/// many rows with a block each.
 const SHAPES: [[usize; 2]; 10] = [
     [5, 1],
     [7, 3],
@@ -199,7 +199,7 @@ const SHAPES: [[usize; 2]; 10] = [
     [5, 2607],
 ];
 
-/// Every method in each regime, at one of these temperatures.
+/// Checks every method with each kind of kernel, at one of these temperatures.
 fn check_shapes<T: Number>()
 where
     T::Loss: Number,
@@ -262,8 +262,8 @@ fn rows_of_a_vocabulary() {
     }
 }
 
-/// With a temperature of 1, bit for bit what cross-entropy computes where the same regime takes the
-/// rows.
+/// With a temperature of 1, log-probabilities are bit for bit what cross-entropy computes where the
+/// same kind of kernel takes the rows.
 #[test]
 fn a_temperature_of_one_is_cross_entropy() {
     fn check<T: Number>(shape: [usize; 2], both: bool)
@@ -311,7 +311,7 @@ fn a_temperature_of_one_is_cross_entropy() {
     check::<f64>([300, 1031], true);
 }
 
-/// z − m is computed, whatever z is: rows far from 0 are as accurate as rows around it.
+/// Kernels compute z − m for any z, so rows far from 0 are as accurate as rows around 0.
 #[test]
 fn logits_far_from_zero() {
     for center in [1e4, -1e4, 3e7, -1e30] {
@@ -328,8 +328,7 @@ fn logits_far_from_zero() {
     }
 }
 
-/// Of a class that is nearly certain, both results and the gradient are small, and have all their
-/// digits.
+/// If a class is nearly certain, both results and the gradient are small and have all their digits.
 #[test]
 fn a_row_that_is_nearly_certain() {
     let stream = gpu().stream().unwrap();
@@ -359,8 +358,8 @@ fn a_row_that_is_nearly_certain() {
     }
 }
 
-/// Nearly equal logits: what the entropy's gradient is of is the small difference of each to their
-/// mean.
+/// For nearly equal logits, the gradient of the entropy comes from the small difference of each
+/// logit from their mean, and is accurate all the same.
 #[test]
 fn a_row_of_nearly_equal_logits() {
     for cols in [40, 1000, 4096, 9001] {
@@ -370,7 +369,7 @@ fn a_row_of_nearly_equal_logits() {
     }
 }
 
-/// A logit of −∞ has no part in the entropy, and a gradient of 0.
+/// A logit of −∞ contributes nothing to the entropy and has a gradient of 0.
 #[test]
 fn logits_of_minus_infinity() {
     for cols in [6, 100, 1001, 4096, 7000] {

@@ -1,5 +1,5 @@
-//! Log-probabilities and entropies of rows that are no ordinary ones, their gradients by finite
-//! differences, and what is refused.
+//! Log-probabilities and entropies of exceptional rows, their gradients by finite differences, and
+//! refused calls.
 
 use fused_loss::{
     CrossEntropy, Error, LogProb, Loss, Saved, Tensor, Upstreams, ViewMut, Workspace,
@@ -10,7 +10,8 @@ use tests::{gpu, tensor};
 /// Rows that are packed; in registers, or streamed; and shared by blocks, or streamed.
 const COLS: [usize; 4] = [5, 333, 4096, 9001];
 
-/// Log-probabilities, entropies and gradients by both ways: of one pass, and of a backward pass.
+/// Log-probabilities, entropies and gradients computed in both ways: in one pass, and by a backward
+/// pass.
 fn both_ways(loss: LogProb, input: &Tensor<f32>, classes: &Tensor<i64>) -> [[Vec<f32>; 3]; 2] {
     let stream = gpu().stream().unwrap();
     let of_rows = vec![1.0_f32; classes.shape().len()];
@@ -25,7 +26,7 @@ fn both_ways(loss: LogProb, input: &Tensor<f32>, classes: &Tensor<i64>) -> [[Vec
     [at_once, [values(&log_prob), values(&entropy), by_input.to_vec().unwrap()]]
 }
 
-/// Three rows of these columns, of which the middle one is changed.
+/// Three rows of `cols` columns; `change` changes the middle one.
 fn rows_with(cols: usize, change: impl FnOnce(&mut [f32])) -> Tensor<f32> {
     let mut x = uniforms(31, 3 * cols);
     change(&mut x[cols..2 * cols]);
@@ -71,7 +72,8 @@ fn an_ignored_row_may_hold_anything() {
     }
 }
 
-/// Its log-probability is −∞; the entropy has no part of it, and all gradients are finite.
+/// A class whose logit is −∞ has the log-probability −∞. It contributes nothing to the entropy, and
+/// all gradients are finite.
 #[test]
 fn a_class_of_no_probability() {
     for cols in COLS {
@@ -87,7 +89,7 @@ fn a_class_of_no_probability() {
     }
 }
 
-/// Logits whose probabilities are eighths: of a temperature of 2, twice the logarithms.
+/// The logits are logarithms times the temperature 2, so their probabilities are eighths.
 #[test]
 fn probabilities_of_one_two_and_five_eighths() {
     let stream = gpu().stream().unwrap();
@@ -141,7 +143,7 @@ fn equal_logits_have_the_most_entropy() {
     }
 }
 
-/// The extremes of the range of f32, and of temperatures: no product leaves it on the way.
+/// With logits and temperatures at the ends of f32's range, no intermediate product overflows.
 #[test]
 fn nothing_overflows_on_the_way() {
     for (temperature, x) in [
@@ -186,7 +188,7 @@ fn a_class_that_is_none() {
         };
         let (log_prob, entropy) = loss.forward(&input, &classes, &stream).unwrap();
         check(&log_prob, &entropy);
-        // Of the entropy alone, whose gradient does not depend on the class.
+        // An upstream gradient of the entropy alone, whose gradient does not depend on the class.
         let upstreams = Upstreams::entropy(&ones);
         let (log_prob, entropy, by_input) =
             loss.forward_backward(&input, &classes, upstreams, &stream).unwrap();
@@ -201,7 +203,7 @@ fn a_class_that_is_none() {
                 assert!(of_row.iter().all(|by| by.is_nan() == is_bad), "row {row}, {cols} columns");
             }
         }
-        // Where the log-probabilities are somebody else's memory, the entropies tell of it.
+        // If the log-probabilities go to raw memory, the entropies report the target.
         let (memory, mut entropy) = (tensor(&[0.0_f32; 5]), Loss::zeros(gpu(), [5]).unwrap());
         // SAFETY: `memory` outlives the call's work, which the next line waits for.
         let raw = unsafe { ViewMut::<f32>::from_raw(gpu(), memory.as_raw(), [5]) }.unwrap();
@@ -217,7 +219,7 @@ fn a_class_that_is_none() {
     }
 }
 
-/// The gradients are those of the results, by central differences in f64.
+/// Gradients agree with the central differences of the results in f64.
 #[test]
 fn gradients_by_finite_differences() {
     let stream = gpu().stream().unwrap();
@@ -325,7 +327,7 @@ fn what_is_refused() {
     );
 }
 
-/// What another forward pass has saved is told from what this one would have.
+/// A backward pass refuses what a forward pass of another temperature, loss or shape has saved.
 #[test]
 fn what_another_forward_pass_has_saved() {
     let stream = gpu().stream().unwrap();

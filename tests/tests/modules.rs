@@ -1,4 +1,4 @@
-//! Modules use each other in one direction: there is an order in which to read them.
+//! Modules use each other in one direction, so there is an order in which to read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::{env, fs};
 
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Adds what a file uses, or those of a directory, but not their tests.
+/// Adds the modules that a file, or each file in a directory, uses outside its tests.
 fn read(path: &Path, uses: &mut BTreeSet<String>) {
     if path.file_stem().is_some_and(|name| name == "tests") {
         return;
@@ -29,7 +29,7 @@ fn read(path: &Path, uses: &mut BTreeSet<String>) {
     }
 }
 
-/// The modules of a crate, and which others each uses.
+/// The modules of a crate, and the modules that each of them uses.
 fn graph(package: &str) -> Graph {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(package).join("src");
     let mut graph = Graph::new();
@@ -47,8 +47,8 @@ fn graph(package: &str) -> Graph {
     graph
 }
 
-/// The modules of circles, and those that use them: what is left when modules that use none of the
-/// others are taken away one by one.
+/// The modules in cycles and those that use them: what remains after modules that use no other
+/// remaining module are removed one by one.
 fn circles(mut graph: Graph) -> Graph {
     while let Some(free) = graph.iter().find(|(_, uses)| uses.is_empty()) {
         let free = free.0.clone();

@@ -1,4 +1,4 @@
-//! Mean squared error: what it computes, for every length, alignment and value.
+//! Mean squared error: the results for every length, alignment and value.
 
 use approx::assert_relative_eq;
 use fused_loss::{Grads, Loss, Mse, Tensor, Workspace};
@@ -7,9 +7,9 @@ use tests::random::uniforms;
 use tests::reference::mse;
 use tests::{Placed, gpu, tensor};
 
-/// Relative error that a loss in f32 may have.
+/// Allowed relative error of a loss in f32.
 const LOSS: f64 = 1e-6;
-/// Error that a gradient in f32 may have, relative to the largest of it.
+/// Allowed error of a gradient in f32, relative to its largest element.
 const GRADIENT: f64 = 2e-6;
 
 #[track_caller]
@@ -161,7 +161,7 @@ proptest! {
     }
 }
 
-/// The gradient is written over the input, times an upstream gradient or not.
+/// The gradient may overwrite the input, with or without an upstream gradient.
 #[test]
 fn a_gradient_in_place() {
     let (stream, mut workspace) = (gpu().stream().unwrap(), Workspace::new(gpu()).unwrap());
@@ -188,8 +188,8 @@ fn a_gradient_in_place() {
     }
 }
 
-/// Any of the tensors of a call may have gaps between its rows, and the others none; also of rows so
-/// long that losses by row are computed in tiles.
+/// Any tensor of a call may have gaps between its rows while the others have none, also if rows are
+/// so long that losses by row are computed in tiles.
 #[test]
 fn each_tensor_has_gaps_of_its_own() {
     let stream = gpu().stream().unwrap();

@@ -1,5 +1,5 @@
-//! One way for all losses to say a reduction and options: methods that return a changed copy, so
-//! that an option that comes later changes no program.
+//! All losses take a reduction and options in the same way: through methods that return a changed
+//! copy, so that a new option breaks no program.
 
 use fused_loss::{
     BatchMean, CrossEntropy, Huber, KlDiv, Mean, Mse, RowMean, RowSum, SmoothL1, Sum, Tensor,
@@ -45,7 +45,7 @@ fn options_of_cross_entropy_are_methods() {
     assert_eq!(plain.reduction, Mean);
 }
 
-/// The type of the logits may be said, whatever the reduction.
+/// A program may name the number type of the logits, with any reduction.
 #[test]
 fn a_loss_of_a_number_type_that_is_named() {
     let stream = gpu().stream().unwrap();

@@ -1,8 +1,9 @@
-//! Loss and gradients of rows so long that several blocks share each: against float64, over
+//! Loss and gradients of rows so long that several blocks share each of them: against float64, over
 //! alignments, options, types and rows of every kind.
 //!
-//! The emulator's device with two multiprocessors has four blocks at a time. Rows of float64 take
-//! two of them each, so that two groups share the rows of a call; rows of other types take all.
+//! The emulator's device with two multiprocessors runs four blocks at a time. Rows of float64 take
+//! two of them each, so two groups of blocks share the rows of a call; rows of other types take all
+//! four.
 
 use approx::assert_relative_eq;
 use fused_loss::reduction::Unreduced;
@@ -13,16 +14,16 @@ use tests::random::uniforms;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
 use tests::{Placed, gpu as any_gpu, small_gpu as gpu};
 
-/// On a GPU, several for each group of blocks.
+/// On a GPU, each group of blocks takes several rows.
 fn rows() -> usize {
     if gpu().is_emulated() { 3 } else { 150 }
 }
 
-/// Columns of a row of float32 that is shared: more than a block holds, and no more than the four
-/// blocks of the small device have shared memory for.
+/// Columns of a shared row of float32: more than fit the shared memory of one block, but not more
+/// than fit that of the small device's four blocks.
 const COLS: usize = (320 << 10) / 4;
 
-/// The same for an element type.
+/// The same for another element type.
 fn cols<T>() -> usize {
     match size_of::<T>() {
         8 => (128 << 10) / 8,
@@ -41,15 +42,15 @@ struct Input {
 }
 
 impl Input {
-    /// Rows of ordinary logits, of which every fifth is ignored, and holds NaN.
+    /// Rows of ordinary logits. Every fifth is ignored and contains NaN.
     fn new(cols: usize) -> Self {
         Self::drawn(5, rows(), cols)
     }
 
-    /// The same, for `rows` rows of logits that are drawn from `seed`.
+    /// The same, with `rows` rows of logits that are drawn from `seed`.
     fn drawn(seed: u64, rows: usize, cols: usize) -> Self {
         let mut x: Vec<f32> = uniforms(seed, rows * cols).iter().map(|x| 8.0 * x).collect();
-        // In the head, in the tail, and anywhere.
+        // Classes in the head, in the tail, and anywhere.
         let class = |row: usize| match row % 5 {
             0 => 0,
             1 => -100,
@@ -67,7 +68,7 @@ impl Input {
         &self.x[index * self.cols..][..self.cols]
     }
 
-    /// What each row has in float64. Without weights, all are 1.
+    /// The expected results of each row in float64. Without weights, all weights are 1.
     fn expected(&self, options: Options<'_>) -> Vec<Row> {
         let ones = vec![1.0; self.cols];
         let weight = if options.weight.is_empty() { &ones } else { options.weight };
@@ -81,7 +82,7 @@ impl Input {
     }
 }
 
-/// Holds gradients against float64. `scale` is what a row's are multiplied by.
+/// Compares gradients with float64. `scale` returns the factor of a row's gradients.
 fn check_gradients(got: &[f32], expected: &[Row], scale: impl Fn(usize) -> f64) {
     let cols = got.len() / expected.len();
     for (index, (got, expected)) in got.chunks(cols).zip(expected).enumerate() {
@@ -95,8 +96,8 @@ fn check_gradients(got: &[f32], expected: &[Row], scale: impl Fn(usize) -> f64) 
     }
 }
 
-/// Holds the loss and the gradients of each row against float64, for any type of logits. Without
-/// weights, all are 1.
+/// Compares the loss and the gradients of each row with float64, for any type of logits. Without
+/// weights, all weights are 1.
 fn check<T: Number>(
     x: &[T],
     classes: &[usize],
@@ -162,7 +163,7 @@ fn the_mean_and_its_gradient_at_any_alignment() {
         let count = input.classes.iter().filter(|&&class| class >= 0).count() as f64;
         let mean = expected.iter().map(|row| row.loss).sum::<f64>() / count;
         let (mut all, mut loss) = (Vec::new(), Loss::zeros(gpu(), []).unwrap());
-        // Each launch finds in the workspace what the one before has left.
+        // Each launch finds in the workspace what the previous one has left.
         for _ in 0..3 {
             let mut to = place(&vec![f32::NAN; input.x.len()]);
             CrossEntropy::mean()
@@ -190,8 +191,8 @@ fn the_mean_and_its_gradient_at_any_alignment() {
     }
 }
 
-/// With enough multiprocessors, all rows are computed at a time, and a row has more blocks than a
-/// warp has lanes.
+/// With enough multiprocessors, all rows are computed at the same time, and a row has more blocks
+/// than a warp has lanes.
 #[test]
 fn rows_that_all_blocks_share_at_a_time() {
     let (cols, stream) = (COLS + 7, any_gpu().stream().unwrap());
@@ -205,8 +206,8 @@ fn rows_that_all_blocks_share_at_a_time() {
     check_gradients(&gradient.to_vec().unwrap(), &expected, |_| 1.0);
 }
 
-/// The small device has no room for a row in the shared memory of all its blocks: one launch
-/// computes the loss, and another the gradients, which it divides by what the first has added up.
+/// A row does not fit the shared memory of all blocks of the small device. One launch computes the
+/// loss and another the gradients, which it divides by the total weight from the first.
 #[test]
 fn rows_that_all_blocks_have_no_room_for() {
     let (cols, stream) = ((490 << 10) / 4, gpu().stream().unwrap());
@@ -227,9 +228,9 @@ fn rows_that_all_blocks_have_no_room_for() {
     check_gradients(&gradient.to_vec().unwrap(), &expected, |_| 1.0 / weights);
 }
 
-/// There are more rounds than have words of their own in the workspace, and a second launch has
-/// other rows: no block takes the statistics of an earlier round or launch for its row's. The
-/// loss is divided by the weights of the classes, the z-loss by the number of rows.
+/// There are more rounds than sets of words in the workspace, and a second launch has other rows:
+/// no block uses the statistics of an earlier round or launch for its row. The loss is divided by
+/// the weights of the classes, the z-loss by the number of rows.
 #[test]
 fn rounds_and_launches_take_the_same_words_again() {
     let (rows, cols, stream) = (rows().max(7), COLS + 31, gpu().stream().unwrap());
@@ -261,9 +262,9 @@ fn rounds_and_launches_take_the_same_words_again() {
     }
 }
 
-/// There are several rows for each group, and which group takes a row is left to chance: the sums
-/// have the same bits all the same, in a launch that finds what the one before has left. Rows begin
-/// anywhere in a cache line, and those that begin late in one have a batch of 128 vectors more.
+/// Each group has several rows, and chance decides which group takes a row. The sums have the same
+/// bits all the same, also in a launch that finds what the previous one has left. Rows begin
+/// anywhere in a cache line, and those that begin late in one have one more batch of 128 vectors.
 #[test]
 fn groups_take_many_rows_in_any_order() {
     let rows = if gpu().is_emulated() { 11 } else { 500 };
@@ -326,7 +327,7 @@ fn parts_whose_largest_logits_are_far_apart() {
         let mut x = draw::<T>(2, rows * cols);
         for (index, x) in x.iter_mut().enumerate() {
             let (row, quarter) = (index / cols, index % cols * 4 / cols);
-            // All quarters of the last row count.
+            // In the last row, all quarters contribute.
             let shift = if row == 4 { 4.0 * quarter as f64 } else { SHIFTS[(row + quarter) % 4] };
             *x = T::round(x.wide() + shift);
         }
@@ -337,7 +338,7 @@ fn parts_whose_largest_logits_are_far_apart() {
     check_type::<f32>();
 }
 
-/// One half of a row has nothing but −∞: so has each part that is in it.
+/// One half of a row contains nothing but −∞, and so do the parts inside that half.
 #[test]
 fn parts_of_nothing_but_minus_infinity() {
     fn check_type<T: Number>()
@@ -346,7 +347,7 @@ fn parts_of_nothing_but_minus_infinity() {
     {
         let cols = cols::<T>() + 2;
         let mut x = draw::<T>(3, 3 * cols);
-        // Parts are no exact halves.
+        // The parts do not end exactly in the middle.
         x[cols / 2 - 512..cols].fill(T::round(f64::NEG_INFINITY));
         x[cols..3 * cols / 2 + 512].fill(T::round(f64::NEG_INFINITY));
         check(&x, &[1, cols - 1, 7], None, [0.0, 0.0]);
@@ -416,8 +417,7 @@ fn rows_of_infinities_and_nan_and_a_target_that_is_no_class() {
     let mut input = Input::drawn(5, rows, cols);
     input.x.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 1.0);
     input.classes = (0..rows).map(|row| (row * 31) as i64).collect();
-    // All logits but one are −∞; one is NaN, in the last part; one is +∞; one row is nothing
-    // but −∞.
+    // Rows: all logits but one are −∞; one logit is NaN, in the last part; one is +∞; all are −∞.
     input.x[..cols].fill(f32::NEG_INFINITY);
     input.x[0] = 3.0;
     input.x[2 * cols - 1] = f32::NAN;

@@ -1,10 +1,9 @@
-//! Loss and gradients of rows whose target has a share for every class: a block stages the logits
-//! of a row in shared memory, and beside them the target's probabilities or the class weights, or
-//! several blocks stage a part of both. Against float64, over alignments, options, types and rows
-//! of every kind.
+//! Loss and gradients of rows whose target has a share for every class. A block stages the logits
+//! of a row in shared memory, and beside them the target's probabilities or the class weights; or
+//! several blocks stage a part of both. The tests compare with float64, over alignments, options,
+//! types and rows of every kind.
 //!
-//! On the emulator, the device with two multiprocessors has so few blocks that each takes several
-//! rows.
+//! The emulator's device with two multiprocessors has so few blocks that each takes several rows.
 
 use fused_loss::reduction::Unreduced;
 use fused_loss::{CrossEntropy, Grads, Loss, Targets, Tensor, View, Workspace};
@@ -14,12 +13,12 @@ use tests::random::uniforms;
 use tests::reference::cross_entropy::{Options, Row, Target, row};
 use tests::{Placed, small_gpu as gpu};
 
-/// Columns of rows that a block stages, and of rows that have no room in one.
+/// Columns of rows that one block stages, and of rows that do not fit one block.
 fn lengths<T>() -> [usize; 2] {
     [(20 << 10) / size_of::<T>(), (80 << 10) / size_of::<T>()]
 }
 
-/// A call, of `rows` rows of `cols` elements each.
+/// A call with `rows` rows of `cols` elements each.
 struct Case<T> {
     rows: usize,
     cols: usize,
@@ -38,7 +37,7 @@ impl<T: Number> Case<T>
 where
     T::Loss: Number,
 {
-    /// Rows of ordinary logits from −6 to 6 and probabilities that come to about one.
+    /// Rows of ordinary logits from −6 to 6, and probabilities that sum to about one.
     fn new(rows: usize, cols: usize) -> Self {
         let len = rows * cols;
         let numbers = |seed, of: fn(f64, f64) -> f64| {
@@ -58,7 +57,7 @@ where
         (0..self.cols).map(weight).map(T::round).collect()
     }
 
-    /// What each row has in float64.
+    /// The expected results of each row in float64.
     fn expected(&self) -> Vec<Row> {
         let wide = |values: &[T]| -> Vec<f64> { values.iter().map(|value| value.wide()).collect() };
         let (weight, label_smoothing, z_loss) =
@@ -101,7 +100,7 @@ where
         (losses, by_x.to_vec(), asks_for_target.then(|| by_t.to_vec()))
     }
 
-    /// Holds loss and gradients against float64.
+    /// Compares loss and gradients with float64.
     fn check(&self) {
         self.check_with(false);
     }
@@ -150,8 +149,8 @@ macro_rules! each_type {
     };
 }
 
-/// Logits and probabilities begin at the same distance from a boundary of 16 bytes, in rows that
-/// end anywhere, next to each other and apart.
+/// Logits and probabilities begin at the same offset from a boundary of 16 bytes. Rows end
+/// anywhere, and there are rows with and without gaps.
 #[test]
 fn rows_at_any_alignment() {
     fn check<T: Number>()
@@ -186,9 +185,9 @@ fn rows_with_weights_smoothing_and_z_loss() {
     each_type!(check);
 }
 
-/// Weights of classes with label smoothing, in rows that are aligned as the weights, and in rows
-/// that are not, or only some of which are: in 16 bits only the former are staged. The backward
-/// pass alone knows the sum of the weights from the forward pass.
+/// Class weights with label smoothing, in rows with the alignment of the weights and in rows that
+/// do not have it, or not all. In 16 bits, rows are staged only if they have that alignment. A
+/// separate backward pass takes the sum of the weights from the forward pass.
 #[test]
 fn weights_of_rows_at_any_alignment() {
     fn check<T: Number>()
@@ -240,7 +239,7 @@ fn weights_of_rows_at_any_alignment() {
     each_type!(check);
 }
 
-/// Blocks and groups of blocks take row after row in the same shared memory.
+/// Blocks, and groups of blocks, take row after row in the same shared memory.
 #[test]
 fn rows_that_a_block_takes_one_after_the_other() {
     fn check<T: Number>()
@@ -249,7 +248,7 @@ fn rows_that_a_block_takes_one_after_the_other() {
     {
         let [staged, split] = lengths::<T>();
         let rows = if size_of::<T>() == 2 { 9 } else { 7 };
-        // Rows that begin earlier in a cache line than the row before.
+        // Each row begins earlier in a cache line than the one before.
         Case::<T>::new(rows, split - 3).check();
         // And later.
         let mut case = Case::<T>::new(rows, split + 1);
@@ -263,9 +262,9 @@ fn rows_that_a_block_takes_one_after_the_other() {
     each_type!(check);
 }
 
-/// Probabilities that begin elsewhere in a vector than the logits, by the same for all rows or not:
-/// of 32 and 64 bits they are staged by words, of 16 bits read from global memory. Each block or
-/// group of blocks takes several rows.
+/// Probabilities begin elsewhere in a vector than the logits, by an offset that is the same for all
+/// rows or not. Probabilities of 32 and 64 bits are staged by words; those of 16 bits are read from
+/// global memory. Each block or group of blocks takes several rows.
 #[test]
 fn probabilities_at_any_alignment() {
     fn check<T: Number>()
@@ -281,8 +280,8 @@ fn probabilities_at_any_alignment() {
     each_type!(check);
 }
 
-/// A block that stages probabilities has no room for what their gradients are computed from: other
-/// kernels compute these calls.
+/// A block that stages probabilities has no room to compute their gradients, so other kernels take
+/// these calls.
 #[test]
 fn gradients_of_probabilities() {
     fn check<T: Number>()
@@ -297,8 +296,8 @@ fn gradients_of_probabilities() {
     each_type!(check);
 }
 
-/// The largest logit of a row has all but a millionth of the probability: its exponentials are
-/// added up apart from it.
+/// The largest logit of a row has all but a millionth of the probability, so the sum of the other
+/// exponentials must not lose digits beside its own.
 #[test]
 fn rows_that_are_nearly_certain() {
     fn check<T: Number>()
@@ -327,7 +326,8 @@ fn rows_of_infinities_and_nan() {
             case.x[..cols].fill(T::round(f64::NEG_INFINITY));
             case.x[cols + 7] = T::round(f64::NAN);
             case.x[3 * cols - 1] = T::round(f64::INFINITY);
-            // A class that cannot be and is not the target adds nothing, but 0 · ∞ is NaN.
+            // A class of probability 0 that is not the target adds nothing to the gradient, but its
+            // 0 · ∞ makes the loss NaN.
             case.x[3 * cols] = T::round(f64::NEG_INFINITY);
             case.t[3 * cols] = T::round(0.0);
             let (losses, by_x, _) = case.compute(false);
@@ -346,7 +346,7 @@ fn rows_of_infinities_and_nan() {
     each_type!(check);
 }
 
-/// Gradients over the logits are the bits of gradients beside them.
+/// Gradients that overwrite the logits have the same bits as gradients in memory of their own.
 #[test]
 fn gradients_in_place_are_the_same() {
     fn check<T: Number>()

@@ -1,6 +1,6 @@
-//! A stranger's crate: it has this library as a dependency and nothing in its environment. What is
-//! made with it starts without a driver, needs no `libcuda`, and has no function of the driver's
-//! that other libraries of its process could take for the driver's own.
+//! An independent crate that depends on this library and has nothing else in its environment. A
+//! program made with it starts without a driver, needs no `libcuda`, and exports no driver function
+//! that other libraries in its process could take for the driver's own.
 
 use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::elf::{Dyn, FileHeader};
@@ -29,7 +29,7 @@ emulator = ["fused-loss/emulator"]
 debug = false
 "#;
 
-/// What both have: a loss, so that what queues it is linked.
+/// What the program and the library share: a loss, so that the code that queues it is linked.
 const TRAINING: &str = r#"
 use fused_loss::{CrossEntropy, Error, Gpu, Tensor};
 
@@ -84,20 +84,21 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> u32 {
 }
 "#;
 
-/// Where `cargo xtask package` has unpacked the packages that would be published; without it, the
-/// crate uses this repository.
+/// The directory into which `cargo xtask package` has unpacked the packages that would be
+/// published. Without it, the crate uses this repository.
 const PACKAGES: &str = "FUSED_LOSS_PACKAGES";
 
-/// The stranger's crate, in a directory that is removed with all that is in it. There is one at a
-/// time: what cargo builds of it has one place.
+/// The crate, in a directory that is removed with everything in it. There is one at a time, because
+/// all builds share a directory.
 struct Stranger {
     directory: PathBuf,
     _one_at_a_time: MutexGuard<'static, ()>,
 }
 
 impl Stranger {
-    /// Outside this repository, whose settings cargo would find. The same in every run of one
-    /// target directory: cargo would keep what it builds of each.
+    /// Creates the crate outside this repository, because cargo would use the repository's
+    /// settings. The path is the same in every run of one target directory, so that cargo does not
+    /// keep a build of each run.
     fn new() -> Self {
         static LOCK: Mutex<()> = Mutex::new(());
         let _one_at_a_time = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,12 +111,12 @@ impl Stranger {
         stranger.write("src/training.rs", TRAINING);
         stranger.write("src/main.rs", MAIN);
         stranger.write("src/lib.rs", LIB);
-        // The versions that are there already.
+        // The versions that this repository uses.
         fs::copy(repository().join("Cargo.lock"), stranger.directory.join("Cargo.lock")).unwrap();
         stranger
     }
 
-    /// Builds it, and returns the directory of what was built.
+    /// Builds the crate and returns the directory with the results.
     #[track_caller]
     fn build(&self, features: &str) -> PathBuf {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stranger");
@@ -142,8 +143,8 @@ fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The manifest, with a path to the library: a package that names its other packages by version
-/// alone, or the one in this repository, which has paths to them.
+/// The manifest, with a path to the library: to a package that names its dependencies by version
+/// alone, or to the one in this repository, which names them by path.
 fn manifest() -> String {
     let Some(packages) = env::var_os(PACKAGES).map(PathBuf::from) else {
         return MANIFEST.replace("HOST", repository().join("host").to_str().unwrap());
@@ -158,8 +159,8 @@ fn manifest() -> String {
     manifest
 }
 
-/// A program of the toolchain that runs these tests, with nothing in its environment but what finds
-/// that toolchain.
+/// A program of the toolchain that runs these tests, with an environment that only locates that
+/// toolchain.
 fn tool(variable: &str, name: &str, stranger: &Stranger) -> Command {
     let mut tool = Command::new(env::var_os(variable).unwrap_or(name.into()));
     tool.current_dir(&stranger.directory).env_clear();
@@ -171,7 +172,7 @@ fn tool(variable: &str, name: &str, stranger: &Stranger) -> Command {
     tool
 }
 
-/// What a command that must succeed has printed.
+/// The output of a command that must succeed.
 #[track_caller]
 fn printed(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -179,7 +180,7 @@ fn printed(command: &mut Command) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// The libraries that a binary needs to be loaded.
+/// The libraries that a binary needs when it is loaded.
 fn needed(binary: &[u8]) -> Vec<String> {
     let header = FileHeader64::<Endianness>::parse(binary).unwrap();
     let endian = header.endian().unwrap();
@@ -192,7 +193,7 @@ fn needed(binary: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// The functions named as the driver's are that a binary has or wants, exported or not.
+/// The functions with names of the driver's that a binary defines or imports.
 fn of_the_driver(binary: &[u8]) -> Vec<String> {
     let file = object::File::parse(binary).unwrap();
     assert!(file.symbols().count() > 0, "the binary has its symbols");
@@ -222,7 +223,7 @@ fn a_strangers_crate_needs_nothing_of_cuda() {
     let said = printed(Command::new(&program).env_clear());
     assert!(said.starts_with("a loss of ") || said.starts_with("no NVIDIA driver: "), "{said}");
 
-    // The driver is looked for by its name, when the program runs.
+    // A program finds the driver by name when it runs.
     stranger.write("driver.rs", OLD_DRIVER);
     printed(tool("RUSTC", "rustc", &stranger).args([
         "--crate-type=cdylib",

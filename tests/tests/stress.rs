@@ -1,5 +1,6 @@
-//! Many threads, streams, handles, devices and processes at a time, memory that is dropped in any
-//! order, and panics in between: the same bits as one thread computes, and nothing left behind.
+//! Many threads, streams, handles, devices and processes at the same time, memory that is dropped
+//! in any order, and panics in between: the results have the bits that one thread computes, and
+//! nothing is leaked.
 
 use cust::context::Context;
 use cust::device::Device;
@@ -17,12 +18,12 @@ use tests::random::uniforms;
 use tests::stress::{Bits, Problem, alone, hash, problems};
 use tests::{gpu, open, open_other, tensor};
 
-/// Memory of the device that is in use, where `body` is run once more.
+/// Fails if `body` leaks memory of the device when it runs again.
 ///
-/// The emulator counts all that is not destroyed. A GPU's driver keeps some memory for itself, and
-/// other processes may have some: `body` runs so often that what it leaves each time is more.
+/// The emulator counts all objects that are not destroyed. A GPU's driver uses some memory itself,
+/// and so may other processes. There, `body` runs often enough that a leak would add up to more.
 fn leaves_nothing(gpu: &Gpu, mut body: impl FnMut()) {
-    // The first time loads kernels.
+    // The first run loads kernels.
     body();
     if gpu.is_emulated() {
         let before = live();
@@ -34,7 +35,7 @@ fn leaves_nothing(gpu: &Gpu, mut body: impl FnMut()) {
     let _current = Context::new(device).unwrap();
     let (before, _) = mem_get_info().unwrap();
     (0..usually(10, 1)).for_each(|_| body());
-    // What another test's process has taken since, it gives back when it ends.
+    // Another test's process may have taken memory meanwhile. It frees that memory when it ends.
     let limit = Instant::now() + Duration::from_secs(60);
     loop {
         let (after, _) = mem_get_info().unwrap();
@@ -46,7 +47,7 @@ fn leaves_nothing(gpu: &Gpu, mut body: impl FnMut()) {
     }
 }
 
-/// Makes all calls on streams of its own, of which each reads what others have written.
+/// Makes all calls on its own streams. Each stream reads what others have written.
 fn compute_all(gpu: &Gpu, problems: &[Problem], streams: usize, first: usize) -> Vec<Bits> {
     let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
     let count = problems.len();
@@ -70,7 +71,7 @@ fn assert_same(problems: &[Problem], results: &[Bits], alone: &[Bits]) {
     }
 }
 
-/// Threads 0, 2, … on one device, the others on another where there is one.
+/// Even threads use one device, and odd threads use another if there is one.
 #[test]
 fn eight_threads_with_four_streams_each_on_two_devices() {
     apart("eight_threads_with_four_streams_each_on_two_devices", "", || {
@@ -87,7 +88,7 @@ fn eight_threads_with_four_streams_each_on_two_devices() {
                 .collect();
             in_threads(usually(8, 2), |thread| {
                 let (gpu, problems, alone) = &of_devices[thread % of_devices.len()];
-                // A handle of its own, of the device that is open.
+                // Each thread opens a handle of its own of the device.
                 let own = if gpu.is_emulated() { Gpu::emulated } else { Gpu::new };
                 let own = own(gpu.ordinal()).unwrap();
                 assert_eq!(&own, *gpu);
@@ -104,7 +105,7 @@ fn tasks_of_a_thread_pool_share_streams() {
     let alone = alone(gpu(), &problems).unwrap();
     let streams: Vec<_> = (0..3).map(|_| gpu().stream().unwrap()).collect();
     let tasks = usually(2, 1) * problems.len();
-    // All of them in one thread, or each in any.
+    // All tasks in one thread, or each task in any thread.
     let in_a_thread = tasks / usually(tasks, 1);
     (0..tasks).into_par_iter().with_min_len(in_a_thread).for_each(|task| {
         let at = task % problems.len();
@@ -114,7 +115,7 @@ fn tasks_of_a_thread_pool_share_streams() {
     });
 }
 
-/// Something that is dropped, after it was read where there is something to read.
+/// Drops something, after reading it if there is something to read.
 type End = Box<dyn FnOnce()>;
 
 /// All orders of `count` things.
@@ -128,7 +129,8 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     orders(count - 1).into_iter().flat_map(with_last).collect()
 }
 
-/// The device's last handle, streams, inputs, loss and gradient, while work on them is queued.
+/// The device's last handle, streams, inputs, loss and gradient can be dropped in any order while
+/// work on them is queued.
 #[test]
 fn drops_in_every_order() {
     apart("drops_in_every_order", "", || {
@@ -163,12 +165,12 @@ fn drops_in_every_order() {
                 }),
             ]
         };
-        // Where a test before has the device open, kernels that are loaded once stay loaded.
+        // If an earlier test keeps the device open, kernels that are loaded once stay loaded.
         things().into_iter().for_each(|thing| thing());
         let before = live();
         let orders = orders(6);
         assert_eq!(orders.len(), 720);
-        // On a GPU a device that is opened anew compiles its kernels, or reads them from a file.
+        // On a GPU, each newly opened device compiles its kernels or reads them from a file.
         let step = if is_emulated { 1 } else { 16 };
         for order in orders.iter().step_by(step).take(usually(orders.len(), 6)) {
             let mut things: Vec<_> = things().into_iter().map(Some).collect();
@@ -193,14 +195,14 @@ fn nothing_is_left_by_panics_between_a_call_and_its_result() {
                         let own = gpu.stream().unwrap();
                         let _queued = problems[at].queue(&own).unwrap();
                         let _also = problems[at].queue(&shared).unwrap();
-                        // Not by the hook, which would print it.
+                        // Skips the panic hook, which would print the panic.
                         panic::resume_unwind(Box::new("planted"));
                     });
                     let payload = panic::catch_unwind(call).unwrap_err();
                     assert_eq!(payload.downcast_ref(), Some(&"planted"));
                 }
             });
-            // A thread that ends so.
+            // A thread that ends with a panic.
             let ended = std::thread::scope(|scope| {
                 let call = || {
                     let _queued = problems[0].queue(&shared).unwrap();
@@ -236,7 +238,7 @@ fn streams_of_different_priorities() {
     drop(streams);
 }
 
-/// A gradient that streams hand on, each of which writes it anew from what the one before wrote.
+/// Streams pass a gradient on, and each computes it anew from what the previous stream wrote.
 #[test]
 fn a_tensor_goes_from_stream_to_stream() {
     let len = if gpu().is_emulated() { 5_000 } else { 5_000_000 };
@@ -246,7 +248,7 @@ fn a_tensor_goes_from_stream_to_stream() {
     let streams: Vec<_> = (0..4).map(|_| gpu().stream().unwrap()).collect();
     let mut value = tensor::<f32>(&x);
     for step in 0..usually(40, 8) {
-        // The gradient of (v − 0)² times ½ is v: whoever reads too early copies zeros.
+        // The gradient of (v − 0)² times ½ is v, so a stream that reads too early copies zeros.
         let mut next = Tensor::zeros(gpu(), [len]).unwrap();
         let stream = &streams[step % 4];
         Mse::sum().backward_into(&value, &zero, &upstream, &mut next, stream).unwrap();
@@ -269,8 +271,9 @@ fn two_processes_get_the_same_bits() {
     assert_eq!(said, [here.clone(), here]);
 }
 
-/// On the emulator, whatever the machine has: by index and in orders that are drawn, on a device of
-/// many multiprocessors and on one of few.
+/// Every order of threads and blocks gives the same bits. The test runs on the emulator, whatever
+/// the machine has: by index and in random orders, on a device with many multiprocessors and on one
+/// with few.
 #[test]
 fn every_order_of_threads_and_blocks_gives_the_same_bits() {
     let case = || {

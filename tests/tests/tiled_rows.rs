@@ -1,6 +1,6 @@
-//! Losses by row, and of long rows with gaps: rows packed into tiles, cut into tiles, and shared by
-//! several blocks, over alignments, gaps, dtypes and upstream gradients. Most numbers are small
-//! integers, whose sums and products are exact in any order.
+//! Losses by row, and losses of long rows with gaps: rows packed into tiles, cut into tiles, and
+//! shared by several blocks, over alignments, gaps, dtypes and upstream gradients. Most numbers are
+//! small integers, whose sums and products are exact in any order.
 
 use approx::assert_relative_eq;
 use fused_loss::{
@@ -14,7 +14,7 @@ use tests::{gpu, small_gpu};
 
 const DENSE: Layout = Layout::DENSE;
 
-/// Squared errors by row, and both gradients times an upstream gradient a row.
+/// Checks squared errors by row, and both gradients times an upstream gradient per row.
 fn check_squares<T: Number>(shape: [usize; 2], layout: Layout)
 where
     T::Loss: Number,
@@ -74,7 +74,7 @@ where
     }
 }
 
-/// A sum of squared errors, alone and with the gradient of the input.
+/// Checks a sum of squared errors, alone and with the gradient of the input.
 fn check_sum<T: Number>(shape: [usize; 2], layout: Layout)
 where
     T::Loss: Number,
@@ -101,8 +101,8 @@ where
     assert!(wide(to.to_vec()).into_iter().eq(gradient), "{shape:?}, {layout:?}");
 }
 
-/// Shapes of each kind: packed rows shorter than a vector, of one lane and of several, aligned to
-/// vectors, to words and to elements; rows of one tile, and rows of several tiles.
+/// Shapes of each kind: packed rows shorter than a vector, with one lane and with several per row,
+/// aligned to vectors, to words and to elements; rows of one tile, and rows of several tiles.
 const SHAPES: [[usize; 2]; 13] = [
     [1_001, 1],
     [700, 3],
@@ -129,8 +129,8 @@ fn rows_of_many_lengths() {
     }
 }
 
-/// A backward pass takes rows without gaps for one, and finds the row of each element: a vector has
-/// elements of one row, of two, or of as many rows as elements.
+/// A backward pass treats rows without gaps as one row and finds the row of each element: a vector
+/// has elements of one row, of two, or of as many rows as elements.
 #[test]
 fn gradients_of_rows_shorter_and_longer_than_a_vector() {
     for cols in (1..=17).chain([31, 32, 33]) {
@@ -157,9 +157,9 @@ fn gradients_of_the_means_of_rows() {
     }
 }
 
-/// Tensors may begin at any element, alike or not, and each may have gaps between its rows. Vectors
-/// that are not aligned are read from those around them, never beyond a row, and stored element by
-/// element where gradients are aligned otherwise than each other.
+/// Tensors may begin at any element, with equal or different alignment, and each may have gaps
+/// between its rows. Vectors that are not aligned are read from those around them, never beyond a
+/// row. Gradients are stored element by element where their alignments differ.
 #[test]
 fn rows_of_tensors_with_other_alignments() {
     let layouts = [
@@ -182,9 +182,9 @@ fn rows_of_tensors_with_other_alignments() {
     }
 }
 
-/// Where rows are equally far apart in all tensors, short ones are packed with the gaps between
-/// them, which are read, count for nothing, and are not written: here they are NaN. A vector may
-/// have several rows and gaps, be in a gap, or be of one row.
+/// If the stride of the rows is the same in all tensors, short rows are packed together with their
+/// gaps. The gaps, NaN here, are read, count for nothing and are not written. A vector may have
+/// several rows and gaps, be inside a gap, or belong to one row.
 #[test]
 fn packed_rows_with_gaps() {
     for (gap, cols) in [(1, 1), (1, 2), (1, 3), (2, 7), (8, 8), (15, 16), (6, 24), (64, 257)] {
@@ -202,8 +202,8 @@ fn packed_rows_with_gaps() {
     }
 }
 
-/// Gradients in the gaps between the rows of the input: columns of one matrix beside each other.
-/// The gaps are so short that they would be read with the rows if nothing were written there.
+/// Gradients may be in the gaps between the rows of the input: both are columns of one matrix. The
+/// gaps are so short that they would be read with the rows if nothing were written there.
 #[test]
 fn gradients_between_the_rows_of_the_input() {
     let (rows, cols) = (701, 8);
@@ -213,7 +213,7 @@ fn gradients_between_the_rows_of_the_input() {
     let matrix = Tensor::from_slice(gpu(), [rows, 2 * cols], &halves).unwrap();
     let others = Tensor::from_slice(gpu(), [rows, 2 * cols], &vec![1.0; halves.len()]).unwrap();
     let columns = |of: &Tensor<f32>, from: usize| of.as_raw() + 4 * from as u64;
-    // SAFETY: columns of tensors that live to the end; no other view is of those that are written.
+    // SAFETY: columns of tensors that live to the end; no other view overlaps what is written.
     let (left, right, t) = unsafe {
         let shape = [rows, cols];
         (
@@ -232,18 +232,18 @@ fn gradients_between_the_rows_of_the_input() {
     assert!(matrix.to_vec().unwrap().into_iter().eq(expected));
 }
 
-/// So many rows that each block takes several tiles, one after the other in two stages or in one.
+/// So many rows that each block takes several tiles in turn, with two stages or with one.
 #[test]
 fn tiles_that_a_block_takes_one_after_the_other() {
     check_squares::<f32>([20_000, 5], DENSE);
     check_squares::<bf16>([20_000, 9], DENSE);
-    // Tiles of one row, of which each warp has several.
+    // Tiles of one row; each warp has several.
     check_squares_on::<f32>(small_gpu(), [1_400, 1_301], DENSE);
     check_squares::<f32>([9_000, 103], DENSE);
     check_squares::<bf16>([900, 4_100], DENSE);
 }
 
-/// Rows of several tiles each, which a block takes whole; and parts of rows of several tiles.
+/// Rows of several tiles each, which one block takes whole, and parts of rows of several tiles.
 #[test]
 fn runs_of_several_tiles() {
     // A GPU splits the rows among its blocks, in parts of one and of two tiles.
@@ -254,15 +254,15 @@ fn runs_of_several_tiles() {
     }
 }
 
-/// Rows so long that the warps of a block share each of them, and more of these for a block than it
+/// Rows so long that the warps of a block share each of them, and more rows per block than it
 /// finishes at once.
 #[test]
 fn long_rows_that_warps_share() {
     check_squares_on::<f32>(small_gpu(), [54, 17_003], DENSE);
 }
 
-/// A shifted vector is read from the two aligned vectors around it, but none that begins before the
-/// memory of its tensor, or ends behind it.
+/// A shifted vector is read from the two aligned vectors around it, unless one of these begins
+/// before the memory of its tensor or ends after it.
 #[test]
 fn tensors_that_begin_and_end_with_their_memory() {
     let (stream, [rows, cols]) = (gpu().stream().unwrap(), [3, 4_100]);
@@ -278,7 +278,7 @@ fn tensors_that_begin_and_end_with_their_memory() {
     }
 }
 
-/// A scalar over rows with gaps that are long enough for tiles.
+/// A scalar loss over rows with gaps that are long enough for tiles.
 #[test]
 fn a_sum_over_rows_with_gaps() {
     for gaps in [[1, 0, 0, 0], [4, 8, 0, 0], [1, 1, 1, 0]] {
@@ -288,8 +288,9 @@ fn a_sum_over_rows_with_gaps() {
     }
 }
 
-/// Probabilities of 0 are not plain numbers: their vectors are computed in another way than those
-/// beside them, in both kinds of rows. A row with a NaN has no loss; its neighbours have theirs.
+/// The fast path does not handle probabilities of 0: their vectors take another path than their
+/// neighbours, in both kinds of rows. A row with a NaN has the loss NaN; its neighbours have
+/// theirs.
 #[test]
 fn divergences_with_zeros_and_nan() {
     fn check<T: Number + Float<Loss = f32>>([rows, cols]: [usize; 2]) {

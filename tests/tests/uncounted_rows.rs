@@ -1,6 +1,6 @@
-//! The mean loss, with gradients, of short rows so many that the first launch takes all of them
-//! for rows that count: a second launch begins all over if one is ignored, or has a target that is
-//! no class. Against float64, for kernels with one lane per row and with several.
+//! The mean loss, with gradients, of so many short rows that the first launch assumes that all of
+//! them count. If a row is ignored or its target is no class, a second launch starts over. The
+//! tests compare with float64, for kernels with one lane per row and with several.
 
 use emulator::Faults;
 use fused_loss::{CrossEntropy, Error, Loss, Tensor, Workspace};
@@ -12,12 +12,12 @@ use tests::number::Number;
 use tests::random::uniforms;
 use tests::small_gpu;
 
-/// What is ignored unless a call says otherwise.
+/// The ignored target, unless a call says otherwise.
 const IGNORED: i64 = -100;
 const SMOOTHING: f64 = 0.25;
 const Z_LOSS: f64 = 0.01;
 
-/// What a row has as its target.
+/// The target of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Target {
     Class,
@@ -25,18 +25,18 @@ enum Target {
     NoClass,
 }
 
-/// Enough for two launches on the device of the test.
+/// Enough rows for two launches on the device of the test.
 fn many_rows() -> usize {
     if small_gpu().is_emulated() { 17_003 } else { 1_250_003 }
 }
 
-/// Logits of many rows, and what each row's loss and gradient are unless it is ignored.
+/// Logits of many rows, and the loss and gradient of each row unless it is ignored.
 struct Rows<T> {
     rows: usize,
     cols: usize,
     smoothing: f64,
     z_loss: f64,
-    /// The target of rows that are ignored: none of the others have it, though it may be a class.
+    /// The target of ignored rows. No other row has it, though it may be a class.
     ignored: i64,
     x: Vec<T>,
     losses: Vec<f64>,
@@ -84,7 +84,7 @@ where
         (0..self.rows).map(of_row).collect()
     }
 
-    /// Holds a loss and its gradients against float64. Rows count that have a class.
+    /// Compares a loss and its gradients with float64. Rows with a class count.
     fn check(
         &self,
         target: impl Fn(usize) -> Target + Sync,
@@ -124,8 +124,9 @@ where
         });
     }
 
-    /// Two calls on the same rows and the same workspace with each of these targets: a new
-    /// workspace takes all rows for rows that count, and then it is cautious unless that was so.
+    /// Makes two calls on the same rows and workspace for each kind of targets. With a new
+    /// workspace, the first call assumes that all rows count. If that was wrong, the second call is
+    /// cautious.
     fn check_calls(&self) {
         let last = self.rows - 1;
         let targets: [fn(usize, usize) -> Target; 7] = [
@@ -150,7 +151,8 @@ where
             .label_smoothing(self.smoothing)
             .z_loss(self.z_loss)
             .ignore_index(self.ignored);
-        // One that is ignored, or none: the others take long where a tool watches.
+        // All kinds, or the first two, with one ignored row and with none: the others take too long
+        // under a sanitizer.
         for target in &targets[..usually(targets.len(), 2)] {
             let target = |row| target(row, last);
             let classes =
@@ -196,7 +198,7 @@ fn rows_of_several_lanes() {
     Rows::<bf16>::new(89, 0.0).check_calls();
 }
 
-/// A class that is ignored is in range, and its rows do not count all the same.
+/// A class that is ignored is in range, but its rows do not count.
 #[test]
 fn rows_of_a_class_that_is_ignored() {
     Rows::<f32>::ignoring(3, [0.0; 2], 1).check_calls();
@@ -205,7 +207,7 @@ fn rows_of_a_class_that_is_ignored() {
     Rows::<f32>::ignoring(5, [SMOOTHING, Z_LOSS], 0).check_calls();
 }
 
-/// A lane computes rows without options, with one, and with others in different loops.
+/// A lane uses different loops for rows without options, with one option, and with others.
 #[test]
 fn rows_with_options() {
     Rows::<f32>::ignoring(3, [0.0, Z_LOSS], IGNORED).check_calls();
@@ -213,7 +215,7 @@ fn rows_with_options() {
     Rows::<bf16>::ignoring(4, [SMOOTHING, Z_LOSS], IGNORED).check_calls();
 }
 
-/// Gradients that overwrite the logits cannot be computed twice.
+/// Gradients that overwrite the logits are right although they could not be computed twice.
 #[test]
 fn gradients_in_place_of_the_logits() {
     let rows = Rows::<f32>::new(5, 0.0);
@@ -231,14 +233,15 @@ fn gradients_in_place_of_the_logits() {
     }
 }
 
-/// A call returns the same bits whether the calls before it make it cautious or not: for all
-/// targets, those of the first call, and those of one that has made it cautious.
+/// A call returns the same bits whether or not earlier calls made it cautious: for targets that all
+/// count, and for the targets that made it cautious.
 #[test]
 fn bits_of_cautious_calls() {
     let rows = Rows::<f32>::new(7, 0.0);
     let (gpu, shape) = (small_gpu(), [rows.rows, rows.cols]);
     let stream = gpu.stream().unwrap();
-    // A loss beside which others lose digits, so that it matters which of them are in its block.
+    // One loss is so large that others lose digits beside it, so the bits depend on which rows
+    // share its block.
     let mut x = rows.x.clone();
     x[7 * 100 + class_of(100, 7, IGNORED)] = -3e5;
     let x = Tensor::from_slice(gpu, shape, &x).unwrap();
@@ -257,20 +260,20 @@ fn bits_of_cautious_calls() {
     };
     let all = classes_of(&|_| Target::Class);
     let of_all = bits(&all, &mut Workspace::new(gpu).unwrap());
-    // A loss may be the same where its terms are added in another order, but hardly all of them.
+    // The sum may be the same in another order of its terms, but hardly for all of these targets.
     for ignored in 0..usually(8, 1) {
         let is_ignored = |row| row != 100 && row % 9 == ignored;
         let some = classes_of(&|row| if is_ignored(row) { Target::Ignored } else { Target::Class });
         let mut workspace = Workspace::new(gpu).unwrap();
         let of_some = bits(&some, &mut workspace);
         assert!(of_some.0 != of_all.0);
-        // Cautious now.
+        // This call is cautious.
         assert!(bits(&some, &mut workspace) == of_some);
         assert!(bits(&all, &mut workspace) == of_all);
     }
 }
 
-/// The second launch of a replay looks at what the first launch of the same replay has met.
+/// The second launch of a replay acts on what the first launch of the same replay has met.
 #[test]
 fn replays_with_other_targets() {
     let rows = Rows::<f32>::new(4, 0.0);
@@ -286,7 +289,7 @@ fn replays_with_other_targets() {
             .forward_backward_into(&x, &classes, &mut loss, &mut gradient, &mut workspace, &stream)
             .unwrap();
     };
-    // The first use of a kernel compiles it, which no capture allows.
+    // The first use of a kernel compiles it, which a capture does not allow.
     call();
     stream.synchronize().unwrap();
     let capture = Capture::begin(&stream).unwrap();
@@ -301,8 +304,8 @@ fn replays_with_other_targets() {
     }
 }
 
-/// A second launch is worth its time where many targets would be read twice, and where gradients
-/// are divided by a number of rows.
+/// A call has two launches only where they are worth their time: where a single one would read many
+/// targets twice, and where gradients are divided by a number of rows.
 #[test]
 fn calls_of_two_launches() {
     if !small_gpu().is_emulated() {
@@ -318,7 +321,7 @@ fn calls_of_two_launches() {
     };
     let weights = Tensor::from_slice(small_gpu(), [2], &[1.0_f32, 2.0]).unwrap();
     let mean = CrossEntropy::mean;
-    // 64 KiB of targets for each multiprocessor, of which there are two.
+    // 64 KiB of targets for each of the two multiprocessors.
     assert_eq!([16_383, 16_384].map(|rows| launches(rows, mean())), [1, 2]);
     assert_eq!(launches(20_000, mean().weight(&weights)), 1);
 }

@@ -1,16 +1,16 @@
-//! Rows in the registers of a warp: those that have eight vectors of 16 bytes a lane, since they
-//! have no room in four, and those that begin and end anywhere, whose ends are no vectors. Of f32
-//! and 16 bits, against float64, in every pass.
+//! Rows in the registers of a warp: rows that need eight vectors of 16 bytes per lane because four
+//! are not enough, and rows that begin and end within a vector. The tests compare f32 and 16-bit
+//! types with float64, in every pass.
 
 use half::{bf16, f16};
 use tests::class_rows::{Case, DENSE, Options, Place};
 use tests::number::Number;
 
-/// Gradients that begin elsewhere than logits: rows have to be packed, or staged.
+/// The gradients begin at other offsets than the logits, so rows are packed or staged.
 const APART: Place = Place { gaps: [0, 1], offsets: [0, 1] };
 
-/// Rows of so many vectors. The last vectors of a lane are looked at one by one: none of them is
-/// the row's, all of them are, or the row ends between two lanes.
+/// Checks rows of these numbers of vectors. A kernel checks the last vectors of a lane one by one:
+/// none of them belongs to the row, all do, or the row ends between two lanes.
 fn check<T: Number>(rows: usize, vectors: &[usize])
 where
     T::Loss: Number,
@@ -27,7 +27,7 @@ where
     }
 }
 
-/// More rows than warps of a block, and a block that has rows for some of its warps alone.
+/// More rows than warps of a block, and a block that has rows for only some of its warps.
 #[test]
 fn loss_and_gradients() {
     check::<f32>(71, &[129, 160, 191, 255, 256]);
@@ -35,14 +35,14 @@ fn loss_and_gradients() {
     check::<f16>(71, &[177, 256]);
 }
 
-/// So many rows that a forward pass has no block for each.
+/// So many rows that a forward pass does not have a block for each.
 #[test]
 fn losses_of_many_rows() {
     check::<f32>(1030, &[129]);
     check::<bf16>(1030, &[200]);
 }
 
-/// Rows of so many columns, which begin on a boundary or not.
+/// Checks rows of these numbers of columns, which begin on a boundary or not.
 fn check_ends<T: Number>(rows: usize, cols: &[usize])
 where
     T::Loss: Number,
@@ -52,7 +52,7 @@ where
         for options in [Options::None, Options::Weights, Options::ZLoss] {
             Case::<T>::new([rows, cols], DENSE, options).check();
         }
-        // All rows begin equally far from a boundary, and have as much of a vector at both ends.
+        // All rows have the same offset from a boundary, and the same partial vectors at both ends.
         let to_boundary = cols.next_multiple_of(lanes) - cols;
         for offset in [1, lanes - 1] {
             let place = Place { gaps: [to_boundary; 2], offsets: [offset; 2] };
@@ -62,7 +62,7 @@ where
     }
 }
 
-/// A row of half a warp, or of a whole one, of four or of eight vectors a lane.
+/// Half a warp or a whole warp has a row, with four or eight vectors per lane.
 #[test]
 fn ends_that_are_no_vectors() {
     check_ends::<f32>(71, &[201, 255, 257, 391, 513, 514, 600, 767, 1023]);
@@ -70,8 +70,8 @@ fn ends_that_are_no_vectors() {
     check_ends::<f16>(71, &[511, 1531]);
 }
 
-/// The likeliest class of nearly certain rows is at either end, or within. 1 − p would lose digits,
-/// and so would a largest logit that is not subtracted, where logits are far from 0.
+/// Checks nearly certain rows whose likeliest class is at either end or inside. 1 − p would lose
+/// digits, and so would logits far from 0 if the largest were not subtracted.
 fn check_nearly_certain<T: Number>(cols: usize, place: Place, center: f64)
 where
     T::Loss: Number,
@@ -89,7 +89,7 @@ where
 
 #[test]
 fn rows_whose_ends_are_nearly_certain() {
-    // From 2²⁴ on, the largest logit is subtracted before anything is multiplied by log₂ e.
+    // From 2²⁴ on, the largest logit is subtracted before the multiplication by log₂ e.
     const FAR: f64 = 33_554_432.0;
     for center in [0.0, -FAR] {
         check_nearly_certain::<f32>(259, DENSE, center);
@@ -101,6 +101,7 @@ fn rows_whose_ends_are_nearly_certain() {
 fn packed_rows_that_are_nearly_certain() {
     check_nearly_certain::<f32>(259, APART, 0.0);
     check_nearly_certain::<f32>(512, APART, 0.0);
-    // Its 17 vectors are too few for the 16 threads of a row in registers.
+    // Rows of 17 vectors are too short for the 16 threads per row of the kernel with rows in
+    // registers.
     check_nearly_certain::<bf16>(131, DENSE, 0.0);
 }

@@ -5,15 +5,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-/// The variable that tells a process which case it runs.
+/// The environment variable with the name of the case that a process should run.
 const CASE: &str = "FUSED_LOSS_TEST_APART";
 
-/// The value for all cases: each runs in the process that it was started in, because a sanitizer
-/// watches only that one.
+/// The value for all cases: each runs in the process that has started, because a sanitizer watches
+/// only that process.
 const ALL: &str = "all";
 
-/// Starts a process that runs `test` of the calling binary again, in a shell that first runs
-/// `first`.
+/// Starts a process that runs `test` of the calling binary again, in a shell that first runs the
+/// command `first`.
 fn begin(test: &str, first: &str) -> Child {
     let this = env::current_exe().unwrap();
     let command = format!("{first} exec '{}' --exact {test} --nocapture", this.display());
@@ -26,8 +26,8 @@ fn begin(test: &str, first: &str) -> Child {
         .unwrap()
 }
 
-/// Waits for the process of `test`, and returns what it has printed. Fails if it does not end in
-/// time, or ends with an error.
+/// Waits for the process of `test` and returns its output. Fails if the process does not end in
+/// time or ends with an error.
 fn end(mut child: Child, test: &str) -> String {
     // On a busy machine this may take minutes instead of seconds.
     let limit = Instant::now() + Duration::from_secs(900);
@@ -52,8 +52,8 @@ fn is_apart(test: &str) -> bool {
     env::var_os(CASE).is_some_and(|name| name == test || name == ALL)
 }
 
-/// Runs `case`, which is the whole of `test`, in a new process, in a shell that first runs `first`.
-/// It must succeed.
+/// Runs `case`, which is the whole of `test`, in a new process and requires it to succeed. The
+/// shell of the process first runs the command `first`.
 pub fn apart(test: &str, first: &str, case: impl FnOnce()) {
     if is_apart(test) {
         return case();
@@ -61,9 +61,9 @@ pub fn apart(test: &str, first: &str, case: impl FnOnce()) {
     end(begin(test, first), test);
 }
 
-/// Runs `case`, with which `test` begins, in several processes at the same time, one for each of
-/// `firsts`, which its shell runs first. Returns the line that each prints. In those processes
-/// themselves it returns `None`, and the test should end.
+/// Runs `case`, the beginning of `test`, in several processes at the same time: one per command in
+/// `firsts`, which its shell runs first. Returns the line that each prints. In those processes it
+/// returns `None`, and the test should end.
 pub fn all_apart(
     test: &str,
     firsts: &[&str],

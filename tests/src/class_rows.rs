@@ -1,4 +1,4 @@
-//! Calls of cross-entropy over rows of classes, in every pass, against float64.
+//! Calls of cross-entropy over rows of classes, in every pass, compared with float64.
 
 use crate::number::Number;
 use crate::random::uniforms;
@@ -7,14 +7,14 @@ use fused_loss::{CrossEntropy, Loss, Tensor, View, Workspace};
 
 const IGNORED: i64 = -100;
 
-/// Where the rows of logits and of gradients begin, and what is between them.
+/// Where the rows of logits and of gradients begin, and the gaps between them.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub gaps: [usize; 2],
     pub offsets: [usize; 2],
 }
 
-/// Without gaps, on a boundary.
+/// No gaps, and rows that begin on a boundary.
 pub const DENSE: Place = Place { gaps: [0; 2], offsets: [0; 2] };
 
 /// The options of a call.
@@ -55,9 +55,8 @@ impl Options {
 
 const Z_LOSS: f64 = 0.01;
 
-/// A call over rows of classes. Of nine rows one is ignored, whatever it has, and two have a class
-/// near an end of the row. Among the rows are one that is nearly certain, one of large logits, and
-/// one of equal logits.
+/// A call over rows of classes. Of every nine rows, one is ignored and two have a class near an end
+/// of the row. One row is nearly certain, one has large logits, and one has equal logits.
 pub struct Case<T> {
     rows: usize,
     cols: usize,
@@ -84,7 +83,7 @@ where
             x[4 * cols + column] = T::round(if column == 0 { 60_000.0 } else { 59_000.0 });
             x[5 * cols + column] = T::round(2.0);
         }
-        // The ends of a row, which are not read in vectors, have classes too.
+        // Classes at the ends of a row, which are not read in vectors, occur too.
         let class_of = |row: usize| match row % 9 {
             8 => IGNORED,
             1 => (row / 9 % cols.min(8)) as i64,
@@ -130,7 +129,7 @@ where
         (loss, gradient.collect())
     }
 
-    /// Fails unless the gradients of a row are as near as is promised.
+    /// Fails unless the gradients of a row are as accurate as documented.
     pub fn is_near(&self, row: usize, got: &[T], expected: &[f64]) {
         let largest = expected.iter().fold(0.0_f64, |largest, of| largest.max(of.abs()));
         for (column, (got, &expected)) in got.iter().zip(expected).enumerate() {
@@ -148,7 +147,7 @@ where
         }
     }
 
-    /// Holds the loss of each pass, and the gradients, against float64.
+    /// Compares the loss of each pass, and the gradients, with float64.
     pub fn check(&self) {
         let Case { rows, cols, place: Place { gaps, offsets }, options, .. } = self;
         let (shape, stream) = ([*rows, *cols], gpu().stream().unwrap());
@@ -157,7 +156,7 @@ where
             Placed::rows(data, shape, stride, offsets[which], T::round(f64::NAN))
         };
         let mut x = self.x.clone();
-        // What an ignored row has is not to matter.
+        // The logits of an ignored row must not matter.
         for row in (0..*rows).filter(|&row| self.classes[row] == IGNORED) {
             x[row * cols] = T::round(f64::NAN);
             x[row * cols + cols - 1] = T::round(f64::INFINITY);
@@ -165,7 +164,7 @@ where
         let x = place(&x, 0);
         let classes = Tensor::from_slice(gpu(), [*rows], &self.classes).unwrap();
         let off = if let Options::SmoothedWeights(off) = options { *off } else { 0 };
-        // Without guards behind them, so that the emulator sees a load beyond the weights.
+        // No guards after the weights, so that the emulator reports a load beyond them.
         let weights = Tensor::from_slice(gpu(), [off + cols], &{
             let mut weights = vec![T::round(f64::NAN); off];
             weights.extend_from_slice(&self.weights);

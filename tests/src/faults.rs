@@ -1,4 +1,4 @@
-//! Runs a step of a program again and again, and has another call of the emulated driver fail each
+//! Runs a step of a program repeatedly, and makes another call of the emulated driver fail each
 //! time.
 
 use crate::graph::Refused;
@@ -6,12 +6,12 @@ use emulator::{Faults, Live, live};
 use fused_loss::{Error, Gpu};
 use std::collections::BTreeMap;
 
-/// Why a step could not be queued, or what was computed could not be read.
+/// Why a step could not be queued, or its results could not be read.
 #[derive(Debug)]
 pub enum Failure {
-    /// The library says so.
+    /// An error from the library.
     Library(Error),
-    /// A call of the driver that the step itself makes.
+    /// A failed driver call that the step itself makes.
     Driver(Refused),
 }
 
@@ -27,10 +27,10 @@ impl From<Refused> for Failure {
     }
 }
 
-/// What a step reads back, result by result: one may be there although another is not.
+/// The results that a step reads back. One may be there although another failed.
 pub type Results = Vec<Result<Vec<f32>, Error>>;
 
-/// The results of a step, and whatever it has made, which is dropped when they are read.
+/// The results of a step, and everything that it has created, to be dropped after they are read.
 pub type Step<K> = Result<(Results, K), Failure>;
 
 /// Codes of the driver.
@@ -45,7 +45,7 @@ pub mod code {
     pub const UNKNOWN: u32 = 999;
 }
 
-/// What a call of `function` may fail with: what fits it best, and what fits any.
+/// The codes with which a call of `function` may fail: those that suit it best, or a general one.
 fn codes(function: &str) -> &'static [u32] {
     match function {
         "cuMemAlloc_v2" | "cuStreamCreate" | "cuEventCreate" | "cuDevicePrimaryCtxRetain" => {
@@ -61,9 +61,9 @@ fn codes(function: &str) -> &'static [u32] {
     }
 }
 
-/// Functions whose failure may change nothing but the time that a step takes, or is found where
-/// there is nobody to tell: a question that has a safe answer, a destructor, or the thread's own
-/// context that is put back.
+/// Functions whose failure may go unreported, because it changes nothing but the time of a step or
+/// there is nobody to report it to: a question that has a safe answer, a destructor, or the
+/// restoration of the thread's own context.
 const MAY_BE_SILENT: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -74,7 +74,7 @@ const MAY_BE_SILENT: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// Whether a failure is of the kind that is documented for `function` and `code`, and names it.
+/// Whether a failure is of the documented kind for `function` and `code`, and names the function.
 fn is_named(failure: &Failure, function: &str, code: u32) -> bool {
     let name = function.trim_end_matches("_v2");
     let error = match failure {
@@ -98,9 +98,9 @@ fn is_named(failure: &Failure, function: &str, code: u32) -> bool {
 /// A run of a step.
 struct Run {
     results: Result<Results, Failure>,
-    /// The driver's functions, in order of the calls.
+    /// The driver's functions, in the order of the calls.
     calls: Vec<&'static str>,
-    /// How many of them were made when the results were there.
+    /// How many calls had been made when the results were read.
     calls_for_results: usize,
     work: usize,
     hit: Option<(usize, &'static str)>,
@@ -118,7 +118,7 @@ impl Run {
         Run { results, calls, calls_for_results, work, hit }
     }
 
-    /// The run of a step that nothing disturbs, and its results.
+    /// An undisturbed run of a step, and its results.
     fn undisturbed<K>(step: &mut impl FnMut() -> Step<K>) -> (Self, Vec<Vec<f32>>) {
         let run = Run::new(&Faults::record(), step);
         let results = run.results.as_ref().expect("nothing fails");
@@ -126,8 +126,8 @@ impl Run {
         (run, values)
     }
 
-    /// What the run says of the failure, and whether whatever else it has read is what an
-    /// undisturbed run reads.
+    /// The failures that the run reports, and whether everything else that it has read equals the
+    /// results of an undisturbed run.
     fn failures(self, expected: &[Vec<f32>]) -> (Vec<Failure>, bool) {
         let results = match self.results {
             Err(failure) => return (vec![failure], true),
@@ -144,11 +144,11 @@ impl Run {
     }
 }
 
-/// What was attacked, and what is wrong with how that ends.
+/// The calls that were made to fail, and the problems that were found.
 #[must_use = "it says what is wrong"]
 #[derive(Default)]
 pub struct Attack {
-    /// How many calls of each function have failed, each once.
+    /// How many calls of each function have failed; each call fails in a run of its own.
     calls: BTreeMap<&'static str, usize>,
     /// Runs in which something has failed.
     runs: usize,
@@ -162,13 +162,13 @@ impl Attack {
         }
     }
 
-    /// Notes that a call of `function` has failed in `runs` runs.
+    /// Records that a call of `function` has failed in `runs` runs.
     fn note(&mut self, function: &'static str, runs: usize) {
         self.runs += runs;
         *self.calls.entry(function).or_default() += 1;
     }
 
-    /// Fails where something is wrong, or where one of `functions` was not called. Says in a line
+    /// Fails if there is a problem, or if one of `functions` was not called. Prints a line about
     /// what was attacked.
     ///
     /// # Panics
@@ -184,8 +184,8 @@ impl Attack {
     }
 }
 
-/// Fails each call of `step` once, with each of the codes that fit it. `step` makes all that it
-/// uses: nothing is left when it is done, and the next run is as the first.
+/// Makes each call of `step` fail once with each of the codes that suit it. `step` creates all that
+/// it uses, so it must leave nothing, and the next run is like the first.
 pub fn fail_each_call<K>(mut step: impl FnMut() -> Step<K>) -> Attack {
     let (undisturbed, expected) = Run::undisturbed(&mut step);
     let mut attack = Attack::default();
@@ -216,7 +216,7 @@ pub fn fail_each_call<K>(mut step: impl FnMut() -> Step<K>) -> Attack {
 }
 
 impl Attack {
-    /// A failed call leaves nothing, or the one object that the driver itself would not destroy.
+    /// A failed call leaks nothing, except the one object that the driver itself did not destroy.
     fn expect_no_leak(&mut self, before: Live, function: &str, place: &str) {
         let after = live();
         let mut allowed = before;
@@ -233,9 +233,9 @@ impl Attack {
     }
 }
 
-/// Fails each call of a step once, where what the step uses is made once, by `make`, and used again
-/// afterwards: an undisturbed step has to compute the same, and keep as little. Memory that cannot
-/// be freed stays until the device is not used any more.
+/// Makes each call of a step fail once, where `make` creates what the step uses once and for all
+/// runs. After each failure, an undisturbed step must compute the same and leak nothing. Memory
+/// that could not be freed stays until the device is closed.
 pub fn go_on_after_each_call<K, S: FnMut() -> Step<K>>(make: impl FnOnce() -> S) -> Attack {
     let allocations = live().allocations;
     let mut step = make();
@@ -262,8 +262,9 @@ pub fn go_on_after_each_call<K, S: FnMut() -> Step<K>>(make: impl FnOnce() -> S)
     attack
 }
 
-/// Loses the context at each call of `step`: from there on every call says so. A capture that the
-/// lost context has cut off stays its CPU thread's, so that each run has a thread of its own.
+/// Loses the context at each call of `step`; from then on, every call must report it. A capture
+/// that the lost context has cut off stays with its CPU thread, so each run has a thread of its
+/// own.
 pub fn lose_context_at_each_call<K>(mut step: impl FnMut() -> Step<K> + Send) -> Attack {
     let (undisturbed, expected) = Run::undisturbed(&mut step);
     let (mut attack, lost) = (Attack::default(), code::ILLEGAL_ADDRESS);
@@ -296,14 +297,15 @@ pub fn lose_context_at_each_call<K>(mut step: impl FnMut() -> Step<K> + Send) ->
         for failure in failures {
             attack.expect(says_so(&failure), &place, || format!("{failure:?}"));
         }
-        // The driver frees all else with the context.
+        // The driver frees everything else with the context.
         let is_released = live().contexts == contexts;
         attack.expect(is_released, &place, || "the context is kept".to_owned());
     }
     attack
 }
 
-/// Fails each piece of work that `step` queues: the calls succeed, the stream is in error.
+/// Makes each piece of work that `step` queues fail: the calls succeed, but the stream has an
+/// error.
 pub fn fail_each_work<K>(mut step: impl FnMut() -> Step<K>) -> Attack {
     let (undisturbed, expected) = Run::undisturbed(&mut step);
     let mut attack = Attack::default();

@@ -2,8 +2,7 @@
 
 use crate::random::uniform;
 
-/// `len` elements, of which `element` gives each by its index, by as many threads as there are
-/// cores.
+/// `len` elements, computed by `element` from their index, with a thread per core.
 pub fn filled<T: Clone + Default + Send>(
     len: usize,
     element: impl Fn(usize) -> T + Sync,
@@ -28,7 +27,7 @@ pub fn uniforms_parallel(seed: u64, len: usize) -> Vec<f32> {
     filled(len, |index| uniform(seed, index as u64))
 }
 
-/// The sum of `term` over the indices below `len`, by as many threads as there are cores.
+/// The sum of `term` over the indices below `len`, with a thread per core.
 pub fn total(len: usize, term: impl Fn(usize) -> f64 + Sync) -> f64 {
     let part = part(len);
     std::thread::scope(|scope| {

@@ -1,18 +1,18 @@
-//! CUDA graphs, which the tests capture by the driver's own calls.
+//! CUDA graphs, which the tests capture with calls to the driver.
 
 use cust::sys::{self, CUresult};
 use fused_loss::Stream;
 
-/// A call of the driver that has failed.
+/// A call to the driver that has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused {
     /// The driver's function.
     pub call: &'static str,
-    /// What it has returned.
+    /// The code that it has returned.
     pub code: u32,
 }
 
-/// Turns what the driver's function `call` has returned into a result.
+/// Turns the code returned by the driver's function `call` into a result.
 pub fn check(call: &'static str, result: CUresult) -> Result<(), Refused> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -30,17 +30,17 @@ pub struct Capture<'a> {
 impl<'a> Capture<'a> {
     pub fn begin(stream: &'a Stream) -> Result<Self, Refused> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is there.
+        // SAFETY: the stream exists.
         let result = unsafe { sys::cuStreamBeginCapture_v2(stream.as_raw().cast(), mode) };
         check("cuStreamBeginCapture_v2", result)?;
         Ok(Capture { stream, has_ended: false })
     }
 
-    /// Ends it, and makes a graph of it.
+    /// Ends the capture and makes a graph of it.
     pub fn end(mut self) -> Result<Graph, Refused> {
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the stream is there; the driver writes the graph, which is destroyed once, and
-        // what is made of it to the pointers it is given.
+        // SAFETY: the stream exists. The driver writes the graph, which is destroyed once, and the
+        // executable graph to the pointers it is given.
         unsafe {
             let result = sys::cuStreamEndCapture(self.stream.as_raw().cast(), &mut graph);
             check("cuStreamEndCapture", result)?;
@@ -59,7 +59,7 @@ impl Drop for Capture<'_> {
             return;
         }
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream is there; a graph that comes of it is not used.
+        // SAFETY: the stream exists; the graph that this returns is not used.
         unsafe {
             let result = sys::cuStreamEndCapture(self.stream.as_raw().cast(), &mut graph);
             if result == CUresult::CUDA_SUCCESS {
@@ -69,13 +69,14 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// A graph that can be launched. What it uses is there until it is dropped.
+/// A graph that can be launched. Its owner ensures that the memory it uses outlives it.
 pub struct Graph(sys::CUgraphExec);
 
 impl Graph {
     /// Queues all that was captured.
     pub fn launch(&self, stream: &Stream) -> Result<(), Refused> {
-        // SAFETY: both handles are valid; what the graph uses is there, as whoever keeps it says.
+        // SAFETY: both handles are valid, and the owner of the graph ensures that its memory
+        // exists.
         let result = unsafe { sys::cuGraphLaunch(self.0, stream.as_raw().cast()) };
         check("cuGraphLaunch", result)
     }

@@ -1,11 +1,11 @@
-//! Where the tensors of a call begin, and how far their rows are apart.
+//! Where the tensors of a call begin, and the gaps between their rows.
 
 use crate::Placed;
 use crate::number::Number;
 use fused_loss::Gpu;
 
-/// Where the tensors of a call begin, in elements behind a 16-byte boundary, and how far their rows
-/// are apart beyond their length: input, target, and their gradients.
+/// Where the tensors of a call begin, in elements after a 16-byte boundary, and the gaps between
+/// their rows: of input, target, and their gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Elements between a boundary and a tensor.

@@ -1,5 +1,5 @@
 //! What the integration tests share: the device they run on, memory at any alignment, and the
-//! float64 references that results are held against.
+//! float64 references for results.
 
 pub mod apart;
 pub mod brief;
@@ -17,9 +17,9 @@ pub mod stress;
 use fused_loss::{Element, Error, Gpu, Tensor, View, ViewMut};
 use std::sync::OnceLock;
 
-/// The device of this test run: the first GPU where there is a driver, the emulator otherwise. With
-/// `FUSED_LOSS_REQUIRE_GPU` in the environment a missing driver is a failure; with a number in
-/// `FUSED_LOSS_EMULATOR_DEVICE` it is that device of the emulator, whatever the machine has.
+/// The device of this test run: the first GPU if there is a driver, and the emulator otherwise. If
+/// `FUSED_LOSS_REQUIRE_GPU` is set, a missing driver is a failure. If `FUSED_LOSS_EMULATOR_DEVICE`
+/// is a number, it is the emulator's device with that number, whatever the machine has.
 pub fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| {
@@ -29,7 +29,7 @@ pub fn gpu() -> &'static Gpu {
     })
 }
 
-/// A handle of that device, which is closed with its last.
+/// A handle of that device, which closes when its last handle is dropped.
 pub fn open() -> Gpu {
     let required = std::env::var_os("FUSED_LOSS_REQUIRE_GPU").is_some();
     let gpu = if let Some(number) = emulated_device() {
@@ -41,7 +41,7 @@ pub fn open() -> Gpu {
                 assert!(!required, "a GPU is required: {reason}");
                 Gpu::emulated(0)
             }
-            // A handle was opened before.
+            // Another handle has been opened already.
             Err(Error::OtherDriver { .. }) if !required => Gpu::emulated(0),
             other => other,
         }
@@ -49,7 +49,7 @@ pub fn open() -> Gpu {
     gpu.expect("a device to test on")
 }
 
-/// A handle of another device of its driver, if there is one.
+/// A handle of another device of the same driver, if there is one.
 pub fn open_other(gpu: &Gpu) -> Option<Gpu> {
     if gpu.is_emulated() {
         return Some(Gpu::emulated((gpu.ordinal() + 1) % 3).unwrap());
@@ -57,14 +57,14 @@ pub fn open_other(gpu: &Gpu) -> Option<Gpu> {
     (gpu.ordinal() + 1 < Gpu::count().unwrap()).then(|| Gpu::new(gpu.ordinal() + 1).unwrap())
 }
 
-/// The device of the emulator that the environment names.
+/// The emulator's device that the environment names.
 fn emulated_device() -> Option<u32> {
     let number = std::env::var("FUSED_LOSS_EMULATOR_DEVICE").ok()?;
     Some(number.parse().unwrap_or_else(|_| panic!("expected a device's number, got {number}")))
 }
 
-/// The GPU, or the emulator's device with two multiprocessors, whose blocks have as much to do for
-/// few rows as those of other devices for many.
+/// The GPU, or the emulator's device with two multiprocessors. With few rows, its blocks have as
+/// much work as those of other devices have with many.
 pub fn small_gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| match gpu() {
@@ -73,8 +73,8 @@ pub fn small_gpu() -> &'static Gpu {
     })
 }
 
-/// Rows that begin `offset` elements behind a 16-byte boundary, `stride` elements apart, between
-/// guard elements.
+/// Rows that begin `offset` elements after a 16-byte boundary with a stride of `stride` elements,
+/// between guard elements.
 pub struct Placed<T> {
     memory: Tensor<T>,
     offset: usize,
@@ -83,7 +83,8 @@ pub struct Placed<T> {
     guard: T,
 }
 
-/// Guard elements on both sides, at least; whole groups of 16 bytes for every element type.
+/// The least number of guard elements on each side: whole groups of 16 bytes for every element
+/// type.
 const GUARDS: usize = 16;
 
 impl<T: Element> Placed<T> {
@@ -124,7 +125,7 @@ impl<T: Element> Placed<T> {
 
     pub fn view(&self) -> View<'_, T> {
         let (gpu, address) = (self.memory.gpu(), self.address());
-        // SAFETY: within `memory`, which `self` keeps, and whose work the tests wait for.
+        // SAFETY: within `memory`, which `self` owns, and whose work the tests wait for.
         unsafe { View::from_raw_strided(gpu, address, self.shape, self.stride) }.unwrap()
     }
 
@@ -134,7 +135,7 @@ impl<T: Element> Placed<T> {
         unsafe { ViewMut::from_raw_strided(gpu, address, self.shape, self.stride) }.unwrap()
     }
 
-    /// The elements, once the guards are found as they were.
+    /// The elements, after a check that the guards are unchanged.
     pub fn to_vec(&self) -> Vec<T> {
         let [rows, cols] = self.shape;
         let mut padded = self.memory.to_vec().unwrap();
@@ -145,7 +146,7 @@ impl<T: Element> Placed<T> {
             padded[start..start + cols].fill(self.guard);
         }
         let guard = format!("{:?}", self.guard);
-        // A NaN is no number's equal, and is itself by its name.
+        // A NaN equals no number, so it is compared by its printed name.
         for (index, other) in padded.iter().enumerate().filter(|(_, other)| **other != self.guard) {
             assert_eq!(format!("{other:?}"), guard, "element {index}, a guard, was written");
         }

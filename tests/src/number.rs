@@ -1,4 +1,4 @@
-//! Element types for the references: rounding from float64, and how far a result may be off.
+//! Element types for the references: rounding from float64, and the allowed errors of results.
 
 use crate::reference::tracked::Range;
 use fused_loss::Float;
@@ -6,23 +6,23 @@ use half::{bf16, f16};
 
 /// An element type.
 pub trait Number: Float {
-    /// Allowed error of a loss of tensors of this type, relative to the larger of the loss and its
-    /// mean term.
+    /// The allowed error of a loss of tensors of this type, relative to the larger of the loss and
+    /// its mean term.
     const LOSS: f64;
-    /// The range of what tensors of this type are computed in.
+    /// The range of the type in which tensors of this type are computed.
     const RANGE: Range;
-    /// The largest finite number, and the smallest that is normal.
+    /// The largest finite number, and the smallest normal one.
     const LIMITS: Range;
-    /// The number of the lowest bits.
+    /// The number with these lowest bits.
     fn from_low_bits(bits: u64) -> Self;
     /// Its bits.
     fn low_bits(self) -> u64;
-    /// Rounded to nearest even.
+    /// Rounds to nearest even.
     fn round(value: f64) -> Self;
-    /// Exact.
+    /// Converts exactly.
     fn wide(self) -> f64;
-    /// How far an element of a result may be from `expected`, where the row's largest is `largest`
-    /// and the factor of the gradient is `scale`.
+    /// The allowed error of an element whose expected value is `expected`, in a row whose largest
+    /// is `largest`, for a gradient with the factor `scale`.
     fn allowed(expected: f64, largest: f64, scale: f64) -> f64;
 }
 
@@ -78,8 +78,7 @@ impl Number for f64 {
     }
 }
 
-/// One unit in the last place of a number with `digits` bits behind the point and exponents from
-/// `least`.
+/// One unit in the last place of a number with `digits` fraction bits and exponents from `least`.
 fn unit(value: f64, digits: i32, least: i32) -> f64 {
     let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };
     2.0_f64.powi(exponent.max(least) - digits)

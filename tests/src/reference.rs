@@ -1,11 +1,11 @@
-//! The losses in float64, written to be read, not to be fast.
+//! The losses in float64, written for readers and not for speed.
 
 pub mod log_prob;
 pub mod pairwise;
 pub mod tracked;
 
-/// A sum that does not lose small terms (Neumaier). After 10⁵ terms, a plain float64 sum is off by
-/// more than the kernels may be.
+/// A sum that does not lose small terms (Neumaier). After 10⁵ terms, the error of a plain float64
+/// sum is larger than that allowed for the kernels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Total {
     sum: f64,
@@ -71,20 +71,21 @@ pub mod cross_entropy {
         pub z_loss: f64,
     }
 
-    /// The results for a row, for an upstream gradient of 1 and without a divisor.
+    /// The results for a row, with an upstream gradient of 1 and without a divisor.
     #[derive(Clone, Debug)]
     pub struct Row {
         pub loss: f64,
         /// λ (log Σ exp x)².
         pub z: f64,
         pub log_sum_exp: f64,
-        /// The gradients of the loss, of z, and of the loss by the target's probabilities.
+        /// The gradients of the loss and of z by the logits, and of the loss by the probabilities.
         pub by_input: Vec<f64>,
         pub z_by_input: Vec<f64>,
         pub by_target: Vec<f64>,
-        /// The largest magnitude of what is subtracted to give a gradient of the input.
+        /// The largest magnitude of the terms whose difference is a gradient of the input.
         pub terms: f64,
-        /// What the row adds to the divisor of a mean: its class's weight, 1 for probabilities.
+        /// What the row adds to the divisor of a mean: the weight of its class, or 1 for
+        /// probabilities.
         pub weight: f64,
     }
 
@@ -94,7 +95,7 @@ pub mod cross_entropy {
         let classes = x.len();
         let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum = x.iter().map(|x| (x - max).exp()).sum::<Total>().value();
-        // Of one of the largest logits e⁰ is left out, so that the others are not lost beside it.
+        // Leaves out the e⁰ of one largest logit, so that the others do not lose digits beside it.
         let first = x.iter().position(|&x| x == max).unwrap_or(0);
         let others = x.iter().enumerate().filter(|(class, _)| *class != first);
         let others = others.map(|(_, x)| (x - max).exp()).sum::<Total>().value();
@@ -118,8 +119,8 @@ pub mod cross_entropy {
         let q = |class: usize| weight[class] * smoothed(class);
         let all_q = (0..classes).map(q).sum::<Total>().value();
         let loss = match target {
-            // Without smoothing no other logit counts, whatever it is; with it the class counts
-            // by itself, and with all others.
+            // Without smoothing no other logit counts, whatever its value. With smoothing, the
+            // class counts by itself and together with all others.
             Target::Class(class) => {
                 let of_class = -(1.0 - label_smoothing) * weight[class] * log_p(class);
                 let share = label_smoothing / classes as f64;

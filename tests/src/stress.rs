@@ -1,5 +1,5 @@
-//! Calls of several losses in shapes that take different kernels, for tests that make them on many
-//! streams, threads and devices, and compare bits.
+//! Calls of several losses in shapes that use different kernels, for tests that make them on many
+//! streams, threads and devices and compare the bits of the results.
 
 use crate::brief::usually;
 use crate::random::uniforms;
@@ -13,7 +13,7 @@ enum Kind {
     Mse,
 }
 
-/// Which of its results are asked for.
+/// Which results a call computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
     Forward,
@@ -21,7 +21,7 @@ enum Pass {
     Both,
 }
 
-/// Inputs of a call, and which it is.
+/// A call with its inputs.
 pub struct Problem {
     kind: Kind,
     pass: Pass,
@@ -32,13 +32,13 @@ pub struct Problem {
     upstream: Tensor<f32>,
 }
 
-/// What a call has queued. Whoever drops it before the work is done, drops memory in use.
+/// The memory of a call that is queued. Dropping it before the work is done drops memory in use.
 pub struct Queued {
     loss: Option<fused_loss::Loss<f32>>,
     gradient: Option<Tensor<f32>>,
 }
 
-/// Bits of a loss and of a gradient.
+/// The bits of a loss and of a gradient.
 pub type Bits = Vec<u32>;
 
 impl Problem {
@@ -58,7 +58,7 @@ impl Problem {
         })
     }
 
-    /// Which call it is, for a message.
+    /// A name of the call for messages.
     pub fn name(&self) -> String {
         format!("{:?} {:?} of {:?}", self.kind, self.pass, self.shape)
     }
@@ -107,12 +107,12 @@ impl Problem {
         Ok(Queued { loss: Some(loss), gradient: Some(gradient) })
     }
 
-    /// Makes the call, and one of another stream on its gradient; then reads all results.
+    /// Makes the call, and another call on its gradient on another stream; then reads all results.
     pub fn compute(&self, stream: &Stream, other: &Stream) -> Result<Bits, Error> {
         self.read(self.queue(stream)?, other)
     }
 
-    /// The results of a call that was queued, and of one more of another stream on its gradient.
+    /// The results of a queued call, and of another call on its gradient on another stream.
     pub fn read(&self, queued: Queued, other: &Stream) -> Result<Bits, Error> {
         let mut bits = Vec::new();
         let Queued { loss, gradient } = queued;
@@ -128,7 +128,7 @@ impl Problem {
     }
 }
 
-/// Calls of all kinds. Rows on a GPU are so many more that work of several streams overlaps.
+/// Calls of all kinds. On a GPU there are many more rows, so that work of several streams overlaps.
 pub fn problems(gpu: &Gpu) -> Result<Vec<Problem>, Error> {
     let more = if gpu.is_emulated() { 1 } else { usually(50, 1) };
     let mut problems = Vec::new();
@@ -149,7 +149,7 @@ pub fn problems(gpu: &Gpu) -> Result<Vec<Problem>, Error> {
     Ok(problems)
 }
 
-/// The results of all calls, made one after the other by this thread alone.
+/// The results of all calls, made in turn by this thread alone.
 pub fn alone(gpu: &Gpu, problems: &[Problem]) -> Result<Vec<Bits>, Error> {
     let (stream, other) = (gpu.stream()?, gpu.stream()?);
     problems.iter().map(|problem| problem.compute(&stream, &other)).collect()

@@ -7,24 +7,24 @@ use fused_loss::{
     Saved, SmoothL1, Stream, Targets, Tensor, Upstreams, View, ViewMut, Workspace,
 };
 
-/// What a call is given: `G` is its target.
+/// The arguments of a call. `G` is the type of its target.
 pub(super) struct Given<'a, T, V, G> {
     pub(super) input: View<'a, T>,
-    /// The same memory, for the methods that write over it.
+    /// The same memory, for the methods that overwrite it.
     pub(super) over: Option<ViewMut<'a, T>>,
     pub(super) target: G,
-    /// The gradients of the results, as far as they are given.
+    /// The upstream gradients of the results, where the call has them.
     pub(super) upstreams: [Option<View<'a, V>>; 2],
     /// Memory for the loss, or for log-probabilities and entropies.
     pub(super) results: [Option<ViewMut<'a, V>>; 2],
-    /// Memory for the gradients of input and target, as far as they are wanted.
+    /// Memory for the requested gradients of input and target.
     pub(super) grads: [Option<ViewMut<'a, T>>; 2],
     pub(super) workspace: &'a mut Workspace,
     pub(super) stream: &'a Stream,
     pub(super) saving: Saving,
 }
 
-/// What a backward pass gets as saved.
+/// The saved state that a backward pass gets.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Saving {
     Right,
@@ -32,7 +32,7 @@ pub(super) enum Saving {
     WithOtherOptions,
 }
 
-/// What a call has returned.
+/// The return values of a call.
 pub(super) struct Made<T, V> {
     /// The loss, or log-probabilities and entropies.
     pub(super) results: [Option<Loss<V>>; 2],
@@ -46,12 +46,12 @@ impl<T, V> Made<T, V> {
     }
 }
 
-/// A loss of inputs of `T`, which is of `V`, and takes targets `G`.
+/// A loss with inputs of type `T`, losses of type `V` and targets `G`.
 pub(super) trait Call<T, V, G> {
     fn call(&self, pass: Pass, given: Given<'_, T, V, G>) -> Result<Made<T, V>, Error>;
 }
 
-/// The call of `$pass`; `$saved` stands in the backward passes of cross-entropy.
+/// The call of `$pass`. The backward passes of cross-entropy take `$saved`.
 macro_rules! call {
     ($loss:expr, $pass:expr, $given:expr $(, $saved:expr)?) => {{
         let Given { input, over, target, upstreams, results, grads, workspace, stream, .. } =
@@ -104,7 +104,7 @@ macro_rules! call {
     }};
 }
 
-/// The gradients of input and target, of which one is wanted at least.
+/// The gradients of input and target, at least one of which is requested.
 fn into_grads<'a, T: Float, V: Float>(grads: [Option<ViewMut<'a, T>>; 2]) -> Grads<'a, T, V> {
     match grads {
         [Some(of_input), Some(of_target)] => Grads::both(of_input, of_target),
@@ -153,7 +153,7 @@ impl<'t, T: Float, R: SampleReduction> Call<T, T::Loss, Targets<'t, T>> for Cros
             loss = Some(of_forward);
             saved = Some(given.saving.of(left, input, stream)?);
         }
-        // Dropping what was saved waits for the work that reads it.
+        // Dropping the saved state waits for the work that reads it.
         let made: Result<_, Error> = call!(self, pass, given, saved.as_ref().unwrap());
         let made = made?;
         let [of_call, _] = made.results;
@@ -162,7 +162,7 @@ impl<'t, T: Float, R: SampleReduction> Call<T, T::Loss, Targets<'t, T>> for Cros
 }
 
 impl Saving {
-    /// What the backward pass gets, where a forward pass has left this.
+    /// The saved state for the backward pass, if a forward pass has saved `left`.
     fn of<T: Float, V: Float>(
         self,
         left: Saved<V>,
@@ -250,7 +250,7 @@ impl<'t, T: Float> Call<T, T::Loss, Classes<'t>> for LogProb {
     }
 }
 
-/// What [`LogProb::forward_saving_into`] writes: log-probabilities, entropies, and what is saved.
+/// The results of [`LogProb::forward_saving_into`]: log-probabilities, entropies, and saved state.
 #[expect(clippy::type_complexity, reason = "as `forward_saving` returns it")]
 fn saving_into<T: Float>(
     loss: LogProb,

@@ -1,21 +1,21 @@
-//! Draws cases for as long as there is time, and reduces what is found.
+//! Draws cases until the time is over, and reduces the findings.
 
 use super::{Case, Checked, case, check};
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How long to go on, and from where. Case `n` is that of the seed `seed + n`.
+/// How long to draw cases, and the first seed. Case `n` has the seed `seed + n`.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     pub time: Duration,
     pub seed: u64,
 }
 
-/// What is found before a campaign ends: one bug fails many cases.
+/// The number of findings that ends a campaign, since one bug fails many cases.
 const MOST_FINDINGS: usize = 8;
 
-/// Draws cases and checks them; prints how many, and each finding as it comes.
+/// Draws and checks cases. Prints their number, and each finding as soon as it is known.
 ///
 /// # Panics
 /// If there is a finding.
@@ -55,7 +55,7 @@ pub fn campaign(budget: Budget) {
     assert!(findings == 0, "{findings} findings");
 }
 
-/// The case of a seed, checked; where it fails, reduced.
+/// Checks the case of a seed, and reduces it if it fails.
 fn draw(seed: u64) -> Result<Checked, String> {
     let config = Config {
         cases: 1,

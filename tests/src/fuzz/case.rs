@@ -22,8 +22,8 @@ pub struct Case {
     pub gaps: [usize; Arg::COUNT],
     /// Elements after a 16-byte boundary at which the argument starts, by [`Arg`].
     pub offsets: [usize; Arg::COUNT],
-    /// Whether each of [`Arg::RESULTS`] is written to a `Loss`, or to memory without room for a
-    /// fault.
+    /// Whether each of [`Arg::RESULTS`] is written to a `Loss`, or to memory without room for the
+    /// record of a target out of range.
     pub to_loss: [bool; 2],
     /// Whether the call is made twice and must give the same bits.
     pub twice: bool,
@@ -70,7 +70,7 @@ pub enum Arrives {
     AtBoth(Upstream),
 }
 
-/// What there is one weight for.
+/// The shape of a weight: one number for all elements, or one per column, row or element.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum OneFor {
     All,
@@ -145,7 +145,7 @@ pub enum Arg {
     Entropy,
 }
 
-/// A mistake. It is made only if the call has the argument and the mistake is invalid for it.
+/// A mistake. It is made only if the call has the argument, and if it is invalid there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
     /// Another number of columns, or a dimension for a scalar.
@@ -184,7 +184,7 @@ impl Arg {
         Arg::UpstreamOfEntropy,
         Arg::Entropy,
     ];
-    /// What a forward pass computes: one result, two of `LogProb`.
+    /// The results of a forward pass: one, or two for `LogProb`.
     pub const RESULTS: [Arg; 2] = [Arg::Loss, Arg::Entropy];
     /// The gradients of the results.
     pub const UPSTREAMS: [Arg; 2] = [Arg::Upstream, Arg::UpstreamOfEntropy];
@@ -195,7 +195,7 @@ impl Pass {
         !self.has_upstream_always()
     }
 
-    /// Whether the pass is backward alone.
+    /// Whether the pass is a backward pass.
     pub fn has_upstream_always(self) -> bool {
         matches!(self, Pass::Backward | Pass::BackwardInto | Pass::BackwardInPlace)
     }
@@ -208,7 +208,7 @@ impl Pass {
         matches!(self, Pass::BackwardInPlace | Pass::BothInPlace)
     }
 
-    /// Whether the results are memory of the caller's.
+    /// Whether the results are in the caller's memory.
     pub fn writes_into(self) -> bool {
         !matches!(self, Pass::Forward | Pass::Backward | Pass::Both)
     }
@@ -227,7 +227,7 @@ impl Case {
         }
     }
 
-    /// The dimensions of a value for each row.
+    /// The dimensions of one value per row.
     pub fn dims_of_rows(&self) -> Vec<usize> {
         let mut dims = self.dims();
         dims.pop();
@@ -238,12 +238,12 @@ impl Case {
         matches!(self.loss, LossOf::LogProb { .. })
     }
 
-    /// Whether the input is rows of logits, and not elements to be compared one by one.
+    /// Whether the input is rows of logits, rather than elements to compare one by one.
     pub fn has_logits(&self) -> bool {
         matches!(self.loss, LossOf::CrossEntropy { .. } | LossOf::LogProb { .. })
     }
 
-    /// What the targets of rows of logits are, if they are classes.
+    /// The type of the targets of rows of logits, if they are classes.
     pub fn classes(&self) -> Option<Kind> {
         match self.loss {
             LossOf::CrossEntropy { targets, .. } | LossOf::LogProb { targets, .. } => {
@@ -253,7 +253,7 @@ impl Case {
         }
     }
 
-    /// The reduction, as far as the loss has it.
+    /// The reduction that the loss performs.
     pub fn reduce(&self) -> Reduce {
         let is_divergence = matches!(self.loss, LossOf::Pairs(Pairwise::KlDiv { .. }));
         match self.reduction {
@@ -273,12 +273,12 @@ impl Case {
         }
     }
 
-    /// The numbers that a result has.
+    /// The number of values of a result.
     pub fn losses(&self) -> usize {
         self.dims_of_loss().iter().product()
     }
 
-    /// The gradients of the results that are given.
+    /// The upstream gradients of the results, where the call has them.
     pub fn upstreams(&self) -> [Option<Upstream>; 2] {
         let of_loss = Some(self.upstream);
         match self.loss {
@@ -300,7 +300,7 @@ impl Case {
         may && self.wrong == Some(Wrong::ClassGradient) && self.classes().is_some()
     }
 
-    /// Whether the gradients of input and target are to be written.
+    /// Whether the gradients of input and target are written.
     pub fn grads(&self) -> [bool; 2] {
         if !self.pass.has_gradient() {
             return [false; 2];

@@ -1,4 +1,4 @@
-//! Holds what has come of a case against what had to.
+//! Compares the results of a case with the expected ones.
 
 use super::expected::Expected;
 use super::memory::Outcome;
@@ -33,7 +33,7 @@ where
         same_length(what, got.len(), expected.len())?;
         for (at, (got, exact)) in got.iter().zip(expected).enumerate() {
             count(exact);
-            // What is rounded last counts once.
+            // The last rounding counts once.
             let size = exact.size - exact.value.abs();
             let largest = exact.value.abs().max(size / 4.0);
             let (allowed, limits) = if case.losses_are_elements() {
@@ -68,7 +68,8 @@ fn same_length(what: &str, got: usize, expected: usize) -> Result<(), String> {
     if got == expected { Ok(()) } else { Err(format!("{what}: expected {expected}, got {got}")) }
 }
 
-/// Whether a result of a type with these `limits`, computed in `range`, is as near as is `allowed`.
+/// Whether a result of a type with these `limits`, computed in `range`, is off by no more than
+/// `allowed`.
 fn fits(
     got: f64,
     exact: &Tracked,
@@ -85,7 +86,7 @@ fn fits(
     } else if value.is_infinite() {
         got == value
     } else if got.is_infinite() {
-        // What is beyond the type, or nearly.
+        // The expected number is beyond the type, or nearly.
         value * got.signum() + allowed >= limits.max
     } else {
         (got - value).abs() <= allowed
@@ -93,7 +94,7 @@ fn fits(
     if fits { Ok(()) } else { Err(format!("expected {value:e} ± {allowed:e}, got {got:e}")) }
 }
 
-/// What each result says of its targets.
+/// Compares each result's report of a target out of range.
 fn compare_fault(case: &Case, expected: &Expected, outcome: &Outcome) -> Result<(), String> {
     for said in &outcome.faults {
         match (said, &expected.fault) {
@@ -112,7 +113,8 @@ fn compare_fault(case: &Case, expected: &Expected, outcome: &Outcome) -> Result<
 mod tests {
     use super::*;
 
-    /// Whether `got` fits `value`, of which `size` was rounded and `off` was lost, in f32.
+    /// Whether `got` fits `value` in f32, for a rounded magnitude `size` and an absolute error
+    /// `off`.
     fn fits_f32(got: f64, value: f64, off: f64) -> bool {
         let exact = Tracked { off, ..Tracked::exact(value, Range::F32) };
         fits(got, &exact, 1e-6 * value.abs(), Range::F32, Range::F32).is_ok()
@@ -137,7 +139,7 @@ mod tests {
         for got in [f64::NEG_INFINITY, f64::NAN, 3e38] {
             assert!(!fits_f32(got, f64::INFINITY, 0.0), "{got}");
         }
-        // What f32 cannot hold.
+        // Numbers that overflow f32.
         assert!(fits_f32(f64::INFINITY, 4e38, 0.0) && !fits_f32(f64::NEG_INFINITY, 4e38, 0.0));
         assert!(!fits_f32(f64::INFINITY, 3e38, 0.0));
         assert!(fits_f32(f64::NAN, 1.0, f64::INFINITY));

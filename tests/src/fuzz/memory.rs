@@ -1,4 +1,4 @@
-//! The memory of a call, on the device.
+//! The memory of a call on the device.
 
 use super::calls::{Given, Made, Saving};
 use super::refusal::{How, other_gpu};
@@ -8,7 +8,7 @@ use crate::number::Number;
 use crate::{Placed, gpu};
 use fused_loss::{Element, Error, Gpu, Loss, Stream, View, ViewMut, Workspace};
 
-/// What results and the memory around them hold before a call.
+/// The contents of results and the memory around them before a call.
 pub(super) const UNWRITTEN: f64 = 768.0;
 
 /// Memory for an argument.
@@ -19,7 +19,7 @@ pub(super) struct Slot<T> {
 }
 
 impl<T: Element> Slot<T> {
-    /// With the gaps and the place that the case has for the argument, as far as it may have them.
+    /// Memory with the gaps and the offset of the case, if the argument may have them.
     pub(super) fn new(case: &Case, arg: Arg, data: &[T], guard: T) -> Self {
         let dims = case.dims_of(arg);
         let (cols, rows) = match dims.split_last() {
@@ -37,8 +37,8 @@ impl<T: Element> Slot<T> {
         Slot { placed, dims, stride: cols + gap }
     }
 
-    /// Device, address, dimensions and stride, with a mistake; `other` is the memory that it may
-    /// overlap.
+    /// Device, address, dimensions and stride, after a mistake. `other` is the memory that the
+    /// argument may overlap.
     fn place(&self, how: Option<How>, other: u64) -> (&'static Gpu, u64, Vec<usize>, usize) {
         let (address, mut dims, mut stride) =
             (self.placed.address(), self.dims.clone(), self.stride);
@@ -63,17 +63,17 @@ impl<T: Element> Slot<T> {
         if how == Some(How::Expanded) {
             return self.one_for_all();
         }
-        // SAFETY: memory of `self`, which is there until the work is done, or a call is refused.
+        // SAFETY: memory of `self`, which outlives the work, or the call is refused.
         unsafe { View::from_raw_strided(gpu, address, dims, stride) }
     }
 
     fn view_mut<'a>(&self, how: Option<How>, other: u64) -> Result<ViewMut<'a, T>, Error> {
         let (gpu, address, dims, stride) = self.place(how, other);
-        // SAFETY: as above, and nothing else uses it meanwhile.
+        // SAFETY: as above, and nothing else uses the memory meanwhile.
         unsafe { ViewMut::from_raw_strided(gpu, address, dims, stride) }
     }
 
-    /// The first element, which stands for all.
+    /// The first element, repeated for all.
     fn one_for_all<'a>(&self) -> Result<View<'a, T>, Error> {
         // SAFETY: as above.
         let one = unsafe { View::from_raw(gpu(), self.placed.address(), ()) }?;
@@ -82,7 +82,7 @@ impl<T: Element> Slot<T> {
 }
 
 impl<T: Number> Slot<T> {
-    /// The numbers, once the guards around them are found as they were.
+    /// The numbers, after a check that the guards around them are unchanged.
     fn wide(&self) -> Vec<f64> {
         wide(self.placed.to_vec())
     }
@@ -92,31 +92,31 @@ fn wide<T: Number>(values: Vec<T>) -> Vec<f64> {
     values.into_iter().map(Number::wide).collect()
 }
 
-/// What has come of a call; `None` for what it does not compute.
+/// The results of a call; `None` for what it does not compute.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// The loss, or log-probabilities and entropies.
     pub(super) results: [Option<Vec<f64>>; 2],
     pub(super) grads: [Option<Vec<f64>>; 2],
     pub(super) log_sum_exp: Option<Vec<f64>>,
-    /// What each result that is a `Loss` says of its targets.
+    /// The report of each result that is a `Loss` on a target out of range.
     pub(super) faults: Vec<Option<Error>>,
 }
 
 impl Outcome {
-    /// All numbers, bit by bit.
+    /// The bits of all numbers.
     pub(super) fn bits(&self) -> Vec<u64> {
         let all = self.results.iter().chain(&self.grads).chain([&self.log_sum_exp]);
         all.flatten().flatten().map(|value| value.to_bits()).collect()
     }
 }
 
-/// All that a call reads and writes but for its target and its weights.
+/// All that a call reads and writes, except its target and its weights.
 pub(super) struct Memory<T, V> {
     input: Slot<T>,
     upstreams: [Slot<V>; 2],
     results: [Slot<V>; 2],
-    /// What is written instead of the results of the same place.
+    /// Where a loss is given, it is written instead of the slot with the same index in `results`.
     losses: [Option<Loss<V>>; 2],
     grads: [Slot<T>; 2],
 }
@@ -152,7 +152,7 @@ impl<T: Number, V: Number> Memory<T, V> {
         self.input.placed.address()
     }
 
-    /// What the call is given, with the mistake of the case.
+    /// The arguments of the call, with the mistake of the case.
     pub(super) fn given<'a, G>(
         &'a mut self,
         case: &Case,
@@ -207,7 +207,7 @@ impl<T: Number, V: Number> Memory<T, V> {
         })
     }
 
-    /// What the results hold.
+    /// The contents of the results.
     fn results(&self) -> [Vec<f64>; 2] {
         [0, 1].map(|which: usize| match &self.losses[which] {
             Some(loss) => wide(loss.values().to_vec().unwrap()),
@@ -215,10 +215,10 @@ impl<T: Number, V: Number> Memory<T, V> {
         })
     }
 
-    /// Finds everything as it was before the call.
+    /// Checks that nothing has changed since before the call.
     ///
     /// # Errors
-    /// What was written.
+    /// The name of what was written.
     pub(super) fn check_unwritten(&self, tensors: &Tensors<T>) -> Result<(), String> {
         let grads = self.grads.each_ref().map(Slot::wide);
         if grads.iter().chain(&self.results()).flatten().any(|&value| value != UNWRITTEN) {
@@ -229,7 +229,7 @@ impl<T: Number, V: Number> Memory<T, V> {
         if is_unwritten { Ok(()) } else { Err("its input".to_owned()) }
     }
 
-    /// What has come of a call that has `made` this.
+    /// The results of a call that has returned `made`.
     pub(super) fn outcome(self, case: &Case, made: Made<T, V>) -> Outcome {
         let results = self.results();
         let [by_input, by_target] = self.grads.each_ref().map(Slot::wide);

@@ -38,7 +38,7 @@ pub use printed::*;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Checked {
     pub cases: u64,
-    /// Calls that were refused, as they had to be.
+    /// Calls that were refused as they must be.
     pub refused: u64,
     /// Losses and elements of gradients.
     pub results: u64,

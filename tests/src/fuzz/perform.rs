@@ -1,4 +1,4 @@
-//! Makes the call of a case, on memory of its own.
+//! Makes the call of a case on memory of its own.
 
 use super::calls::{Call, Given, Made};
 use super::memory::{Memory, Outcome, Slot, UNWRITTEN};
@@ -13,11 +13,12 @@ use fused_loss::{
 };
 use std::cell::RefCell;
 
-/// Makes the call of a case. Nothing comes of one that is refused, as it has to be.
+/// Makes the call of a case. Returns nothing if the call is refused as it must be.
 ///
 /// # Errors
-/// A finding that no reference is needed for: a call that is accepted and should not be, work that
-/// fails, memory that is written and should not be, another result of the same call.
+/// A finding that needs no reference: a call that is accepted although it should be refused, work
+/// that fails, memory that is written although it should not be, or a second call with other
+/// results.
 pub(super) fn perform<T: Number>(
     case: &Case,
     tensors: &Tensors<T>,
@@ -45,7 +46,7 @@ where
     });
     let weight = |which: usize, dims: Vec<usize>| {
         let placed = weights[which].as_ref()?;
-        // SAFETY: `weights` is there until the work is done, and nothing writes it.
+        // SAFETY: `weights` outlives the work, and nothing writes it.
         Some(unsafe { View::from_raw(gpu(), placed.address(), dims) }.unwrap())
     };
     match case.loss {
@@ -94,7 +95,7 @@ where
     of_numbers::<T, T::Loss, L>(case, tensors, loss)
 }
 
-/// One that is not reduced.
+/// A loss that compares element by element and is not reduced.
 fn of_elements<T: Number, L>(
     case: &Case,
     tensors: &Tensors<T>,
@@ -169,11 +170,11 @@ where
     }
 }
 
-/// Where the views of a target come from, by the address of the input.
+/// Makes the views of a target from the address of the input.
 type OfTarget<'f, G> = &'f dyn Fn(u64) -> Result<G, Error>;
 type Calls<'f, T, V, G> = &'f dyn Fn(Given<'_, T, V, G>) -> Result<Made<T, V>, Error>;
 
-/// One call, or two that have to give the same.
+/// One call, or two that must give the same results.
 fn attempts<T: Number, V: Number, G>(
     case: &Case,
     tensors: &Tensors<T>,
@@ -189,7 +190,7 @@ fn attempts<T: Number, V: Number, G>(
 }
 
 thread_local! {
-    /// A stream and a workspace for all cases of a thread: a call has to leave them as they were.
+    /// A stream and a workspace for all cases of a thread: a call must leave them usable.
     static QUEUE: RefCell<Option<(Stream, Workspace)>> = const { RefCell::new(None) };
 }
 
@@ -232,7 +233,7 @@ fn attempt_on<T: Number, V: Number, G>(
     }
 }
 
-/// Holds the error of a call against those that it may have.
+/// Compares the error of a call with the errors that are allowed.
 fn refused(expected: &[String], error: &Error) -> Result<(), String> {
     let got = name(error);
     if expected.contains(&got) {

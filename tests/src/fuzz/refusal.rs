@@ -1,11 +1,11 @@
-//! Which calls are to be refused, and by which error.
+//! Which calls must be refused, and with which errors.
 
 use super::{Arg, Case, Kind, LossOf, Pairwise, Pass, Upstream, Wrong};
 use crate::gpu;
 use fused_loss::{Error, Gpu};
 use std::sync::OnceLock;
 
-/// How an argument comes that is not as it should be.
+/// How an argument is wrong.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum How {
     Shape,
@@ -18,7 +18,7 @@ pub(super) enum How {
     OverLogProb,
 }
 
-/// A device that the calls are not made on, if there is one.
+/// A device other than that of the calls, if there is one.
 pub(super) fn other_gpu() -> Option<&'static Gpu> {
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
     let open = if gpu().is_emulated() { Gpu::emulated } else { Gpu::new };
@@ -26,7 +26,7 @@ pub(super) fn other_gpu() -> Option<&'static Gpu> {
 }
 
 impl Case {
-    /// Whether the call is given memory for the argument.
+    /// Whether the call gets memory for the argument.
     fn has(&self, arg: Arg) -> bool {
         let [by_input, by_target] = self.grads();
         let chooses = matches!(self.pass, Pass::BackwardInto | Pass::BothInto);
@@ -49,7 +49,7 @@ impl Case {
         }
     }
 
-    /// Whether there may be gaps between the rows of the argument.
+    /// Whether the argument may have gaps between its rows.
     pub(super) fn may_have_gaps(&self, arg: Arg) -> bool {
         match arg {
             Arg::Target => self.classes().is_none(),
@@ -108,14 +108,14 @@ impl Case {
             }
             Wrong::Device(of) if of == arg && other_gpu().is_some() => Some(How::Device),
             Wrong::Overlap(of) => {
-                // The target takes the place of an input that is to be overwritten.
+                // If the input is overwritten, the target takes its memory.
                 let of = if of == Arg::Input { Arg::Target } else { of };
                 let is_written = match of {
                     Arg::Target => self.pass.is_in_place(),
                     Arg::Upstream | Arg::UpstreamOfEntropy => false,
                     _ => true,
                 };
-                // Anything else would be misaligned, or beyond the memory.
+                // Other addresses would be misaligned, or the argument would end beyond the memory.
                 let bytes = self.offsets[Arg::Input as usize] * self.bytes_of(Arg::Input);
                 let fits = bytes.is_multiple_of(self.bytes_of(arg))
                     && self.extent(arg) <= self.extent(Arg::Input);
@@ -127,7 +127,7 @@ impl Case {
         }
     }
 
-    /// The errors of which one has to come, as [`name`] has them; none where the call is accepted.
+    /// The allowed errors, in the words of [`name`]; none if the call must be accepted.
     pub(super) fn refusals(&self) -> Vec<String> {
         let mut refusals = Vec::new();
         for arg in Arg::ALL {
@@ -158,7 +158,7 @@ impl Case {
         refusals
     }
 
-    /// Options without meaning.
+    /// The options whose values are invalid.
     fn invalid_options(&self) -> impl Iterator<Item = &'static str> {
         let options = match self.loss {
             LossOf::Pairs(Pairwise::Huber { delta }) => vec![(delta > 0.0, "delta")],
@@ -176,16 +176,16 @@ impl Case {
         options.into_iter().filter(|(is_valid, _)| !is_valid).map(|(_, option)| option)
     }
 
-    /// Whether each result is written to a `Loss`, which is as it should be.
+    /// Whether each result is written to a `Loss` that is right.
     pub(super) fn are_to_loss(&self) -> [bool; 2] {
-        // A mistake is made with raw memory, and elements are no `Loss`.
+        // Mistakes are made with raw memory, and losses by element are not in a `Loss`.
         let is_one = self.how(Arg::Entropy) == Some(How::OverLogProb);
         let may = !self.losses_are_elements() && !is_one;
         let is_right = Arg::RESULTS.map(|arg| self.has(arg) && self.how(arg).is_none());
         [0, 1].map(|which: usize| self.to_loss[which] && may && is_right[which])
     }
 
-    /// The argument in errors.
+    /// The name of the argument in errors.
     pub(super) fn name_of(&self, arg: Arg) -> &'static str {
         match arg {
             Arg::Input => "input",
@@ -202,12 +202,12 @@ impl Case {
     }
 }
 
-/// Whether the argument is a result, or the gradient of one.
+/// Whether the argument is a result, or the upstream gradient of one.
 fn is_of_result(arg: Arg) -> bool {
     Arg::RESULTS.contains(&arg) || Arg::UPSTREAMS.contains(&arg)
 }
 
-/// An error's kind, and what it names.
+/// The kind of an error and the argument or option that it names.
 pub(super) fn name(error: &Error) -> String {
     match error {
         Error::Shape { argument, .. } => format!("Shape of {argument}"),

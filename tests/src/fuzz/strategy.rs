@@ -1,4 +1,4 @@
-//! How cases are drawn.
+//! How cases are drawn at random.
 
 use super::{
     Arg, Arrives, Case, Dtype, Kind, LossOf, OneFor, Pairwise, Pass, Reduce, Upstream, Values,
@@ -7,7 +7,7 @@ use super::{
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Any case. What stands first in a choice is what a finding is reduced to.
+/// Any case. Findings are reduced to the first alternative of each choice.
 pub fn case() -> impl Strategy<Value = Case> {
     let numbers = (values(), values(), upstream(), any::<u64>());
     let call = (loss(), dtype(), reduction(), pass(), wanted(), wrong());
@@ -86,8 +86,8 @@ fn upstream() -> impl Strategy<Value = Upstream> {
     ]
 }
 
-/// Rows that a lane, a warp or a block takes, with one element more or less than a power of two;
-/// many rows; few rows that are longer than a tile, and such as all blocks share.
+/// Rows for a lane, a warp or a block, with one element more or less than a power of two; many
+/// rows; few rows that are longer than a tile, and rows that all blocks share.
 fn shape() -> impl Strategy<Value = [usize; 2]> {
     let around = |least: u32, most: u32| {
         (least..=most, 0_usize..3).prop_map(|(log, more)| (1 << log) - 1 + more)
@@ -103,7 +103,7 @@ fn shape() -> impl Strategy<Value = [usize; 2]> {
     ]
 }
 
-/// Numbers below `most`, for each argument: none, the same for all, one alone, or each its own.
+/// Numbers below `most`, for each argument: all 0, all the same, one nonzero, or each its own.
 fn places(most: usize) -> impl Strategy<Value = [usize; Arg::COUNT]> {
     let alone = |(which, place): (usize, usize)| {
         let mut places = [0; Arg::COUNT];
@@ -195,8 +195,8 @@ fn log_prob() -> impl Strategy<Value = LossOf> {
     )
 }
 
-/// The class that does not count: the usual one, one that some rows have, and numbers that some
-/// types of classes do not hold.
+/// The ignored class: the usual one, one that some rows have, and numbers that do not fit some
+/// types of classes.
 fn ignored() -> impl Strategy<Value = i64> {
     prop_oneof![
         4 => Just(-100_i64),
@@ -222,7 +222,7 @@ fn wrong() -> impl Strategy<Value = Option<Wrong>> {
         1 => arg().prop_map(Wrong::Gaps),
         1 => arg().prop_map(Wrong::Device),
         1 => arg().prop_map(Wrong::Overlap),
-        // Few calls have what these are made with.
+        // These mistakes need arguments that few calls have.
         4 => select(of_some),
     ];
     prop_oneof![7 => Just(None), 1 => one.prop_map(Some)]

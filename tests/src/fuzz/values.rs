@@ -4,37 +4,37 @@ use super::{Case, Kind, LossOf, OneFor, Pairwise, Upstream};
 use crate::number::Number;
 use crate::random::{bits, uniform};
 
-/// What numbers a tensor has.
+/// The kind of numbers in a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Values {
-    /// Those that the loss is made for.
+    /// The numbers that the loss is meant for.
     Ordinary,
-    /// The same all over.
+    /// All equal.
     Equal,
-    /// 40 times the ordinary ones.
+    /// 40 times the ordinary numbers.
     Wide,
-    /// Among the ordinary ones, some 0.
+    /// Ordinary numbers and some zeros.
     Zeros,
-    /// Near the end of the type.
+    /// Near the largest number of the type.
     Huge,
-    /// Near its smallest normal number.
+    /// Near the smallest normal number of the type.
     Tiny,
-    /// Among the ordinary ones, some zeros, infinities, NaN and the ends of the type.
+    /// Ordinary numbers, and some zeros, infinities, NaN and numbers at the ends of the type.
     Special,
-    /// −∞ but for a few, which whole rows have not.
+    /// −∞ except for a few, and whole rows of −∞.
     MinusInfinity,
     /// Any bits.
     Bits,
 }
 
-/// Where ordinary values lie.
+/// The range of ordinary values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Domain {
-    /// On both sides of 0, up to this.
+    /// On both sides of 0, up to this magnitude.
     Around(f64),
-    /// From 0 up to this.
+    /// From 0 up to this number.
     Above(f64),
-    /// Below 0, from minus this.
+    /// Below 0, down to minus this number.
     Below(f64),
 }
 
@@ -61,7 +61,7 @@ fn value<T: Number>(values: Values, domain: Domain, seed: u64, index: u64, cols:
             0 => T::round(f64::INFINITY),
             1 => T::round(f64::NEG_INFINITY),
             2 => T::round(f64::NAN),
-            // A NaN with bits of its own, and a sign.
+            // A NaN with random low bits and a negative sign.
             3 => T::from_low_bits(T::round(-f64::NAN).low_bits() | (chance % 16)),
             4 => T::round(max),
             5 => T::round(-max),
@@ -88,7 +88,7 @@ fn value<T: Number>(values: Values, domain: Domain, seed: u64, index: u64, cols:
 #[derive(Clone, Debug)]
 pub(super) enum Target<T> {
     Numbers(Vec<T>),
-    /// As they come to the host from memory of their type.
+    /// The values that the host reads from memory of their type.
     Classes(Vec<i64>),
 }
 
@@ -97,10 +97,11 @@ pub(super) enum Target<T> {
 pub(super) struct Tensors<T> {
     pub(super) input: Vec<T>,
     pub(super) target: Target<T>,
-    /// Those of the loss's elements or classes; of binary cross-entropy the second is `pos_weight`.
+    /// The weights of the loss's elements or classes. The second one is the `pos_weight` of binary
+    /// cross-entropy.
     pub(super) weights: [Option<Vec<T>>; 2],
-    /// Of each result as many as it has values, or one that stands for all. They are exact in its
-    /// type.
+    /// For each result, one upstream gradient per value, or one for all. They are exact in the
+    /// result's type.
     pub(super) upstreams: [Vec<f64>; 2],
 }
 
@@ -145,7 +146,8 @@ impl<T: Number> Tensors<T> {
             (0..len as u64).map(at).collect()
         };
         let upstream = |upstream, seed| match upstream {
-            // A result of `LogProb` without a gradient has none; a loss is its own.
+            // A result of `LogProb` without an upstream gradient contributes none; another loss
+            // gets ones.
             None if case.is_log_prob() => vec![0.0; case.losses()],
             None | Some(Upstream::Ones) => vec![1.0; case.losses()],
             Some(Upstream::One(values)) => numbers(values, seed, 1),
@@ -186,7 +188,7 @@ impl OneFor {
         }
     }
 
-    /// Which weight is the element's.
+    /// The index of the element's weight.
     pub fn of(self, element: usize, cols: usize) -> usize {
         match self {
             OneFor::All => 0,
@@ -198,13 +200,13 @@ impl OneFor {
 }
 
 impl Case {
-    /// Whether the loss is one for each element, of the input's type.
+    /// Whether the loss has one value per element, of the input's type.
     pub(super) fn losses_are_elements(&self) -> bool {
         self.reduce() == super::Reduce::Unreduced && !self.has_logits()
     }
 }
 
-/// Where ordinary inputs and targets lie.
+/// The ranges of ordinary inputs and targets.
 fn domains(case: &Case) -> (Domain, Domain) {
     match case.loss {
         LossOf::Pairs(Pairwise::KlDiv { log_input, log_target }) => {
@@ -221,12 +223,12 @@ fn domains(case: &Case) -> (Domain, Domain) {
     }
 }
 
-/// Weights are positive, but for those that may be anything.
+/// Weights are positive, unless the case allows any number.
 fn of_weights(values: Values) -> Domain {
     if values == Values::Wide { Domain::Around(2.0) } else { Domain::Above(2.0) }
 }
 
-/// A class for each row, or what is to be ignored, or what is no class.
+/// For each row a class, the ignored class, or a number that is no class.
 fn classes(case: &Case, kind: Kind) -> Vec<i64> {
     let (LossOf::CrossEntropy { ignore_index, bad, .. }
     | LossOf::LogProb { ignore_index, bad, .. }) = case.loss
@@ -252,7 +254,7 @@ fn classes(case: &Case, kind: Kind) -> Vec<i64> {
             _ => class % cols.max(1),
         };
         let stored = as_stored(class);
-        // What the type cannot hold may be no class.
+        // A number that does not fit the type may turn into one that is no class.
         let fits = bad || stored == ignore_index || (0..cols).contains(&stored);
         if fits { stored } else { as_stored(class % cols.max(1)) % cols.clamp(1, 256) }
     };

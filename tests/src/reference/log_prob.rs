@@ -2,23 +2,23 @@
 
 use super::Total;
 
-/// What the row should be.
+/// The expected results of the row.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub log_prob: f64,
     pub entropy: f64,
-    /// By the upstream gradients of the two, for each logit.
+    /// The derivatives by each logit, for the upstream gradients of both results.
     pub gradient: Vec<f64>,
 }
 
-/// The row of logits `x`; `None`: it is ignored.
+/// The results of the row of logits `x`. Without a class, the row is ignored.
 pub fn row(x: &[f64], class: Option<usize>, temperature: f64, [a, b]: [f64; 2]) -> Row {
     let Some(class) = class else {
         return Row { log_prob: 0.0, entropy: 0.0, gradient: vec![0.0; x.len()] };
     };
     let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let apart: Vec<f64> = x.iter().map(|x| (x - max) / temperature).collect();
-    // Without one of the largest: beside its 1, the others would lose their digits.
+    // Leaves out one of the largest: beside its 1, the others would lose their digits.
     let likeliest = x.iter().position(|&x| x == max).unwrap_or(0);
     let others = apart.iter().enumerate().filter(|&(index, _)| index != likeliest);
     let others = others.map(|(_, z)| z.exp()).sum::<Total>().value();
@@ -33,7 +33,7 @@ pub fn row(x: &[f64], class: Option<usize>, temperature: f64, [a, b]: [f64; 2]) 
             _ => -p[index],
         };
         let by_entropy = if p[index] == 0.0 { 0.0 } else { p[index] * (apart[index] - expected) };
-        // In this order, in which the least upstream gradient is not lost.
+        // This order does not lose the smallest upstream gradient.
         (a / temperature) * less_one - (b / temperature) * by_entropy
     };
     let gradient = (0..x.len()).map(gradient).collect();

@@ -1,4 +1,4 @@
-//! The losses that compare element by element, as docs/semantics.md has them.
+//! The losses that compare element by element, as docs/semantics.md defines them.
 
 use super::tracked::{Range, Tracked};
 
@@ -12,8 +12,8 @@ pub enum Pairwise {
     KlDiv { log_input: bool, log_target: bool },
 }
 
-/// What comes of one element, for an upstream gradient of 1 and not divided by anything. What a
-/// gradient is multiplied with is left to the caller: a kernel may begin with that.
+/// The results of one element, with an upstream gradient of 1 and no divisor. The caller applies
+/// the factor of a gradient, because a kernel may multiply by it first.
 #[derive(Clone, Copy, Debug)]
 pub struct Element {
     pub term: Tracked,
@@ -22,8 +22,8 @@ pub struct Element {
 }
 
 impl Pairwise {
-    /// The term of an input and a target, and its derivatives, with the weights of binary
-    /// cross-entropy, which is of logits: that of the element and that of positive targets.
+    /// The term of an input and a target, and its derivatives. `weights` are those of binary
+    /// cross-entropy: that of the element and that of positive targets.
     pub fn element(self, input: f64, target: f64, weights: [f64; 2], range: Range) -> Element {
         let exact = |value| Tracked::exact(value, range);
         let (x, t, one) = (exact(input), exact(target), exact(1.0));
@@ -76,12 +76,12 @@ fn bce(x: Tracked, y: Tracked, [w, p]: [Tracked; 2]) -> Element {
     let term = if is_above {
         one.minus(y).times(x).plus(q.times(l))
     } else if x.value == f64::NEG_INFINITY {
-        // PyTorch's formula, though a limit exists.
+        // PyTorch's formula, although a limit exists.
         one.minus(y).times(x).minus(q.times(x))
     } else {
         q.times(l).minus(Tracked::product(&[p, y, x]))
     };
-    // Of infinite weights of what is infinite, nothing is promised.
+    // If infinite weights meet infinite logits, nothing is promised.
     let is_odd = x.value.is_infinite() && !p.value.is_finite();
     let term = if is_odd { Tracked::lost(x.range) } else { term };
     let tail = q.times(e).over(one.plus(e));
@@ -92,7 +92,7 @@ fn bce(x: Tracked, y: Tracked, [w, p]: [Tracked; 2]) -> Element {
     Element { term: w.times(term), by_input: [w, slope], by_target: [w, by_target] }
 }
 
-/// Kullback-Leibler divergence: t (log t − x), of logarithms or probabilities.
+/// Kullback-Leibler divergence t (log t − x), from logarithms or probabilities.
 fn kl_div(x: Tracked, t: Tracked, log_input: bool, log_target: bool, range: Range) -> Element {
     let one = Tracked::exact(1.0, range);
     let nan = Tracked::exact(f64::NAN, range);
@@ -109,7 +109,7 @@ fn kl_div(x: Tracked, t: Tracked, log_input: bool, log_target: bool, range: Rang
         return Element { term: weight.times(difference), by_input: [one, by_input], by_target };
     }
     let term = if t.value == 0.0 {
-        // 0 · x: NaN where x is not finite.
+        // 0 · x, which is NaN if x is not finite.
         Tracked::exact(0.0 * log_x.value, range)
     } else if t.value == f64::INFINITY {
         Tracked::exact(t.value - t.value * log_x.value, range)
@@ -121,7 +121,7 @@ fn kl_div(x: Tracked, t: Tracked, log_input: bool, log_target: bool, range: Rang
     Element { term, by_input: [one, by_input], by_target: [one, slope] }
 }
 
-/// ln(t/p), which is as accurate where the two are nearly equal.
+/// ln(t/p), which keeps its relative accuracy if the two are nearly equal.
 fn ln_ratio(t: Tracked, p: Tracked, range: Range) -> Tracked {
     let are_ordinary = t.value > 0.0 && t.value.is_finite() && p.value > 0.0 && p.value.is_finite();
     if !are_ordinary {

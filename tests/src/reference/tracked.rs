@@ -14,7 +14,7 @@ impl Range {
     pub const F32: Range = Range { max: f32::MAX as f64, least: f32::MIN_POSITIVE as f64 };
     pub const F64: Range = Range { max: f64::MAX, least: f64::MIN_POSITIVE };
 
-    /// More than the relative error of some steps.
+    /// A bound for the relative error of several steps.
     fn rounding(self) -> f64 {
         if self == Range::F32 { 1e-6 } else { 1e-14 }
     }
@@ -90,7 +90,7 @@ impl Tracked {
         Self::product(&[self, other])
     }
 
-    /// The product, in whatever order a kernel multiplies.
+    /// The product, for any order in which a kernel may multiply.
     pub fn product(factors: &[Tracked]) -> Self {
         let range = factors[0].range;
         let (mut value, mut large, mut small) = (1.0, 1.0_f64, 1.0_f64);
@@ -160,7 +160,7 @@ impl Tracked {
         self.step(&[self], self.value.ln_1p(), self.size, self.off)
     }
 
-    /// The sum of terms, in whatever order a kernel adds them up.
+    /// The sum of terms, for any order in which a kernel may add.
     pub fn sum(terms: impl Iterator<Item = Tracked>, range: Range) -> Self {
         let (mut total, mut magnitude) = (super::Total::default(), 0.0);
         let mut sum = Self::exact(0.0, range);
@@ -171,7 +171,7 @@ impl Tracked {
             magnitude += if term.value.is_finite() { term.value.abs() } else { 0.0 };
         }
         sum.value = total.value();
-        // Four roundings of each term at least: a thread adds up many in the kernel's own type.
+        // At least four roundings of each term: a thread adds up many in the kernel's own type.
         sum.size = sum.size.max(4.0 * magnitude);
         if sum.is_lost() || magnitude > range.max {
             return Self::lost(range);

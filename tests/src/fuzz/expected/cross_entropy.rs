@@ -1,4 +1,4 @@
-//! What has to come of cross-entropy.
+//! The expected results of cross-entropy.
 
 use super::{Expected, Is, fault, small};
 use crate::fuzz::values::{Target, Tensors};
@@ -18,12 +18,12 @@ pub(super) struct OfRows<'a> {
     z_loss: f64,
 }
 
-/// Of a row, before upstream gradients and divisors.
+/// The results of a row before upstream gradients and divisors.
 struct OfRow {
-    /// What probabilities are multiplied with in the gradients of loss and z.
+    /// The largest factor of the probabilities in the gradients of loss and z.
     most: Tracked,
     z_most: Tracked,
-    /// The least of what they may be multiplied with first.
+    /// The smallest factor that may be multiplied first.
     least: Tracked,
     loss: Tracked,
     z: Tracked,
@@ -61,7 +61,7 @@ impl<'a> OfRows<'a> {
         } else {
             (self.exact(1.0), self.exact(1.0))
         };
-        // With smoothing too, where PyTorch has infinity.
+        // With smoothing too, where PyTorch returns infinity.
         let has_no_weight = divisor.value == 0.0 && divisor.off == 0.0;
         let is_each = self.case.reduce() == Reduce::Unreduced;
         let losses = if is_each {
@@ -76,7 +76,7 @@ impl<'a> OfRows<'a> {
             let upstream = self.tensors.upstream(0, if is_each { row } else { 0 });
             let is = self.is(row);
             let always = match is {
-                // Beside a target that is no class, the gradients of a mean are anything.
+                // If another row's target is no class, the gradients of a mean are unspecified.
                 _ if is != Is::NoClass && is_mean && fault.is_some() => Some(Tracked::lost(range)),
                 Is::Ignored => Some(self.exact(0.0)),
                 Is::NoClass => Some(self.exact(f64::NAN)),
@@ -88,8 +88,8 @@ impl<'a> OfRows<'a> {
             let z_scale = self.exact(upstream).over(z_divisor);
             for col in 0..cols {
                 let by_input = always.unwrap_or_else(|| {
-                    // In whatever order factors are multiplied: that of a probability, which
-                    // loss and z have in common, may be last.
+                    // Factors may be multiplied in any order: the probability, a common factor of
+                    // loss and z, may come last.
                     let most = of_row.most.times(scale.magnitude());
                     if most.plus(of_row.z_most.times(z_scale.magnitude())).is_lost() {
                         return Tracked::lost(range);
@@ -116,7 +116,7 @@ impl<'a> OfRows<'a> {
         Expected { results: [losses, Vec::new()], grads, log_sum_exp, fault }
     }
 
-    /// What a mean is divided by.
+    /// The divisor of a mean.
     fn divisor(&self) -> Tracked {
         let (mut sum, mut magnitude) = (Total::default(), 0.0);
         for row in 0..self.case.rows {
@@ -132,7 +132,8 @@ impl<'a> OfRows<'a> {
         if !magnitude.is_finite() || magnitude > self.range.max {
             return Tracked::lost(self.range);
         }
-        // A forward pass rounds the sums of blocks: weights of mixed sign may cancel to that.
+        // A forward pass rounds the sums of blocks, and weights of mixed sign may cancel to that
+        // error.
         let is_mixed = magnitude > value.abs();
         let unit = if self.range == Range::F32 { 1.2e-7 } else { 1e-15 };
         let off = if is_mixed { unit * magnitude } else { 0.0 };
@@ -192,7 +193,7 @@ impl<'a> OfRows<'a> {
         self.plain_row(x, is, t, max, log_sum, log_sum_exp, of_row)
     }
 
-    /// A row of which the largest logit is finite, and weights and probabilities are.
+    /// A row whose largest logit, weights and probabilities are finite.
     #[expect(clippy::too_many_arguments, reason = "what `row` has found of the row")]
     fn plain_row(
         &self,
@@ -212,7 +213,8 @@ impl<'a> OfRows<'a> {
         };
         let q = |col: usize| (self.weight[col] * (keep * target(col) + share)).abs();
         let log_p = |col: usize| (max - x[col]) + log_sum;
-        // The error of an exponential is that of its argument, as far as the logits are apart.
+        // The error of an exponential is that of its argument, and grows with the distance of the
+        // logits.
         let apart = |col: usize| 1.0 + (max - x[col]).min(800.0) / 8.0;
         let p = |col: usize| (x[col] - max - log_sum).exp();
         let is_bare = matches!(is, Is::Class(_)) && share == 0.0;
@@ -221,7 +223,7 @@ impl<'a> OfRows<'a> {
         let all_q: f64 = (0..cols).map(q).sum();
         let parts = || (0..cols).filter(|&col| counts(col));
         let magnitude: f64 = parts().map(|col| q(col) * log_p(col) * small(log_p(col))).sum();
-        // In f32, a lane adds up the terms of up to some 128 classes one after the other.
+        // In f32, a lane adds up to about 128 terms in sequence.
         let has_sum = !is_bare && range == Range::F32;
         let terms = if has_sum { (cols as f64 / 32.0).clamp(1.0, 4.0) } else { 1.0 };
         // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is
@@ -230,14 +232,14 @@ impl<'a> OfRows<'a> {
         let finite_log_p = (0..cols).filter(reads).map(log_p).filter(|log_p| log_p.is_finite());
         let span = finite_log_p.fold(1.0, f64::max);
         let most = numbers_above_one(&self.weight, t) * span;
-        // Products of what is given, in whatever order.
-        // Which of x − m that leave the range are read as −∞ depends on what is subtracted first.
+        // Bounds products of the arguments in any order. The first subtraction decides which x − m
+        // that leave the range are read as −∞.
         let leaves_range = |col: usize| x[col].is_finite() && (max - x[col]).is_infinite();
         let is_lost = magnitude > range.max / 4.0
             || span > range.max
             || (0..cols).filter(reads).any(leaves_range)
             || most > range.max && !is_smoothed(is, share);
-        // 0 · ∞, where the kernel's q is 0 and this is not.
+        // 0 · ∞, where the kernel's q is 0 although this one is not.
         let is_nothing = |col: usize| q(col) > 0.0 && q(col) < range.least;
         let is_lost = is_lost || (0..cols).any(|col| is_nothing(col) && log_p(col).is_infinite());
         let is_lost = is_lost || (most / cols as f64) * share.max(keep) > range.max;
@@ -282,7 +284,8 @@ impl<'a> OfRows<'a> {
             tracked(value, by_target_largest + f64::EPSILON, off, most > range.max)
         };
         OfRow {
-            // 2: what makes up for the rounding of the largest logit times log₂ e, at most.
+            // At least 2, the largest factor that corrects the rounding of the largest logit times
+            // log₂ e.
             most: self.exact(if is_bare { all_q.max(2.0) } else { all_q.max(all).max(2.0) }),
             z_most: self.exact((2.0 * z_loss * lse_magnitude).max(z_loss)),
             least: self.exact(least),
@@ -310,7 +313,7 @@ fn is_smoothed(is: Is, share: f64) -> bool {
     matches!(is, Is::Class(_)) && share > 0.0
 }
 
-/// What the largest of weights and probabilities come to together, each of at least 1.
+/// The product of the largest weight and the largest probability, each at least 1.
 fn numbers_above_one(weights: &[f64], probabilities: &[f64]) -> f64 {
     let most = |of: &[f64]| of.iter().fold(1.0_f64, |most, value| most.max(value.abs()));
     most(weights) * most(probabilities)

@@ -1,7 +1,7 @@
-//! What has to come of log-probabilities and entropies.
+//! The expected log-probabilities and entropies.
 //!
-//! How far they may be off is counted in the errors that `Number::LOSS` and `Number::allowed` allow
-//! a number of magnitude 1: a dozen roundings and more.
+//! Their allowed errors are multiples of the error that `Number::LOSS` and `Number::allowed` allow
+//! for a number of magnitude 1: a dozen roundings or more.
 
 use super::{Expected, Is, fault, small};
 use crate::fuzz::Case;
@@ -9,7 +9,7 @@ use crate::fuzz::values::Tensors;
 use crate::reference::log_prob::{self, Row};
 use crate::reference::tracked::{Range, Tracked};
 
-/// What has to come of rows of logits, with this temperature and class that does not count.
+/// The expected results of rows of logits, with this temperature and this ignored class.
 pub(super) fn of_rows(
     case: &Case,
     tensors: &Tensors<f64>,
@@ -69,7 +69,7 @@ impl OfRow {
     }
 }
 
-/// A row that has a distribution, and what its results are computed from.
+/// A row that has a distribution, and the intermediate numbers of its results.
 struct Plain<'a> {
     x: &'a [f64],
     max: f64,
@@ -82,18 +82,18 @@ struct Plain<'a> {
     log_sum: f64,
     /// |μ| = Σ p |z − m|.
     expected: f64,
-    /// What log Σ exp(z − m) may be off, and μ.
+    /// The errors of log Σ exp(z − m) and of μ.
     off_log_sum: f64,
     off_expected: f64,
 }
 
-/// The error of an exponential, relative to it: that of its argument z − m, which is a product of
-/// a difference and 1/T, each rounded.
+/// The relative error of an exponential, which is that of its argument z − m: the product of a
+/// difference and 1/T, each of them rounded.
 fn of_exp(apart: f64) -> f64 {
     1.0 + apart.abs().min(LARGEST) / 4.0
 }
 
-/// exp(z − m) is 0 in float64 where they are further apart.
+/// Beyond this distance, exp(z − m) is 0 in float64.
 const LARGEST: f64 = 1000.0;
 
 impl<'a> Plain<'a> {
@@ -124,19 +124,20 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// A number that may be `error` off, and where it is computed from exponentials that vanish,
-    /// `vanishing` times the least number of the range that is no 0: exp(−708) in float64.
+    /// A number with this `error`. If it is computed from exponentials that vanish, it may also be
+    /// off by `vanishing` times the smallest nonzero number of the range, which is exp(−708) in
+    /// float64.
     fn tracked(&self, value: f64, error: f64, vanishing: f64) -> Tracked {
         if !value.is_finite() {
             return Tracked::exact(value, self.range);
         }
-        // `compare` takes what is rounded last off the size.
+        // `compare` subtracts the last rounding from the size.
         let size = value.abs() + 4.0 * error;
         let off = 1.5 * self.range.least * vanishing;
         Tracked { size, off, ..Tracked::exact(value, self.range) }
     }
 
-    /// What exponentials that vanish may come to, times their logarithms.
+    /// A bound for the sum of vanishing exponentials times their logarithms.
     fn vanishing(&self) -> f64 {
         LARGEST * self.x.len() as f64
     }
@@ -149,7 +150,7 @@ impl<'a> Plain<'a> {
 
     /// `value`, the log-probability of a class.
     fn log_prob(&self, class: usize, value: f64) -> Tracked {
-        // As for a logit of −∞, where logits are further apart than the kernel's type reaches.
+        // Treated like a logit of −∞ if the distance overflows the kernel's type.
         if self.range.round(self.x[class] - self.max).is_infinite() {
             return Tracked::exact(f64::NEG_INFINITY, self.range);
         }
@@ -162,10 +163,11 @@ impl<'a> Plain<'a> {
         self.tracked(value, self.off_log_sum + self.off_expected, self.vanishing())
     }
 
-    /// The gradients of `row`, whose class is this.
+    /// The gradients of `row`, whose class is `class`.
     fn gradient(&self, class: usize, [a, b]: [f64; 2], row: &Row) -> Vec<Tracked> {
         let (a, b) = (a.abs() / self.temperature, b.abs() / self.temperature);
-        // Each is an exponential times a sum, whose terms come to this.
+        // Each gradient is an exponential times a sum, and this is the magnitude of the sum's
+        // terms.
         let to_mean = |col: usize| self.expected + self.apart[col].abs().min(LARGEST);
         let factor = |col: usize| a + b * to_mean(col);
         let p_off = |col: usize| self.p[col] * (of_exp(self.apart[col]) + self.off_log_sum);
@@ -173,7 +175,7 @@ impl<'a> Plain<'a> {
         let off_others: f64 = others().map(p_off).sum();
         let error = |col: usize| {
             let by_log_prob = match col == class {
-                // 1 − p, which is computed as the others' sum if p is the largest.
+                // 1 − p, which is the sum of the others if p is the largest.
                 true if self.x[col] == self.max => off_others,
                 true => 1.0 - self.p[col] + p_off(col),
                 false => p_off(col),
@@ -190,7 +192,7 @@ impl<'a> Plain<'a> {
             if !is_in_range {
                 return Tracked::lost(self.range);
             }
-            // Exponentials that vanish, its own and those of μ and of 1 − p, and products that do.
+            // Exponentials may vanish, its own and those in μ and in 1 − p, and so may products.
             let of_others = (a + b) * self.p[col] * self.vanishing();
             let vanishing = factor(col) + of_others + 4.0 + self.expected;
             self.tracked(value, largest, vanishing)

@@ -1,4 +1,4 @@
-//! What has to come of a case, from the references.
+//! The expected results of a case, from the references.
 
 mod cross_entropy;
 mod log_prob;
@@ -46,7 +46,7 @@ impl Tensors<f64> {
     }
 }
 
-/// What a row of logits has for a target.
+/// The target of a row of logits.
 #[derive(Clone, Copy, PartialEq)]
 enum Is {
     Ignored,
@@ -74,7 +74,8 @@ fn fault(tensors: &Tensors<f64>, rows: usize, is: impl Fn(usize) -> Is) -> Optio
     (0..rows).find(|&row| is(row) == Is::NoClass).map(|row| (row, classes[row]))
 }
 
-/// A small logarithm is that of 1 and an exponential, which is as good as its argument is.
+/// The error of a small logarithm. It is log(1 + r), so its error is that of the exponential r,
+/// which grows with the argument of that exponential.
 fn small(log: f64) -> f64 {
     1.0 + (-log.max(f64::MIN_POSITIVE).ln()).max(0.0) / 6.4
 }

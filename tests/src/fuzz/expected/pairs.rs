@@ -1,11 +1,11 @@
-//! What has to come of losses that compare element by element.
+//! The expected results of losses that compare element by element.
 
 use super::Expected;
 use crate::fuzz::values::{Target, Tensors};
 use crate::fuzz::{Case, LossOf, OneFor, Pairwise, Reduce};
 use crate::reference::tracked::{Range, Tracked};
 
-/// What has to come of one.
+/// The expected results of such a loss.
 pub(super) fn of_pairs(
     case: &Case,
     pairwise: Pairwise,

@@ -1,11 +1,12 @@
-//! The ceiling: the best of several launches of kernels that only read and write.
+//! The ceiling: the fastest of several launches of kernels that only read and write.
 
 use crate::timing::{Graph, interleaved};
 use crate::{Pattern, Result};
 use fused_loss::{Stream, ceiling};
 use kernels_gpu::abi::CeilingArgs;
 
-/// Kernels of a pattern, with the groups of 16 bytes that a thread has in flight of each array.
+/// The kernels of a pattern, with the number of 16-byte vectors of each array that a thread has in
+/// flight.
 fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     match (pattern.reads, pattern.writes) {
         (1, 0) => &[
@@ -24,25 +25,25 @@ fn kernels(pattern: Pattern) -> &'static [(&'static str, usize)] {
     }
 }
 
-/// How many launches are tried.
+/// Which launches are tried.
 #[derive(Clone, Copy)]
 pub(crate) struct Search {
     blocks: &'static [usize],
-    /// Blocks of the grid, as multiples of what the device holds at once; a block for each tile
-    /// besides.
+    /// Blocks of the grid, as multiples of what the device runs at once. A grid with a block per
+    /// tile is tried too.
     grids: &'static [usize],
-    /// Whether those that ask for nothing early are tried too.
+    /// Whether launches without programmatic dependent launch are tried too.
     late: bool,
     samples: usize,
     /// How many of the fastest are returned.
     kept: usize,
 }
 
-/// For a few rows that are measured at leisure.
+/// For a few rows that have much time.
 pub(crate) const THOROUGH: Search =
     Search { blocks: &[256, 512, 1024], grids: &[1, 2, 4, 8], late: true, samples: 5, kept: 5 };
 
-/// For many shapes, of which each has a second.
+/// For many shapes, with a second for each.
 pub(crate) const QUICK: Search =
     Search { blocks: &[256, 512, 1024], grids: &[1, 4], late: false, samples: 3, kept: 3 };
 
@@ -50,7 +51,7 @@ pub(crate) const QUICK: Search =
 pub(crate) const ONE: Search =
     Search { blocks: &[256], grids: &[], late: false, samples: 1, kept: 1 };
 
-/// The fastest launches over `bytes` of each array and what there is of rows, with names, as graphs
+/// The fastest launches that move `bytes` of each array and the data of rows, with names, as graphs
 /// of `calls` calls that take turns on the copies.
 pub(crate) fn best(
     stream: &Stream,
@@ -67,7 +68,7 @@ pub(crate) fn best(
             let (of_rows, of_rows_bytes) = pattern.of_rows;
             let of_rows_vectors = of_rows_bytes / 16;
             if tiles == 0 || of_rows_vectors.div_ceil(tiles) > block {
-                // A block cannot read its share of what there is of rows.
+                // A block could not read its share of the data of rows.
                 continue;
             }
             let of_rows_share = of_rows_vectors.div_ceil(tiles);
@@ -96,8 +97,9 @@ pub(crate) fn best(
                         sink: arrays[arrays.len() - 1],
                     };
                     args.arrays[..arrays.len()].copy_from_slice(arrays);
-                    // SAFETY: the arrays have `bytes` bytes each, that of rows its own, and are the
-                    // caller's for the run; the sink may be overwritten by 4 bytes.
+                    // SAFETY: the arrays have `bytes` bytes each, and the data of rows has its own
+                    // size. All belong to the caller during the run, and the sink may be
+                    // overwritten by 4 bytes.
                     unsafe { ceiling::launch(stream, kernel, grid, block as u32, &args) }
                 })?;
                 let early = if early_bytes > 0 { ", early" } else { "" };

@@ -1,8 +1,7 @@
-//! What the tensors of a shape hold, on the device and on the host, and what the losses of them are
-//! in float64.
+//! The contents of a shape's tensors on the device and on the host, and its losses in float64.
 //!
-//! Rows are random and repeat after some megabytes: so the device tiles what the host draws, and a
-//! reference over a few million elements is one over all rows.
+//! Rows are random and repeat after some megabytes. So the device can tile what the host draws, and
+//! a reference over a few million elements is one over all rows.
 
 use crate::shapes::{Extra, Loss, Shape};
 use tests::filled::filled;
@@ -16,70 +15,70 @@ pub(crate) const Z_LOSS: f64 = 1e-4;
 /// The class that calls ignore.
 const IGNORED: i64 = -100;
 
-/// Elements that are drawn of a tensor, at least eight rows.
+/// Elements that are drawn of a tensor, or eight rows if these are more.
 const DRAWN: usize = 4_000_000;
 
-/// A tensor's rows, of which the first `rows` are drawn.
+/// The rows of a tensor, the first `rows` of which are drawn.
 pub(crate) struct Rows<T> {
     pub(crate) elements: Vec<T>,
     stride: usize,
-    /// Elements in front of the first row.
+    /// Elements before the first row.
     offset: usize,
 }
 
 impl<T: Number> Rows<T> {
-    /// An element, of any row.
+    /// An element of any row.
     pub(crate) fn at(&self, row: usize, col: usize) -> f64 {
         self.elements[(self.offset + row * self.stride + col) % self.elements.len()].wide()
     }
 }
 
-/// The host's side of a shape.
+/// The tensors of a shape on the host.
 pub(crate) struct Data<T: Number> {
     shape: Shape,
-    /// Rows after which all begins anew.
+    /// The number of rows after which everything repeats.
     pub(crate) rows: usize,
     pub(crate) input: Rows<T>,
-    /// Where it is a matrix.
+    /// If the target is a matrix.
     pub(crate) target: Rows<T>,
-    /// Otherwise.
+    /// If it is not.
     pub(crate) classes: Vec<i64>,
     pub(crate) weights: Vec<T>,
-    /// What arrives from upstream at the loss of a row; of one loss, its first.
+    /// The upstream gradient of each row's loss; the first is that of a single loss.
     pub(crate) upstream: Vec<T::Loss>,
 }
 
-/// What comes of a row, or of rows.
+/// The results of a row, or of all rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Part {
     /// Without the z-loss, ...
     pub(crate) loss: f64,
     /// ... which is this.
     pub(crate) z: f64,
-    /// The sum of the magnitudes of what the loss adds up, which its errors are measured against.
+    /// The sum of the magnitudes of the loss's terms. Errors are relative to it.
     pub(crate) size: f64,
-    /// What it adds to the divisor of a mean.
+    /// What the row adds to the divisor of a mean.
     pub(crate) weight: f64,
     /// log Σ exp x.
     log_sum: f64,
-    /// What the shares of all classes in the target add up to.
+    /// The sum of the shares of all classes in the target.
     shares: f64,
 }
 
-/// The gradient of an element's input, neither divided nor scaled.
+/// The gradient of an element of the input, neither divided nor scaled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gradient {
     pub(crate) of_loss: f64,
     pub(crate) of_z: f64,
-    /// The larger of what that of the loss is the difference of.
+    /// The larger of the two terms whose difference is the gradient of the loss.
     pub(crate) terms: f64,
 }
 
 impl<T: Number<Loss: Number>> Data<T> {
     pub(crate) fn new(shape: &Shape, seed: u64) -> Self {
         let stride = shape.stride();
-        // Of eight rows, whatever their length, copies of the period begin on the boundary that the
-        // first does.
+        // With a multiple of eight rows of any length, every copy of the period begins at the same
+        // offset from a boundary as the first.
         let rows = (DRAWN / stride / 8 * 8).max(8).min(shape.rows);
         let offset = usize::from(shape.has(Extra::Offset));
         let own = |misaligned: bool| if misaligned { offset } else { 0 };
@@ -135,7 +134,7 @@ impl<T: Number<Loss: Number>> Data<T> {
         if self.shape.has(Extra::ZLoss) { Z_LOSS } else { 0.0 }
     }
 
-    /// What the drawn rows come to, each by itself.
+    /// The results of each drawn row.
     pub(crate) fn parts(&self) -> Vec<Part> {
         filled(self.rows, |row| match self.shape.loss {
             Loss::Ce => self.cross_entropy(row),
@@ -161,7 +160,7 @@ impl<T: Number<Loss: Number>> Data<T> {
         Part { loss: loss.value(), size, ..Part::default() }
     }
 
-    /// Whether a row has the class that is ignored.
+    /// Whether a row has the ignored class.
     fn is_ignored(&self, row: usize) -> bool {
         self.classes.get(row % self.rows) == Some(&IGNORED)
     }
@@ -185,7 +184,7 @@ impl<T: Number<Loss: Number>> Data<T> {
             return Part::default();
         }
         let cols = 0..self.shape.cols;
-        // Logits are at most 4: no exponential overflows.
+        // Logits are at most 4, so no exponential overflows.
         let sum: Total = cols.clone().map(|col| self.input.at(row, col).exp()).sum();
         let log_sum = sum.value().ln();
         let z = self.z_loss() * log_sum * log_sum;
@@ -208,7 +207,7 @@ impl<T: Number<Loss: Number>> Data<T> {
         Part { loss, size: loss.abs(), weight, shares, ..part }
     }
 
-    /// The sums over all rows, of which the drawn ones repeat.
+    /// The sums over all rows, which repeat the drawn ones.
     pub(crate) fn all(&self, parts: &[Part]) -> Part {
         let (whole, rest) = (self.shape.rows / self.rows, self.shape.rows % self.rows);
         let sum = |of: fn(&Part) -> f64| {

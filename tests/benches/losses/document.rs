@@ -1,9 +1,9 @@
-//! A Markdown document whose tables name shapes and show what was measured of them. The tables of a
-//! document are its list of shapes too: `--document` measures them and writes the figures in.
+//! A Markdown document whose tables name shapes and show their measured figures. These tables are
+//! also the list of shapes: `--document` measures them and writes the figures into the document.
 //!
-//! A table counts whose first column is titled `shape`. The titles of its other columns say what
-//! they show: `ours µs`, `ceiling µs`, `TB/s`, `ceiling ÷ ours`, or `NAME µs` for another library.
-//! One line, which begins with [`MEASURED`], says where and when that was.
+//! A table belongs to the list if the title of its first column is `shape`. The titles of its other
+//! columns say what they show: `ours µs`, `ceiling µs`, `TB/s`, `ceiling ÷ ours`, or `NAME µs` for
+//! another library. One line, which begins with [`MEASURED`], names the device and the day.
 
 use crate::Result;
 use crate::shapes::Shape;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The title of the first column.
 const SHAPE: &str = "shape";
 
-/// What the line begins with that names the device and the day.
+/// The beginning of the line that names the device and the day.
 const MEASURED: &str = "Measured:";
 
 const UNKNOWN: &str = "–";
@@ -27,7 +27,7 @@ pub(crate) struct Document {
 
 enum Line {
     Text(String),
-    /// Where and when the figures were measured.
+    /// The line that names the device and the day.
     Measured,
     Row {
         shape: Shape,
@@ -47,7 +47,7 @@ enum Column {
 }
 
 impl Document {
-    /// Reads the text of a document; an error names the shape or the title that it does not know.
+    /// Parses the text of a document; an error names the shape or the title that is unknown.
     pub(crate) fn new(text: &str) -> Result<Self> {
         let mut lines = Vec::new();
         let mut columns: Option<Vec<Column>> = None;
@@ -99,8 +99,8 @@ impl Document {
         })
     }
 
-    /// The text with the figures of these results in place of its own; an error names a shape that
-    /// they have no row for.
+    /// The text with the figures of these results in place of its own; an error names a shape for
+    /// which the results have no row.
     pub(crate) fn filled(&self, results: &Value) -> Result<String> {
         let mut text = String::new();
         for line in &self.lines {
@@ -125,7 +125,7 @@ impl Document {
 }
 
 impl Column {
-    /// Its figure of a row of the results.
+    /// The figure of this column in a row of the results.
     fn cell(&self, row: &Value) -> String {
         let ours = row["ours_ms"].as_f64();
         let (value, digits) = match self {
@@ -144,7 +144,7 @@ impl Column {
     }
 }
 
-/// The cells of a line of a table; none of any other line.
+/// The cells of a line of a table; none for any other line.
 fn cells(line: &str) -> Vec<&str> {
     let Some(inner) = line.trim().strip_prefix('|') else { return Vec::new() };
     inner.strip_suffix('|').unwrap_or(inner).split('|').map(str::trim).collect()
@@ -178,7 +178,7 @@ fn shape(cell: &str) -> Result<Shape> {
     Ok(text.parse()?)
 }
 
-/// The line that says where and when the results were measured.
+/// The line that names the device and the day of the results.
 fn measured(results: &Value) -> Result<String> {
     let text = |field: &str| results[field].as_str().ok_or_else(|| missing(field));
     let samples = results["samples"].as_u64().ok_or_else(|| missing("samples"))?;
@@ -190,7 +190,7 @@ fn missing(field: &str) -> String {
     format!("the results have no '{field}': expected those of --landscape")
 }
 
-/// The day, UTC, which is so long after 1970 began: `2026-11-30`.
+/// The UTC date at a time after the beginning of 1970: `2026-11-30`.
 pub(crate) fn date(since_1970: Duration) -> String {
     let is_leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))

@@ -1,9 +1,9 @@
-//! `--first-call`: how long a program waits for its first result where the driver has compiled
-//! nothing before, as on a machine that runs it for the first time.
+//! `--first-call`: how long a program waits for its first result if the driver has compiled nothing
+//! before, as on a machine that runs it for the first time.
 //!
-//! A process compiles a kernel once, so that each measurement is a process of its own, this program
-//! again, with `CUDA_CACHE_DISABLE=1` in its environment: the driver then neither reads nor writes
-//! its cache on disk.
+//! A process compiles a kernel only once, so each measurement runs this program again in a new
+//! process. With `CUDA_CACHE_DISABLE=1` in its environment, the driver neither reads nor writes its
+//! cache on disk.
 
 use crate::Result;
 use crate::options::FirstCall;
@@ -15,10 +15,10 @@ use std::process::Command;
 use std::time::Instant;
 use tests::number::Number;
 
-/// Processes of each call, of whose times the medians are shown.
+/// The number of processes per call. The table shows the medians of their times.
 const PROCESSES: usize = 5;
 
-/// Measures one call in this process, from the moment it is given on.
+/// Measures one call in this process, starting at the given moment.
 type Measure = fn(&Gpu, Instant) -> Result<Value>;
 
 /// The calls, by name. All compute loss and gradient, whose kernels are the largest.
@@ -31,11 +31,11 @@ const CALLS: &[(&str, Measure)] = &[
     }),
     ("CE 128×1000 f32", |gpu, start| cross_entropy::<f32>(gpu, start, 128, 1000)),
     ("CE 128×1000 bf16", |gpu, start| cross_entropy::<bf16>(gpu, start, 128, 1000)),
-    // More rows than a GPU has multiprocessors, of the length of a vocabulary.
+    // More rows than a GPU has multiprocessors, with the length of a vocabulary.
     ("CE 512×128256 bf16", |gpu, start| cross_entropy::<bf16>(gpu, start, 512, 128_256)),
 ];
 
-/// Prints the table, or, of `--first-call-of`, the times of this process for that table.
+/// Prints the table, or with `--first-call-of` the times of this process for that table.
 pub(crate) fn run(options: &FirstCall, wanted: &[String]) -> Result<()> {
     match &options.of {
         Some(name) => println!("{}", measure_here(options, name)?),
@@ -44,7 +44,7 @@ pub(crate) fn run(options: &FirstCall, wanted: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What a process of its own does.
+/// What a measuring process does.
 fn measure_here(options: &FirstCall, name: &str) -> Result<Value> {
     let start = Instant::now();
     let gpu = if options.emulated { Gpu::emulated(0)? } else { Gpu::new(0)? };
@@ -87,7 +87,7 @@ fn table(options: &FirstCall, wanted: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What a process says that measures this call and nothing else.
+/// The output of a process that measures this call and nothing else.
 fn measure_apart(options: &FirstCall, name: &str) -> Result<Value> {
     let mut command = Command::new(env::current_exe()?);
     command.args(["--first-call-of", name]).env("CUDA_CACHE_DISABLE", "1");
@@ -108,8 +108,8 @@ fn median(processes: &[Value], of: &str) -> f64 {
     times[times.len() / 2]
 }
 
-/// Seconds from `start` to the call's result; of the call alone; and of the same call again.
-/// Results are freed at the end, so that no time has that in it.
+/// Seconds from `start` to the call's result, of the call alone, and of the same call again.
+/// Results are freed at the end, so no time includes that.
 fn times<R>(
     start: Instant,
     stream: &Stream,

@@ -1,13 +1,13 @@
-//! The results of `--landscape` as a picture: a panel for each element type and pass, columns
-//! across, rows up, and the part of the ceiling as the colour of a mark.
+//! The results of `--landscape` as a picture: a panel for each element type and pass, columns of
+//! the shape across, rows of the shape up, and the fraction of the ceiling as the colour of a mark.
 
 use crate::table::list;
 use serde_json::Value;
 use std::error::Error;
 use std::fmt::Write;
 
-/// From which part of the ceiling on a mark has which colour: blue is near, red far, and both are
-/// told apart by colour-blind eyes.
+/// The least fraction of the ceiling for each colour. Blue is near the ceiling and red is far from
+/// it; colour-blind eyes can tell them apart.
 const COLOURS: [(f64, &str); 6] = [
     (0.95, "#2166ac"),
     (0.90, "#67a9cf"),
@@ -20,7 +20,7 @@ const COLOURS: [(f64, &str); 6] = [
 const DTYPES: [&str; 4] = ["f32", "bf16", "f16", "f64"];
 const PASSES: [&str; 3] = ["forward", "forward+backward", "backward"];
 
-// Pixels: of a panel's plot, and around it.
+// Pixels: the plot of a panel, and the space around it.
 const WIDTH: f64 = 300.0;
 const HEIGHT: f64 = 220.0;
 const LEFT: f64 = 52.0;
@@ -46,7 +46,7 @@ pub(crate) fn svg(results: &Value) -> Result<String, Box<dyn Error>> {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">"
     )?;
-    // Not transparent, so that the letters are dark on light whatever is behind.
+    // An opaque background, so that dark letters are legible on any page.
     writeln!(svg, "<rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>")?;
     legend(&mut svg)?;
     for (down, dtype) in DTYPES.iter().enumerate() {
@@ -69,7 +69,7 @@ fn colour(ratio: f64) -> &'static str {
     found.unwrap_or(&COLOURS[COLOURS.len() - 1]).1
 }
 
-/// What the colours and the marks mean.
+/// The meaning of the colours and the marks.
 fn legend(svg: &mut String) -> std::fmt::Result {
     writeln!(svg, "<text x=\"{LEFT}\" y=\"24\">ceiling ÷ time</text>")?;
     for (index, (from, colour)) in COLOURS.iter().enumerate() {
@@ -92,7 +92,7 @@ fn legend(svg: &mut String) -> std::fmt::Result {
     Ok(())
 }
 
-/// A panel's frame, grid and numbers: a line each decade.
+/// The frame, grid and numbers of a panel, with one line per decade.
 fn axes(svg: &mut String, left: f64, top: f64, title: &str) -> std::fmt::Result {
     let (right, bottom) = (left + WIDTH, top + HEIGHT);
     writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-weight=\"bold\">{title}</text>", top - 8.0)?;
@@ -157,7 +157,7 @@ fn symbol(svg: &mut String, loss: &str, x: f64, y: f64, colour: &str) -> std::fm
     }
 }
 
-/// The mark of a row, which shows its name where the pointer is on it.
+/// The mark of a row, which shows its name under the pointer.
 fn mark(svg: &mut String, left: f64, top: f64, row: &Value) -> std::fmt::Result {
     let field = |name: &str| row[name].as_f64();
     let (Some(ratio), Some(rows), Some(cols)) = (field("ratio"), field("rows"), field("cols"))

@@ -1,12 +1,12 @@
-# The shapes of --landscape by the same libraries. This text follows peers.py, whose names it uses:
-# peers.rs gives Python both. PLAN["landscape"] is a list of cases, each with name, loss, dtype,
-# pass, rows, cols, stride, extras, copies and calls. By hand: cat peers.py landscape.py | python3 -
-# PLAN [--on-cpu]
+# Measures the shapes of --landscape with the same libraries. This script follows peers.py and uses
+# its names: peers.rs passes both to Python. PLAN["landscape"] is a list of cases, each with name,
+# loss, dtype, pass, rows, cols, stride, extras, copies and calls. By hand: cat peers.py
+# landscape.py | python3 - PLAN [--on-cpu]
 
 DTYPES |= {"f16": torch.float16, "f64": torch.float64}
 ALLOWED |= {torch.float16: 5e-3, torch.float64: 1e-7}
 SMOOTHING, Z_LOSS = 0.1, 1e-4
-# Rows whose gradients are compared with float64.
+# The number of rows whose gradients are compared with float64.
 COMPARED = 64
 
 
@@ -48,8 +48,8 @@ def landscape_ways(case, weight, found, late):
     yield Way("PyTorch", "eager", whole)
     if not late():
         yield Way("torch.compile", "default", torch.compile(whole, dynamic=False))
-    # A backward pass of Liger's returns the gradient that its forward pass has computed: nothing to
-    # compare.
+    # A backward pass of Liger returns the gradient that its forward pass has computed, so there is
+    # nothing to compare.
     if "Liger" in found and case["pass"] != "backward" and not matrix:
         liger = found["Liger"]
         if case["loss"] == "ce":
@@ -89,7 +89,7 @@ def landscape_inputs(case):
     generator = torch.Generator(DEVICE).manual_seed(1)
 
     def uniform(low, high, *shape):
-        # In its own type: a copy in another could be larger than all that is measured.
+        # In its own type: a copy in another could be larger than everything that is measured.
         shape = shape or (rows, cols)
         values = torch.empty(*shape, dtype=dtype, device=DEVICE)
         return values.uniform_(low, high, generator=generator)
@@ -152,15 +152,15 @@ def landscape_check(case, expected, value, gradient):
     errors, (loss, size, by_x) = {}, expected
     dtype = DTYPES[case["dtype"]]
     if value is not None:
-        # One rounded value for each row adds up to something near the sum.
+        # The sum of the rows' values, each of them rounded, is near the sum of the losses.
         errors["loss_error"] = abs(value.double().sum().item() - loss) / max(size, 1e-300)
     if gradient is not None:
         off = (gradient[:COMPARED].double() - by_x).abs().amax()
-        # Gradients below what the type can hold are no error.
+        # Gradients below the range of the type are no error.
         least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
         errors["gradient_error"] = (off / (by_x.abs().amax() + 100 * least)).item()
     for what, error in errors.items():
-        # A NaN is not within any limit.
+        # Written so that NaN fails.
         if not error <= ALLOWED[dtype]:
             raise ValueError(f"wrong: its {what} is {error:.1e}")
     return errors
@@ -199,7 +199,7 @@ def landscape_prepare(case, way, data, expected, side, pool):
         del value, gradient
 
         def loop(calls=calls):
-            # As many results as there are copies stay, so that gradients take turns too.
+            # As many results stay alive as there are copies, so that gradients take turns too.
             kept = collections.deque(maxlen=len(data))
             for index in range(calls):
                 kept.append(call(index % len(data)))
@@ -207,7 +207,8 @@ def landscape_prepare(case, way, data, expected, side, pool):
         replay = None
         if not ON_CPU:
             synchronise()
-            # What waits for the device fits into no graph: it is queued between two events instead.
+            # A call that waits for the device cannot be in a graph: it is queued between two events
+            # instead.
             fits = not waits(lambda: loop(1))
             synchronise()
             if fits:
@@ -253,10 +254,10 @@ def landscape():
     if not ON_CPU and not torch.cuda.is_available():
         say(library="PyTorch", absent="torch sees no CUDA device")
         return
-    # A backward pass is repeated: what the forward pass has kept must not become its result's
-    # memory.
+    # A backward pass is repeated, so the memory of what the forward pass saved must not be reused
+    # for its result.
     with contextlib.suppress(ImportError, AttributeError):
-        # By another name: an import of `torch` here would make it a local of this function.
+        # An alias: an import of `torch` here would make `torch` a local name of this function.
         import torch._functorch.config as functorch
         functorch.donated_buffer = False
     found = libraries()

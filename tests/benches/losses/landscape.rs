@@ -1,9 +1,10 @@
-//! `--landscape`: shapes drawn at random, each beside the ceiling of the bytes that it moves.
+//! `--landscape`: random shapes, each compared with the ceiling of the bytes that it moves.
 //!
-//! A shape's tensors lie in one allocation that all share, in copies that together are larger than
-//! the second-level cache, and hold random numbers. Its results are compared with float64; then its
-//! call and the ceiling's launches are timed by the method of the other benchmarks, in one loop. A
-//! shape that fails or that is wrong is an error of the run, which goes on with the others.
+//! The tensors of a shape are in one allocation that all shapes share. They contain random numbers,
+//! and their copies together are larger than the second-level cache. The results of a shape are
+//! compared with float64. Then the call and the launches of the ceiling are timed in one loop, by
+//! the method of the other benchmarks. A shape that fails or is wrong is an error of the run, which
+//! continues with the others.
 
 use crate::arena::Arena;
 use crate::data::Data;
@@ -24,8 +25,8 @@ use tests::number::Number;
 /// Samples of each candidate.
 const SAMPLES: usize = 11;
 
-/// Measures the shapes, those of a document if there is one, and lets the other libraries measure
-/// some of them.
+/// Measures the shapes, which are those of a document if there is one, and lets the other libraries
+/// measure some of them.
 pub(crate) fn measure(
     options: &Options,
     landscape: &Landscape,
@@ -68,9 +69,9 @@ pub(crate) fn measure(
         Some(path) => options::write(path, &format!("{results:#}\n")),
         None => Ok(()),
     };
-    // Before the others, who may take long or fail.
+    // Saves before the other libraries run, which may take long or fail.
     save(&results)?;
-    // The device is theirs now.
+    // Frees the device for them.
     drop((arena, gpu));
     if !options.no_peers {
         let rows = list(&results["rows"]).collect();
@@ -85,9 +86,9 @@ pub(crate) fn measure(
     Ok(results)
 }
 
-/// The seed, new where none is given, and the shapes. Prints how to measure them again.
+/// The shapes, and the seed, which is a new one by default. Prints how to measure them again.
 fn choose(landscape: &Landscape, document: Option<&Document>) -> (u64, Vec<Shape>) {
-    // Few enough digits to be read out.
+    // Few enough digits to read out.
     let now = || since_1970().as_nanos() as u64 % 1_000_000_000;
     let seed = landscape.seed.unwrap_or_else(now);
     println!("seed {seed}");
@@ -163,12 +164,12 @@ fn shape_of<T: Number<Loss: Number>>(
     }))
 }
 
-/// What the ceiling reads and writes in place of a call: arrays of one length for each copy, and
+/// What the ceiling reads and writes in place of a call: arrays of equal length for each copy, and
 /// the length.
 ///
-/// Where so much is read of rows, beside rows so short, that the kernels have no place for it, all
-/// reads are one array; where something is written too, they are two for one that is written, each
-/// a third of all bytes.
+/// The kernels have no room for data of rows that is large in comparison with the rows. All reads
+/// are then one array; if something is written too, there are two arrays of reads and one of
+/// writes, each with a third of all bytes.
 fn traffic(arena: &Arena, layout: &Layout) -> (Pattern, Vec<Vec<u64>>, usize) {
     let Layout { reads, writes, touched, of_rows_bytes, slot, .. } = *layout;
     let copies = |arrays: &[usize]| -> Vec<Vec<u64>> {
@@ -188,30 +189,30 @@ fn traffic(arena: &Arena, layout: &Layout) -> (Pattern, Vec<Vec<u64>>, usize) {
     if writes == 0 {
         return (Pattern { reads: 1, ..none }, copies(&[0]), all);
     }
-    // What is read ends where the gradient begins.
+    // The reads end where the gradient begins.
     let third = (all / 3).min(layout.gradient / 2) / 16 * 16;
     (Pattern { reads: 2, writes: 1, ..none }, copies(&[0, third, layout.gradient]), third)
 }
 
-/// The part of the ceiling that a row reaches.
+/// The fraction of the ceiling that a row reaches.
 fn ratio(row: &Value) -> f64 {
     row["ratio"].as_f64().unwrap_or(f64::NAN)
 }
 
-/// The shape that a row was measured of: its index.
+/// The index of the shape of a row.
 fn shape_at(row: &Value, shapes: &[Shape]) -> Option<usize> {
     let name = row["name"].as_str()?;
     shapes.iter().position(|shape| shape.to_string() == name)
 }
 
-/// The rows for the other libraries: those that a document has a column for.
+/// The rows for the other libraries: those for which a document has a column.
 fn compared<'a>(mut rows: Vec<&'a Value>, shapes: &[Shape], document: &Document) -> Vec<&'a Value> {
     rows.retain(|row| shape_at(row, shapes).is_some_and(|at| document.compares(&shapes[at])));
     rows
 }
 
-/// The rows for the other libraries: half of them those that we are furthest from the ceiling on,
-/// the rest any.
+/// The rows for the other libraries: half of them are those where we are furthest from the ceiling,
+/// and the rest are random.
 fn sample(mut ranked: Vec<&Value>, seed: u64, most: usize) -> Vec<&Value> {
     ranked.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
     let mut random = Random::new(seed, u64::MAX);
@@ -223,7 +224,7 @@ fn sample(mut ranked: Vec<&Value>, seed: u64, most: usize) -> Vec<&Value> {
     ranked
 }
 
-/// The shapes of these rows, as the other libraries are to repeat them; the slowest first, in case
+/// The shapes of these rows in the form that the other libraries take; the slowest first, in case
 /// time runs out.
 fn cases(mut rows: Vec<&Value>, shapes: &[Shape], layouts: &[Layout]) -> Vec<Value> {
     rows.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));

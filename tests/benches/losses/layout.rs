@@ -1,47 +1,49 @@
-//! Where the arrays of a shape lie in the one allocation that all shapes share, and which bytes of
-//! them a call has to move.
+//! The addresses of a shape's arrays in the allocation that all shapes share, and the bytes that a
+//! call has to move.
 
 use crate::shapes::{Extra, Loss, Pass, Shape};
 
-/// Bytes that calls in turn touch before they come back to the same: several times the second-level
-/// cache.
+/// Bytes that consecutive calls touch before they touch the same ones again: several times the
+/// second-level cache.
 const ROTATION: usize = 256 << 20;
 const MOST_COPIES: usize = 16;
 
-/// Bytes that the calls of a sample move, unless they are few or many: beside so many, the
-/// microsecond or two in which a graph begins and ends does not count.
+/// Bytes that the calls of a sample move, unless they are [few](FEWEST_CALLS) or
+/// [many](MOST_CALLS). The microsecond or two in which a graph begins and ends is negligible beside
+/// them.
 const TRAFFIC: usize = 2 << 30;
 const FEWEST_CALLS: usize = 3;
 const MOST_CALLS: usize = 100;
 
-/// Every array begins on such a boundary.
+/// Every array begins on a boundary of this many bytes.
 const ALIGNED: usize = 256;
 
-/// What memory is fetched by.
+/// The unit of bytes that memory transfers.
 const SECTOR: usize = 32;
 
-/// The arrays of a copy, as bytes behind its start. Reads come first and writes last, so that the
-/// ceiling can take all reads as one array.
+/// The arrays of a copy, as byte offsets from its start. Reads come first and writes last, so that
+/// the ceiling can take all reads as one array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Classes, or what a reduction to rows has of each: losses where they are computed, upstream
-    /// gradients in the backward pass. Long enough for all that is read of rows.
+    /// Classes, or the per-row data of a reduction to rows: losses in a pass that computes them,
+    /// upstream gradients in the backward pass. The array has room for all per-row data that is
+    /// read.
     pub(crate) of_rows: usize,
-    /// Bytes that a call moves of rows: classes, per-row losses and gradients, and what the forward
-    /// pass saved.
+    /// Bytes of per-row data that a call moves: classes, losses and gradients of rows, and what the
+    /// forward pass saved.
     pub(crate) of_rows_bytes: usize,
-    /// The target, where it is a matrix.
+    /// The target, if it is a matrix.
     pub(crate) target: usize,
     pub(crate) gradient: usize,
     /// Bytes of a whole copy; the input is at its start.
     pub(crate) slot: usize,
     pub(crate) copies: usize,
     pub(crate) calls: usize,
-    /// Bytes of a matrix, whatever its gaps.
+    /// Bytes of a matrix with its gaps or without.
     pub(crate) matrix: usize,
-    /// Bytes of a matrix that a call moves: those of the sectors that have elements in them.
+    /// Bytes of a matrix that a call moves: whole sectors that contain elements.
     pub(crate) touched: usize,
-    /// Matrices that are read and written.
+    /// The numbers of matrices that are read and written.
     pub(crate) reads: usize,
     pub(crate) writes: usize,
 }
@@ -61,7 +63,7 @@ impl Layout {
         let target = of_rows + up(of_rows_bytes);
         let gradient = target + (matrices - 1) * matrix;
         let moved = (reads + writes) * touched + of_rows_bytes;
-        // Room for a third of all that is moved, where the ceiling writes as much as that.
+        // Has room for a third of all moved bytes, in case the ceiling writes that many.
         let slot = gradient + if writes == 0 { 0 } else { up(matrix.max(moved / 3)) };
         let copies = ROTATION.div_ceil(moved).clamp(1, MOST_COPIES);
         let calls = TRAFFIC.div_ceil(moved).clamp(FEWEST_CALLS, MOST_CALLS).max(copies);
@@ -91,12 +93,12 @@ impl Layout {
     }
 }
 
-/// What is moved once a row. Writes count as if they were reads: they are few.
+/// Per-row bytes that are moved. Writes count as reads, since they are few.
 fn of_rows_bytes(shape: &Shape) -> usize {
     let result = shape.dtype.result_bytes();
     let classes = if shape.target_is_a_matrix() { 0 } else { size_of::<i64>() };
     let saved = match (shape.loss, shape.pass) {
-        // The largest logit and the logarithm of the sum, and the target's total where it is not 1.
+        // The largest logit and the logarithm of the sum, and the target's total unless it is 1.
         (Loss::Ce, Pass::Backward) => {
             let weighted = shape.has(Extra::Weights) || shape.has(Extra::Probabilities);
             result * if weighted { 3 } else { 2 }
@@ -114,7 +116,7 @@ fn touched(shape: &Shape) -> usize {
     if stride == row {
         return shape.rows * row;
     }
-    // Rows begin at the same places in a sector again after so many.
+    // The offsets of rows in a sector repeat after this many rows.
     let period = SECTOR.min(shape.rows);
     let (mut sectors, mut end) = (0, 0);
     for index in 0..period {

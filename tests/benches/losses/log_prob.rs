@@ -1,4 +1,4 @@
-//! The log-probability of a class and the entropy, of each row, at sizes of language models.
+//! The log-probability of a class and the entropy of each row, at sizes of language models.
 
 use crate::losses::{READ, READ_WRITE, check_gradient, copies};
 use crate::{Bench, Case, Pattern, Result};
@@ -8,8 +8,8 @@ use tests::number::Number;
 use tests::random::uniform;
 use tests::reference::log_prob;
 
-/// What the gradient is of: the mean over the rows of −log p − [`ENTROPY`] H, as a policy is
-/// trained that is to stay open.
+/// The gradient is that of the mean over the rows of −log p − [`ENTROPY`] H, a policy loss with an
+/// entropy bonus.
 const ENTROPY: f64 = 0.01;
 
 /// Rows that are compared with float64.
@@ -51,7 +51,7 @@ impl Bench {
         let mut workspace = fused_loss::Workspace::new(&gpu)?;
         let loss_of = LogProb::new();
 
-        // The first rows against float64, of the values each, and of the gradients some.
+        // Compares the first rows with float64: each of their values, and some of their gradients.
         let compared = COMPARED_ROWS.min(rows);
         let expected: Vec<_> = (0..compared)
             .map(|row| {

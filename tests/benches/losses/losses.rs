@@ -1,4 +1,4 @@
-//! The losses at the sizes they are known by.
+//! The losses at well-known sizes.
 
 use crate::timing::{Graph, interleaved};
 use crate::{Bench, Case, Pattern, Result, Row, SAMPLES};
@@ -14,28 +14,28 @@ pub(crate) const READ_WRITE: Pattern =
 const READ_TWO: Pattern = Pattern { reads: 2, writes: 0, of_rows: (0, 0), of_rows_apart: 0 };
 const READ_TWO_WRITE: Pattern = Pattern { reads: 2, writes: 1, of_rows: (0, 0), of_rows_apart: 0 };
 
-/// Bytes that calls in turn must read and write before they come back to the same: many times the
-/// cache.
+/// Bytes that consecutive calls read and write before they touch the same ones again: many times
+/// the cache.
 const ROTATION: usize = 512 << 20;
 
-/// Bytes of input that the calls of one sample read, unless they are [few](FEWEST) or [many](MOST):
-/// while a graph begins and ends, memory has nothing to do for a microsecond or two, and of a few
-/// short calls that would be two of a hundred.
+/// Bytes of input that the calls of one sample read, unless they are [few](FEWEST) or [many](MOST).
+/// While a graph begins and ends, memory is idle for a microsecond or two, which would be 2 % of a
+/// few short calls.
 const QUEUE: usize = 4 << 30;
 const FEWEST: usize = 5;
 const MOST: usize = 40;
 
-/// Calls of a sample, each of which reads `bytes` of input, on so many copies.
+/// The number of calls in a sample, each of which reads `bytes` of input, on this many copies.
 pub(crate) fn calls(bytes: usize, copies: usize) -> usize {
     QUEUE.div_ceil(bytes).clamp(FEWEST, MOST).max(copies)
 }
 
-/// Copies of `bytes` that take turns.
+/// The number of copies of `bytes` that take turns.
 pub(crate) fn copies(bytes: usize) -> usize {
     ROTATION.div_ceil(bytes).clamp(1, 8)
 }
 
-/// Holds every 997th element of a gradient against float64.
+/// Compares every 997th element of a gradient with float64.
 pub(crate) fn check_gradient<T: Number>(
     name: &str,
     got: &Tensor<T>,
@@ -52,7 +52,7 @@ pub(crate) fn check_gradient<T: Number>(
     Ok(())
 }
 
-/// Holds a loss against float64.
+/// Compares a loss with float64.
 fn check_loss<T: Number<Loss = f32>>(name: &str, got: &Loss<f32>, expected: f64) -> Result<()> {
     let error = f64::from(got.item()?) / expected - 1.0;
     println!("{name}: the loss is off by {error:.1e}");
@@ -60,8 +60,7 @@ fn check_loss<T: Number<Loss = f32>>(name: &str, got: &Loss<f32>, expected: f64)
     Ok(())
 }
 
-/// The three passes of a loss that compares element by element: checked against float64, then
-/// timed.
+/// The three passes of a loss that compares element by element: compared with float64, then timed.
 macro_rules! elementwise {
     ($bench:ident, $loss:expr, $name:expr, $side:expr, $x:expr, $t:expr, $term:expr, $divisor:expr, $gradient:expr, $backward:expr) => {{
         let (loss_of, name, side, x, t): (_, String, usize, Vec<T>, Vec<T>) =
@@ -106,7 +105,7 @@ macro_rules! elementwise {
                 &stream,
             )
         })?;
-        // The first of two that are read is not needed where one is.
+        // A pattern with one read drops the first of the two arrays that are read.
         let arrays = arrays.map(|all| all[2 - $backward.reads..].to_vec());
         $bench.row(format!("{name}, backward"), $backward, &arrays, bytes, |_| {
             loss_of.backward_into(&input, &target, &one, &mut gradient, &stream)
@@ -114,12 +113,12 @@ macro_rules! elementwise {
     }};
 }
 
-/// Numbers of [-1, 1).
+/// Numbers in [-1, 1).
 fn draw<T: Number>(seed: u64, len: usize) -> Vec<T> {
     filled(len, |index| T::round(f64::from(uniform(seed, index as u64))))
 }
 
-/// Numbers of (0, 1).
+/// Numbers in (0, 1).
 fn probabilities<T: Number>(seed: u64, len: usize) -> Vec<T> {
     filled(len, |index| T::round(f64::from(uniform(seed, index as u64)) * 0.4995 + 0.5))
 }
@@ -305,8 +304,7 @@ impl Bench {
         })
     }
 
-    /// What a call costs where there is little to compute: 128 × 1000 f32, in a graph and queued
-    /// one by one.
+    /// The cost of a call with little to compute: 128 × 1000 f32, in a graph and queued one by one.
     pub(crate) fn small(&mut self) -> Result<()> {
         let (rows, cols) = (128, 1000);
         let (gpu, stream): (Gpu, _) = (self.gpu.clone(), self.stream.clone());
@@ -322,7 +320,8 @@ impl Bench {
                 if self.wants(Case { small: true, ..case }) {
                     let name = format!("{name}, forward");
                     let loss_of = $loss;
-                    // One each: what cross-entropy has written costs others a clear of its fault.
+                    // A loss of its own for each: after cross-entropy, another loss would have to
+                    // clear its record of a target out of range.
                     let mut loss = Loss::zeros(&gpu, [])?;
                     let mut call = |_: usize| {
                         loss_of.forward_into(&x, $target, &mut loss, &mut workspace, &stream)

@@ -1,17 +1,18 @@
-//! How close each loss is to the memory: its time beside the ceiling, the best of several launches
-//! of a kernel that only reads and writes the same bytes, in one run. `cargo xtask bench`.
+//! How close each loss is to the memory bandwidth: its time beside the ceiling, the fastest of
+//! several launches of a kernel that only reads and writes the same bytes, in one run. `cargo xtask
+//! bench`.
 //!
 //! Times are medians of samples that alternate between all candidates. A sample is the replay of a
-//! graph of so many calls, five at least, that how it begins and ends hardly shows, between two
-//! events. The next is queued before it is done, so that no figure has the host's launches in it.
-//! Calls take turns on copies of the tensors that together are larger than the cache. Every result
-//! is checked against float64 before it is timed.
+//! graph between two events. The graph has at least five calls, and so many that its beginning and
+//! end hardly matter. The next sample is queued before the previous one is done, so no time
+//! includes the host's launches. Calls take turns on copies of the tensors that together are larger
+//! than the cache. Every result is compared with float64 before it is timed.
 //!
-//! Then come the same rows by other libraries, where the machine's `python3` has PyTorch.
+//! Then other libraries compute the same rows, if the machine's `python3` has PyTorch.
 //!
-//! `--landscape` measures shapes that are drawn at random in place of the fixed rows, `--first-call`
-//! what a program waits for before its first result. `--document` measures the shapes that a
-//! document names, and writes the figures into it.
+//! `--landscape` measures random shapes in place of the fixed rows, and `--first-call` how long a
+//! program waits for its first result. `--document` measures the shapes that a document names, and
+//! writes the figures into it.
 
 mod arena;
 mod ceiling;
@@ -46,14 +47,14 @@ const SAMPLES: usize = 21;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// What a call does to memory: reads and writes of arrays of one length.
+/// The memory traffic of a call: reads and writes of arrays of one length.
 #[derive(Clone, Copy)]
 struct Pattern {
     reads: usize,
     writes: usize,
-    /// What is read besides once a row, an address and its bytes.
+    /// Per-row data that is also read: an address and the number of bytes.
     of_rows: (u64, usize),
-    /// Bytes from there to the same of the next copy; 0 where copies share it.
+    /// Bytes from this data to that of the next copy; 0 if the copies share it.
     of_rows_apart: u64,
 }
 
@@ -70,12 +71,12 @@ struct Row {
 struct Bench {
     gpu: Gpu,
     stream: Stream,
-    /// What a name must contain to be run; any of them.
+    /// Parts of names: a benchmark runs if its name contains any of them.
     wanted: Vec<String>,
-    /// The names there are.
+    /// The names of all benchmarks.
     names: Vec<String>,
     rows: Vec<Row>,
-    /// What was run, for the other libraries to repeat.
+    /// The benchmarks that ran, for the other libraries to repeat.
     cases: Vec<Case>,
 }
 
@@ -125,7 +126,7 @@ fn run() -> Result<()> {
     }
 }
 
-/// Measures what is wanted, by us and by the others.
+/// Measures the selected benchmarks with this library and with the others.
 fn measure(options: &Options) -> Result<Value> {
     let gpu = Gpu::new(0)?;
     println!("{}, medians of {SAMPLES} samples", gpu.name());
@@ -157,10 +158,10 @@ fn measure(options: &Options) -> Result<Value> {
         Some(path) => options::write(path, &format!("{results:#}\n")),
         None => Ok(()),
     };
-    // Before the others, who may take long or fail.
+    // Saves before the other libraries run, which may take long or fail.
     save(&results)?;
     let cases = std::mem::take(&mut bench.cases);
-    // The device is theirs now.
+    // Frees the device for them.
     drop(bench);
     if !options.no_peers {
         peers::add(&mut results, &cases);
@@ -170,7 +171,7 @@ fn measure(options: &Options) -> Result<Value> {
 }
 
 impl Bench {
-    /// Whether a benchmark is part of the run; if so, it is noted.
+    /// Whether a benchmark is part of the run; if so, adds it to the cases.
     fn wants(&mut self, case: Case) -> bool {
         let name = &case.name;
         let wants = self.wanted.is_empty() || self.wanted.iter().any(|part| name.contains(part));
@@ -181,7 +182,7 @@ impl Bench {
         wants
     }
 
-    /// Refuses a part of a name that no name has.
+    /// Refuses a part of a name that no name contains.
     fn check_wanted(&self) -> Result<()> {
         let is_in_none = |part: &&String| !self.names.iter().any(|name| name.contains(*part));
         match self.wanted.iter().find(is_in_none) {
@@ -193,8 +194,8 @@ impl Bench {
         }
     }
 
-    /// Times `call` beside the ceiling of its pattern. It gets its number, and uses the arrays, of
-    /// `bytes` each, of that copy.
+    /// Times `call` beside the ceiling of its pattern. The call gets the number of a copy and uses
+    /// the arrays of that copy, `bytes` bytes each.
     fn row<E: Error + 'static>(
         &mut self,
         name: String,

@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! The options of the command line.
 
 use crate::Result;
 use crate::document::Document;
@@ -8,10 +8,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The command line of the benchmark, in the words of `cargo xtask bench --help`.
+/// The command line of the benchmark, as in `cargo xtask bench --help`.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    /// What a name must contain to be run; any of them.
+    /// Parts of names: a benchmark runs if its name contains any of them.
     pub(crate) wanted: Vec<String>,
     pub(crate) no_peers: bool,
     pub(crate) json: Option<PathBuf>,
@@ -22,12 +22,12 @@ pub(crate) struct Options {
     pub(crate) first_call: Option<FirstCall>,
 }
 
-/// How `--first-call` measures.
+/// The options of `--first-call`.
 #[derive(Debug)]
 pub(crate) struct FirstCall {
-    /// The one call that this process measures for another. Not in the help.
+    /// The only call that this process measures, for another process. Not in the help.
     pub(crate) of: Option<String>,
-    /// Runs on the emulator, as of [`Landscape`].
+    /// Runs on the emulator, as in [`Landscape`].
     pub(crate) emulated: bool,
 }
 
@@ -38,16 +38,16 @@ pub(crate) struct Landscape {
     pub(crate) seed: Option<u64>,
     pub(crate) shapes: usize,
     pub(crate) range: Range,
-    /// These instead of any that are drawn.
+    /// Shapes to measure in place of random ones.
     pub(crate) named: Vec<Shape>,
-    /// How many of the shapes the other libraries measure.
+    /// The number of shapes that the other libraries measure.
     pub(crate) peers_shapes: usize,
-    /// Runs on the emulator, where times mean nothing: to try the benchmark itself. Not in the
+    /// Runs on the emulator, where times mean nothing, to try the benchmark itself. Not in the
     /// help.
     pub(crate) emulated: bool,
 }
 
-/// What is given of `--landscape` and `--first-call`.
+/// The options that belong to `--landscape` and `--first-call`.
 #[derive(Default)]
 struct Given {
     landscape: bool,
@@ -66,7 +66,7 @@ const EXPECTED: &str = "expected --no-peers, --json FILE, --picture FILE, --from
     of a name, or --landscape with --seed N, --shapes N, --only LOSS, --max-mib N, --shape TEXT, \
     --peers-shapes N, or --document FILE beside --landscape or --from, or --first-call";
 
-/// An option's value, which must be there and be of its type.
+/// The value of an option, which must be there and have its type.
 fn value<T: FromStr<Err: fmt::Display>>(
     option: &str,
     args: &mut impl Iterator<Item = String>,
@@ -128,7 +128,7 @@ impl Options {
 }
 
 impl Given {
-    /// What says which shapes are drawn.
+    /// The options that determine which shapes are drawn.
     fn of_draws(&self) -> [(&'static str, bool); 4] {
         [
             ("--seed", self.seed.is_some()),
@@ -138,7 +138,7 @@ impl Given {
         ]
     }
 
-    /// How `--first-call` measures, if it is given; an error names what does not go with it.
+    /// The options of `--first-call`, if it is given; an error names an option that excludes it.
     fn first_call(&self, options: &Options) -> Result<Option<FirstCall>> {
         if !self.first_call && self.first_call_of.is_none() {
             return Ok(None);
@@ -162,8 +162,8 @@ impl Given {
         }
     }
 
-    /// What `--landscape` is to measure, if it is given; an error names two options that do not go
-    /// together.
+    /// The options of `--landscape`, if it is given; an error names two options that exclude each
+    /// other.
     fn landscape(self, options: &Options) -> Result<Option<Landscape>> {
         let of_draws = self.of_draws();
         let of_landscape = [

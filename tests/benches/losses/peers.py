@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Callable
 
 START = time.monotonic()
-# Libraries print to standard output as well: from here on that goes to standard error.
+# Libraries also print to standard output. From here on, their output goes to standard error.
 OUT = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
@@ -42,9 +42,9 @@ except ImportError as why:
     sys.exit(0)
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-# How far a result may be off: a loss relatively, a gradient as a part of its row's largest.
+# Allowed errors: of a loss relative to it, of a gradient relative to the largest of its row.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-# Elements of a float64 reference at a time.
+# Elements per step of a float64 reference.
 CHUNK = 1 << 24
 PLAN = json.loads(sys.argv[1])
 ON_CPU = "--on-cpu" in sys.argv[2:]
@@ -61,11 +61,11 @@ class Way:
     library: str
     name: str
     call: Callable
-    # Tried only where there is time.
+    # Tried only if there is time.
     optional: bool = False
-    # Writes the gradient over x.
+    # Overwrites x with the gradient.
     overwrites: bool = False
-    # What its gradient lacks as a factor.
+    # A factor that its gradient lacks.
     gradient_scale: float = 1.0
 
 
@@ -88,7 +88,7 @@ def libraries():
         try:
             found[library] = importlib.import_module(module)
             say(library=library, version=version_of(package))
-        # Not only ImportError: one of them looks for a GPU as it is imported.
+        # Not only ImportError: one of them looks for a GPU during its import.
         except Exception as why:
             say(library=library, absent=first_line(why))
     return found
@@ -101,7 +101,7 @@ def version_of(package):
         return "of unknown version"
 
 
-# Of the entropy in the mean that the benchmark has the gradient of.
+# The factor of the entropy in the mean whose gradient the benchmark computes.
 ENTROPY = 0.01
 
 
@@ -135,7 +135,7 @@ def with_gradient(loss):
         if value.dtype not in ones:
             ones[value.dtype] = torch.ones_like(value)
         gradient = torch.autograd.grad(value, x, ones[value.dtype])[0]
-        # Without its history, which would keep the stream of this call.
+        # Detached from its history, which would keep the stream of this call alive.
         return value.detach(), gradient
 
     return call
@@ -183,7 +183,7 @@ def ways(case, backward, found):
         yield Way("quack", "cross_entropy", both(lambda x, t: quack.cross_entropy(x, t)))
         if backward:
             rows = case["rows"]
-            # A gradient for each row, in memory: what a mean sends back has stride 0.
+            # A materialized gradient per row: the gradient that a mean passes back has stride 0.
             even = torch.full((rows,), 1 / rows, device=DEVICE)
 
             def by_row(x, t):
@@ -202,7 +202,7 @@ def ways(case, backward, found):
             yield Way("quack", "cross_entropy_fwd", terms)
 
 
-# ---- inputs, and what must come out --------------------------------------------------------
+# ---- inputs, and expected results -----------------------------------------------------------
 
 
 def inputs(case):
@@ -270,7 +270,7 @@ def check(case, way, x, t, backward):
     if backward:
         errors["gradient_error"] = torch.stack(gradient_errors).max().item()
     for what, error in errors.items():
-        # A NaN is not within any limit.
+        # Written so that NaN fails.
         if not error <= ALLOWED[x.dtype]:
             raise ValueError(f"wrong: its {what} is {error:.1e}")
     return errors
@@ -368,13 +368,13 @@ class Timed:
 
 def prepare(case, way, data, calls, backward, pool):
     """Checks a way and captures its calls."""
-    # Tensors of its own: autograd notes on them which stream has used them.
+    # Separate tensors, because autograd records on them which stream has used them.
     fresh = (lambda x: x.clone()) if way.overwrites else (lambda x: x.detach())
     data = [(fresh(x).requires_grad_(backward), t) for x, t in data]
     errors = check(case, way, *data[0], backward)
 
     def loop(calls=calls):
-        # As many results as there are copies stay, so that gradients take turns too.
+        # As many results stay alive as there are copies, so that gradients take turns too.
         kept = collections.deque(maxlen=len(data))
         for index in range(calls):
             kept.append(way.call(*data[index % len(data)]))
@@ -390,7 +390,7 @@ def attempt(case, backward, found, data, calls, late):
     """All ways of a row that work, and the messages of those that do not."""
     gc.collect()
     if not ON_CPU:
-        # The allocator may refuse once a capture has been broken off.
+        # The allocator may fail after a capture was interrupted.
         with contextlib.suppress(RuntimeError):
             torch.cuda.empty_cache()
     torch._dynamo.reset()
@@ -426,7 +426,7 @@ def large(case, found, late):
     data = [(x, t)] + [(x.clone(), t.clone()) for _ in range(case["copies"] - 1)]
     calls = case["calls"]
 
-    # A function, so that the graphs of a row and their memory are gone before the next.
+    # A function, so that the graphs of a row and their memory are freed before the next row.
     def row(name, backward):
         ready, failed = attempt(case, backward, found, data, calls, late)
         times = rounds([each.replay or each.loop for each in ready], PLAN["samples"])
@@ -479,6 +479,6 @@ def main():
             say(failed=case["name"], why=first_line(why))
 
 
-# Shapes of --landscape are the business of the script that may follow this one.
+# The script that may follow this one measures the shapes of --landscape.
 if "cases" in PLAN:
     main()

@@ -6,32 +6,31 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-/// By what factor two times may differ that count as the same: medians of one run differ by as
-/// much.
+/// The largest ratio of two times that count as equal: medians of one run differ by this much.
 const SAME: f64 = 1.005;
 
-/// In the binary, which may run where the sources are not.
+/// Part of the binary, which may run where the sources do not exist.
 const SCRIPT: &str = concat!(include_str!("peers.py"), "\n\n", include_str!("landscape.py"));
 
-/// Seconds that the peers should take together: past a row's share of them, slow ways to a better
-/// time are not tried.
+/// Seconds that the other libraries should take together. After a row's share of them, slow
+/// candidates for a better time are not tried.
 const SECONDS: usize = 170;
 
-/// The same for the shapes of `--landscape`, each of which takes torch.compile some seconds.
+/// The same for the shapes of `--landscape`: torch.compile takes some seconds for each.
 const SECONDS_OF_LANDSCAPE: usize = 420;
 
-/// A benchmark, as the others are to repeat it.
+/// A benchmark in the form that the other libraries take.
 pub(crate) struct Case {
-    /// What the names of its rows begin with.
+    /// The beginning of the names of its rows.
     pub(crate) name: String,
     pub(crate) loss: &'static str,
-    /// Of a divergence: whether the input is the logarithms.
+    /// For a divergence: whether the input is log-probabilities.
     pub(crate) log_input: bool,
     pub(crate) shape: [usize; 2],
     pub(crate) dtype: &'static str,
     /// Bytes of the input.
     pub(crate) bytes: usize,
-    /// Whether it is what a call costs that counts.
+    /// Whether the benchmark measures the overhead of a call.
     pub(crate) small: bool,
 }
 
@@ -59,8 +58,8 @@ impl Case {
     }
 }
 
-/// Measures the cases with the other libraries and adds what they say to the results. What goes
-/// wrong becomes a note: the results are good without them.
+/// Measures the cases with the other libraries and adds their times to the results. A failure
+/// becomes a note, because the results are good without them.
 pub(crate) fn add(results: &mut Value, cases: &[Case]) {
     let cases: Vec<_> = cases.iter().map(Case::json).collect();
     let plan = json!({
@@ -71,9 +70,9 @@ pub(crate) fn add(results: &mut Value, cases: &[Case]) {
     add_plan(results, &plan);
 }
 
-/// As [`add`], for shapes that were drawn. A case says all there is to a shape: `name`, `loss`,
-/// `dtype`, `pass`, `rows`, `cols`, `stride`, `extras`, `copies` and `calls`, as the command line
-/// calls them.
+/// Like [`add`], for random shapes. A case describes its shape completely: `name`, `loss`, `dtype`,
+/// `pass`, `rows`, `cols`, `stride`, `extras`, `copies` and `calls`, in the words of the command
+/// line.
 pub(crate) fn add_landscape(results: &mut Value, cases: &[Value]) {
     let (samples, seconds) = (SAMPLES, SECONDS_OF_LANDSCAPE);
     add_plan(results, &json!({ "samples": samples, "seconds": seconds, "landscape": cases }));
@@ -86,7 +85,7 @@ fn add_plan(results: &mut Value, plan: &Value) {
     }
 }
 
-/// Runs the script, and hands on every line as it comes.
+/// Runs the script and passes on each line as soon as it arrives.
 fn run(plan: &Value, mut hear: impl FnMut(Value)) -> Result<()> {
     let mut python = Command::new("python3")
         .args(["-", &plan.to_string()])
@@ -96,7 +95,7 @@ fn run(plan: &Value, mut hear: impl FnMut(Value)) -> Result<()> {
         .map_err(|why| format!("python3: {why}"))?;
     let mut stdin = python.stdin.take().expect("it is piped");
     stdin.write_all(SCRIPT.as_bytes())?;
-    // Python begins when it has read all of it.
+    // Python starts when its input ends.
     drop(stdin);
     for line in BufReader::new(python.stdout.take().expect("it is piped")).lines() {
         hear(serde_json::from_str(&line?)?);

@@ -1,4 +1,4 @@
-//! The results as a picture: how much of the ceiling each library reaches, row by row.
+//! The results as a picture: the fraction of the ceiling that each library reaches, row by row.
 
 use crate::table::{libraries, list};
 use plotters::prelude::*;
@@ -6,7 +6,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde_json::Value;
 use std::error::Error;
 
-/// One colour each, told apart by colour-blind eyes too (Okabe and Ito).
+/// One colour per library, distinct for colour-blind eyes too (Okabe and Ito).
 const COLOURS: [RGBColor; 5] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -24,7 +24,7 @@ const LEGEND: u32 = 44;
 const AXIS: u32 = 48;
 const MARGIN: u32 = 48;
 
-/// A row's name, and its bars: which library, and the fraction of the ceiling.
+/// A row's name and its bars: a library, and its fraction of the ceiling.
 struct Group<'a> {
     name: &'a str,
     bars: Vec<(usize, f64)>,
@@ -43,7 +43,7 @@ pub(crate) fn svg(results: &Value) -> Result<String, Box<dyn Error>> {
     let mut svg = String::new();
     let root = SVGBackend::with_string(&mut svg, (WIDTH, LEGEND + height + AXIS));
     let root = root.into_drawing_area();
-    // Not transparent, so that the letters are dark on light whatever is behind.
+    // An opaque background, so that dark letters are legible on any page.
     root.fill(&WHITE)?;
     let font = |size: u32| ("sans-serif", size).into_font().color(&BLACK);
 
@@ -82,7 +82,7 @@ pub(crate) fn svg(results: &Value) -> Result<String, Box<dyn Error>> {
         root.draw(&Text::new(group.name.to_owned(), (x - 8, y), style))?;
         for &(library, fraction) in &group.bars {
             let bottom = top - f64::from(BAR);
-            // One that seems to pass the ceiling, by the noise of both, ends there.
+            // A bar that exceeds the ceiling, because both times are noisy, ends at the ceiling.
             let corners = [(0.0, top - 1.0), (fraction.min(1.0), bottom)];
             let colour = COLOURS[library % COLOURS.len()];
             chart.draw_series([Rectangle::new(corners, colour.filled())])?;
@@ -94,12 +94,12 @@ pub(crate) fn svg(results: &Value) -> Result<String, Box<dyn Error>> {
         top -= f64::from(GAP) / 2.0;
     }
     root.present()?;
-    // They write to the string until they are gone.
+    // They write to the string until they are dropped.
     drop((chart, plot, root));
     Ok(svg)
 }
 
-/// The bars of every row, ours first.
+/// The bars of every row, with ours first.
 fn groups<'a>(results: &'a Value, names: &[&str]) -> Vec<Group<'a>> {
     let group = |row: &'a Value| {
         let ceiling = row["ceiling_ms"].as_f64()?;

@@ -1,19 +1,19 @@
-//! The shapes that `--landscape` measures, drawn at random: what kernels are tuned for must not be
-//! what they are measured on. A shape is a pure function of a seed and an index, and has a name
-//! that it can be read from again.
+//! The random shapes that `--landscape` measures: kernels must not be measured on the shapes for
+//! which they are tuned. A shape is a pure function of a seed and an index, and its name can be
+//! parsed back into the shape.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of logits, from and to.
+/// The smallest and the largest number of bytes of logits.
 pub(crate) const LEAST_BYTES: usize = 16 << 20;
 pub(crate) const MOST_BYTES: usize = 2 << 30;
 
-/// Columns, from and to.
+/// The smallest and the largest number of columns.
 pub(crate) const LEAST_COLS: usize = 2;
 pub(crate) const MOST_COLS: usize = 300_000;
 
-/// Elements of the largest shape that a name may ask for: its buffers have to fit a device.
+/// Elements of the largest shape that a name may ask for, since its buffers must fit a device.
 const MOST_ELEMENTS: usize = 1 << 32;
 
 /// Declares an enumeration whose variants have names on the command line.
@@ -24,7 +24,7 @@ macro_rules! named {
         pub(crate) enum $name { $($(#[$of])* $variant,)+ }
 
         impl $name {
-            /// All there are, in order.
+            /// All variants in order.
             pub(crate) const ALL: &[Self] = &[$($name::$variant),+];
 
             /// Its name on the command line.
@@ -59,7 +59,7 @@ named! {
     Pass { Forward = "forward", Both = "forward+backward", Backward = "backward", }
 }
 named! {
-    /// What is out of the ordinary about a call.
+    /// An unusual property of a call.
     Extra {
         /// Class weights.
         Weights = "weights",
@@ -67,8 +67,8 @@ named! {
         Smoothing = "smoothing",
         /// z-loss with λ = 10⁻⁴.
         ZLoss = "z-loss",
-        /// Every third row has the class that is ignored. Its logits count among the bytes. Never
-        /// drawn, so that a seed draws the shapes that it always has.
+        /// Every third row has the ignored class. Its logits count among the bytes. This extra is
+        /// never drawn, so that a seed still draws the same shapes as before the extra existed.
         Ignored = "ignored",
         /// Probabilities of all classes as targets.
         Probabilities = "probabilities",
@@ -78,11 +78,11 @@ named! {
         Rows = "rows",
         /// A divergence divided by the elements, not by the rows.
         Mean = "mean",
-        /// Rows further apart than they are long.
+        /// A stride larger than the number of columns.
         Gaps = "gaps",
-        /// A tensor that begins an element behind a 16-byte boundary: of cross-entropy the logits
-        /// and their gradient, of the others the target alone, so that input and target are aligned
-        /// differently.
+        /// A tensor that begins one element after a 16-byte boundary. For cross-entropy this is the
+        /// logits and their gradient; for the others it is the target alone, so that input and
+        /// target have different alignments.
         Offset = "offset",
     }
 }
@@ -97,13 +97,13 @@ impl Dtype {
         }
     }
 
-    /// Bytes of the arithmetic's type, which per-row results have.
+    /// Bytes of the type of the arithmetic, which is the type of per-row results.
     pub(crate) const fn result_bytes(self) -> usize {
         if self.bytes() == 8 { 8 } else { 4 }
     }
 }
 
-/// What is measured. As text: `ce f32 forward 65536x1000 weights,smoothing`.
+/// A shape to measure. As text: `ce f32 forward 65536x1000 weights,smoothing`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) loss: Loss,
@@ -111,14 +111,14 @@ pub(crate) struct Shape {
     pub(crate) pass: Pass,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// In order, each once.
+    /// In order, without duplicates.
     pub(crate) extras: Vec<Extra>,
 }
 
-/// What shapes are drawn from, beside the seed.
+/// The range from which shapes are drawn, in addition to the seed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
-    /// One loss only.
+    /// The only loss, if there is one.
     pub(crate) only: Option<Loss>,
     /// The most bytes of logits.
     pub(crate) most_bytes: usize,
@@ -140,13 +140,13 @@ impl Shape {
         let most = range.most_bytes.max(LEAST_BYTES);
         let bytes = random.log_uniform(LEAST_BYTES as f64, most as f64);
         let row = cols * dtype.bytes();
-        // Not fewer bytes than the least, and not more than the most, by a row.
+        // At least the least bytes and at most the most bytes, to within a row.
         let rows = (bytes / row as f64).ceil().min((most / row) as f64) as usize;
         let extras = random.extras(loss);
         Shape { loss, dtype, pass, rows: rows.max(1), cols, extras }
     }
 
-    /// Whether it has this extra.
+    /// Whether the shape has this extra.
     pub(crate) fn has(&self, extra: Extra) -> bool {
         self.extras.contains(&extra)
     }
@@ -157,25 +157,25 @@ impl Shape {
     }
 
     /// Elements from the start of a row to the start of the next. A gap is a quarter of a row, up
-    /// to 64 elements: of short rows it shares a sector of memory with what is read, of long ones
-    /// it does not.
+    /// to 64 elements. In short rows it shares memory sectors with elements that are read, in long
+    /// ones it does not.
     pub(crate) fn stride(&self) -> usize {
         let gap = if self.has(Extra::Gaps) { (self.cols / 4).clamp(1, 64) } else { 0 };
         self.cols + gap
     }
 
-    /// Whether targets are a tensor of the input's shape, not classes.
+    /// Whether targets are a tensor of the input's shape rather than classes.
     pub(crate) fn target_is_a_matrix(&self) -> bool {
         self.loss != Loss::Ce || self.has(Extra::Probabilities)
     }
 
-    /// Whether the call needs the target and not the input: the derivative of the divergence by a
+    /// Whether the call needs the target but not the input: the derivative of the divergence by a
     /// log-probability is minus the probability of the target.
     pub(crate) fn reads_the_target_alone(&self) -> bool {
         self.loss == Loss::Kl && self.pass == Pass::Backward && self.has(Extra::Log)
     }
 
-    /// Refuses extras that the loss has no meaning for, or that exclude each other.
+    /// Refuses extras that have no meaning for the loss, or that exclude each other.
     fn check(&self) -> Result<(), String> {
         let of_loss = |extra| match extra {
             Extra::Gaps | Extra::Offset => true,
@@ -197,7 +197,7 @@ impl Shape {
         if self.rows == 0 || self.cols == 0 || elements.is_none_or(|all| all > MOST_ELEMENTS) {
             return Err(format!("expected 1 to {MOST_ELEMENTS} elements"));
         }
-        // The host holds eight rows of each tensor, with room for more of shorter ones.
+        // The host has memory for eight rows of each tensor, or for more if they are shorter.
         if self.cols > 4 * MOST_COLS {
             return Err(format!("expected at most {} columns", 4 * MOST_COLS));
         }
@@ -255,7 +255,7 @@ impl FromStr for Shape {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The generator of one index of a sequence: its neighbours' numbers say nothing of its own.
+    /// The generator of one index of a sequence; neighbouring generators are independent.
     pub(crate) fn new(seed: u64, index: u64) -> Self {
         let mut of_seed = Random(seed);
         let seed = of_seed.bits();
@@ -270,7 +270,7 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// One of the numbers below `limit`, which is small.
+    /// A random number below `limit`, which is small.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.bits()) * limit as u128) >> 64) as usize
     }
@@ -279,14 +279,14 @@ impl Random {
         all[self.below(all.len())]
     }
 
-    /// A number whose logarithm is uniform.
+    /// A random number whose logarithm is uniform.
     fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         let part = (self.bits() >> 11) as f64 / (1_u64 << 53) as f64;
         (low.ln() + part * (high / low).ln()).exp()
     }
 
-    /// A third powers of two, a third multiples of 8, a third odd: half of these beside a power of
-    /// two.
+    /// A third are powers of two, a third are multiples of 8, and a third are odd, half of these
+    /// next to a power of two.
     fn cols(&mut self) -> usize {
         let any = self.log_uniform(LEAST_COLS as f64, MOST_COLS as f64) as usize;
         let power = 1 << (1 + self.below(MOST_COLS.ilog2() as usize));
@@ -298,8 +298,8 @@ impl Random {
         }
     }
 
-    /// A fifth of the cross-entropies have options, a tenth of all shapes an unusual place in
-    /// memory.
+    /// A fifth of the cross-entropies have options, and a tenth of all shapes have gaps or an
+    /// offset.
     fn extras(&mut self, loss: Loss) -> Vec<Extra> {
         let mut extras = Vec::new();
         match (loss, self.below(60)) {

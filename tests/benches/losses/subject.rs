@@ -1,4 +1,4 @@
-//! A shape on the device: its calls, and whether their results are right.
+//! A shape on the device: makes its calls and checks their results.
 
 use crate::Result;
 use crate::arena::Arena;
@@ -12,11 +12,10 @@ use fused_loss::{
 };
 use tests::number::Number;
 
-/// By how much results may be off, as a multiple of what the library's tests allow on shapes of
-/// their own.
+/// Allowed errors, as a multiple of those in the library's tests, which are for other shapes.
 const SLACK: f64 = 4.0;
 
-/// Rows at either end of a loss, and columns at either end of a row, that are compared.
+/// The rows at each end of a loss, and the columns at each end of a row, that are compared.
 const COMPARED_ROWS: usize = 1 << 16;
 const COMPARED_COLS: usize = 2048;
 
@@ -25,14 +24,14 @@ pub(crate) struct Subject<'a, T: Number<Loss: Number>> {
     arena: &'a Arena,
     shape: &'a Shape,
     layout: Layout,
-    /// Behind all copies: the one loss, and the gradient of it.
+    /// The offset of the single loss and its upstream gradient, after all copies.
     scalars: usize,
     weights: Option<Tensor<T>>,
-    /// A copy's each, where backward needs them.
+    /// One per copy, if the backward pass needs it.
     saved: Vec<Saved<T::Loss>>,
 }
 
-/// Bytes behind the copies that a subject needs.
+/// Bytes that a subject needs after the copies.
 pub(crate) const SCALARS: usize = 512;
 
 impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
@@ -95,7 +94,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         loss
     }
 
-    /// The address of a matrix's first row, `offset` bytes behind the start of a copy.
+    /// The address of a matrix's first row, `offset` bytes after the start of a copy.
     fn matrix(&self, copy: usize, offset: usize, of_ce: bool) -> u64 {
         let moved = self.shape.has(Extra::Offset) && of_ce == (self.shape.loss == Loss::Ce);
         let start = self.arena.at(copy * self.layout.slot + offset, self.layout.matrix);
@@ -105,7 +104,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
     fn view(&self, address: u64) -> fused_loss::Result<View<'a, T>> {
         let (shape, stride) = ([self.shape.rows, self.shape.cols], self.shape.stride());
         // SAFETY: the layout has this many bytes there, in the arena, which is waited for before it
-        // is used anew.
+        // is reused.
         unsafe { View::from_raw_strided(&self.arena.gpu, address, shape, stride) }
     }
 
@@ -123,7 +122,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         }
         let bytes = self.shape.rows * size_of::<i64>();
         let address = self.arena.at(copy * self.layout.slot + self.layout.of_rows, bytes);
-        // SAFETY: as of `view`; the classes are written by `new`.
+        // SAFETY: as in `view`; the classes are written by `new`.
         let view = unsafe { View::<i64>::from_raw(&self.arena.gpu, address, [self.shape.rows])? };
         Ok(view.into())
     }
@@ -131,7 +130,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
     fn gradient(&self, copy: usize) -> fused_loss::Result<ViewMut<'a, T>> {
         let address = self.matrix(copy, self.layout.gradient, true);
         let (shape, stride) = ([self.shape.rows, self.shape.cols], self.shape.stride());
-        // SAFETY: as of `view`; nothing else of a call lies there.
+        // SAFETY: as in `view`; nothing else of a call overlaps it.
         unsafe { ViewMut::from_raw_strided(&self.arena.gpu, address, shape, stride) }
     }
 
@@ -147,7 +146,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
 
     fn loss(&self, copy: usize) -> fused_loss::Result<ViewMut<'a, T::Loss>> {
         let (offset, bytes, dims) = self.place(copy);
-        // SAFETY: as of `gradient`.
+        // SAFETY: as in `gradient`.
         unsafe { ViewMut::from_raw(&self.arena.gpu, self.arena.at(offset, bytes), dims) }
     }
 
@@ -156,7 +155,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         if !self.shape.has(Extra::Rows) {
             offset += SCALARS / 2;
         }
-        // SAFETY: as of `view`; written by `new`.
+        // SAFETY: as in `view`; written by `new`.
         unsafe { View::from_raw(&self.arena.gpu, self.arena.at(offset, bytes), dims) }
     }
 
@@ -218,9 +217,9 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         }
     }
 
-    /// Makes the first copy's call on results that are NaN, and compares them with float64: the
-    /// loss of all rows, or where each has one those of the first and the last; and the gradients
-    /// at both ends of some rows.
+    /// Makes the first copy's call on results filled with NaN, and compares them with float64. It
+    /// compares the loss of all rows, or the first and the last of per-row losses, and the
+    /// gradients at both ends of some rows.
     pub(crate) fn check(&self, data: &Data<T>, workspace: &mut Workspace) -> Result<()> {
         let (offset, bytes, _) = self.place(0);
         if self.shape.pass != Pass::Backward {
@@ -242,7 +241,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
         Ok(())
     }
 
-    /// What losses and their gradients are divided by, and what z-losses are.
+    /// The divisors of losses and z-losses and of their gradients.
     fn divisors(&self, all: Part) -> (f64, f64) {
         let (rows, cols) = (self.shape.rows as f64, self.shape.cols as f64);
         let divisor = match self.shape.loss {
@@ -262,7 +261,7 @@ impl<'a, T: Number<Loss: Number>> Subject<'a, T> {
             let expected = part.loss / divisor + part.z / rows;
             let size = part.size / divisor + part.z / rows;
             let off = (got - expected).abs();
-            // A NaN is within no limit.
+            // Written so that NaN fails.
             if off <= SLACK * T::LOSS * size.max(f64::MIN_POSITIVE) {
                 return Ok(());
             }

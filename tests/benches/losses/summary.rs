@@ -1,19 +1,20 @@
 //! The results of `--landscape` as text: where we are furthest from the ceiling, how many shapes
-//! are how near to it, and where another library is ahead.
+//! are how close to it, and where another library is faster.
 
 use crate::table::list;
 use serde_json::Value;
 
-/// The parts of the ceiling that shapes are counted by.
+/// The fractions of the ceiling by which shapes are counted.
 const LEVELS: [f64; 5] = [0.95, 0.90, 0.85, 0.80, 0.75];
 
-/// Shapes shown of those furthest from the ceiling.
+/// How many of the shapes furthest from the ceiling are shown.
 const WORST: usize = 20;
 
-/// Bytes of logits from which a shape counts: what a smaller one costs is in part the launch.
+/// The least bytes of logits of a shape that counts: a smaller one spends much of its time on the
+/// launch.
 const COUNTED: f64 = (64_u64 << 20) as f64;
 
-/// All there is to say.
+/// The whole summary.
 pub(crate) fn text(results: &Value) -> String {
     let mut lines = Vec::new();
     if let Some(seed) = results["landscape"]["seed"].as_str() {
@@ -37,7 +38,7 @@ pub(crate) fn text(results: &Value) -> String {
     lines.join("\n")
 }
 
-/// The part of the ceiling that a row reaches.
+/// The fraction of the ceiling that a row reaches.
 fn ratio(row: &Value) -> Option<f64> {
     row["ratio"].as_f64().filter(|ratio| ratio.is_finite())
 }
@@ -68,8 +69,8 @@ fn worst(results: &Value) -> Vec<String> {
     lines
 }
 
-/// The share of shapes at or above each level, and their median, by element type and pass, of all,
-/// and of the smaller ones.
+/// The share of shapes at or above each level, and their median fraction: by element type and pass,
+/// for all shapes, and for the smaller ones.
 fn shares(results: &Value) -> Vec<String> {
     let rows: Vec<_> = list(&results["rows"]).filter(|row| ratio(row).is_some()).collect();
     let counted = |row: &&&Value| row["size"].as_f64().is_some_and(|size| size >= COUNTED);
@@ -93,7 +94,7 @@ fn shares(results: &Value) -> Vec<String> {
     lines
 }
 
-/// A line of the shares; none of no shapes.
+/// A line of the shares; none if there are no shapes.
 fn share(name: &str, rows: &[&Value]) -> Option<String> {
     let mut ratios: Vec<f64> = rows.iter().filter_map(|row| ratio(row)).collect();
     ratios.sort_by(f64::total_cmp);
@@ -110,7 +111,7 @@ fn share(name: &str, rows: &[&Value]) -> Option<String> {
     Some(format!("| {name} | {} | {} | {median:.3} |", ratios.len(), parts.join(" | ")))
 }
 
-/// Every shape on which another library is ahead; nothing where none has measured any.
+/// Every shape on which another library is faster; empty if none has measured any.
 fn behind(results: &Value) -> Vec<String> {
     let compared = list(&results["rows"]).filter(|row| row.get("slower_than").is_some()).count();
     if compared == 0 {

@@ -3,18 +3,18 @@
 use serde_json::Value;
 use std::fmt::Write;
 
-/// The names of the other libraries that were there.
+/// The names of the other libraries that were measured.
 pub(crate) fn libraries(results: &Value) -> impl Iterator<Item = &str> {
     let present = list(&results["libraries"]).filter(|library| library.get("absent").is_none());
     present.filter_map(|library| library["library"].as_str())
 }
 
-/// The elements of a list; none of anything else.
+/// The elements of a list; none for any other value.
 pub(crate) fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// All rows, and under them what there is to say of the other libraries.
+/// All rows, and below them the notes on the other libraries.
 pub(crate) fn markdown(results: &Value) -> String {
     let libraries: Vec<&str> = libraries(results).collect();
     let titles = ["", "ours ms", "TB/s", "ceiling ms", "ceiling ÷ ours"];

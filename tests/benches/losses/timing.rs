@@ -1,4 +1,4 @@
-//! Time on the device: graphs of calls, between events.
+//! Time on the device: graphs of calls between two events.
 
 use cust::sys::{self, CUresult};
 use fused_loss::Stream;
@@ -10,11 +10,11 @@ fn check(result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{result:?}").into()) }
 }
 
-/// Calls on a stream, recorded to be replayed.
+/// Calls on a stream, recorded for replays.
 pub(crate) struct Graph(sys::CUgraphExec);
 
 impl Graph {
-    /// Records `calls` calls; each gets its number.
+    /// Records `calls` calls and passes each its number.
     pub(crate) fn capture<E: Error + 'static>(
         stream: &Stream,
         calls: usize,
@@ -26,8 +26,8 @@ impl Graph {
         let handle: sys::CUstream = stream.as_raw().cast();
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is valid; what is recorded keeps its memory for as long as the graph
-        // is replayed, in `main`'s functions.
+        // SAFETY: the stream is valid. The functions in `main` keep the memory that is recorded for
+        // as long as they replay the graph.
         unsafe {
             check(sys::cuStreamBeginCapture_v2(handle, mode))?;
             for index in 0..calls {
@@ -48,7 +48,7 @@ impl Drop for Graph {
     }
 }
 
-/// The median time of one replay of each graph in milliseconds, of `samples` rounds through all.
+/// The median time of one replay of each graph in milliseconds, over `samples` rounds through all.
 pub(crate) fn interleaved(stream: &Stream, graphs: &[&Graph], samples: usize) -> Result<Vec<f64>> {
     let handle: sys::CUstream = stream.as_raw().cast();
     let mut events = vec![std::ptr::null_mut(); 2 * samples * graphs.len()];

@@ -1,11 +1,11 @@
-//! On the machine's device, or on the emulator.
+//! Tests on the machine's device, or on the emulator.
 
 use super::*;
 use crate::ptx::tests::of_text;
 use kernels_gpu::Entry;
 use std::ffi::c_void;
 
-/// The machine's, or the emulator's.
+/// The machine's device, or the emulator's.
 pub(crate) fn gpu() -> Gpu {
     match Gpu::new(0) {
         Err(Error::NoDriver { .. } | Error::OtherDriver { .. }) => Gpu::emulated(0).unwrap(),
@@ -70,7 +70,7 @@ fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
     let slow = unused(&kernels_gpu::kernels::huber::BACKWARD);
     let other = unused(&kernels_gpu::kernels::huber::FORWARD_BACKWARD);
     let (slot, (sender, done)) = (gpu.inner.loaded.slot(slow), channel());
-    // Locked, as while the driver compiles it.
+    // The lock is held while the driver compiles the kernel.
     let compiling = slot.lock().unwrap();
     let use_kernel = |entry: &'static Entry| {
         let (gpu, sender) = (gpu.clone(), sender.clone());
@@ -83,12 +83,12 @@ fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
         })
     };
     let waiting = use_kernel(slow);
-    // Wait until the other thread has the slot of its kernel too, as this thread and the map have.
+    // Wait until the other thread has the slot of its kernel, besides this thread and the map.
     while Arc::strong_count(&slot) < 3 {
         std::thread::yield_now();
     }
     use_kernel(other);
-    // If the thread waited for our lock, a minute would not be enough.
+    // If the thread waited for this lock, a minute would not be enough.
     assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(Ok(other.name)));
     assert_eq!(done.try_recv(), Err(TryRecvError::Empty));
     drop(compiling);
@@ -96,7 +96,8 @@ fn a_kernel_that_is_being_loaded_keeps_only_those_waiting_who_want_it() {
     assert_eq!(done.try_recv(), Ok(Ok(slow.name)));
 }
 
-/// On the second device, which no other test here uses.
+/// Kernels are unloaded with the last user of the device. The test uses the second device, which no
+/// other test here uses.
 #[test]
 fn kernels_are_unloaded_with_the_last_who_uses_the_device() {
     if !gpu().is_emulated() {
@@ -121,7 +122,7 @@ fn kernels_are_unloaded_with_the_last_who_uses_the_device() {
     assert!(is_loaded(kernel), "the stream uses the device still");
     drop(stream);
     assert!(!is_loaded(kernel), "nobody uses the device any more");
-    // It can be opened again.
+    // The device can be opened again.
     Gpu::emulated(1).unwrap().stream().unwrap().synchronize().unwrap();
 }
 
@@ -158,7 +159,7 @@ fn a_launch_with_more_shared_memory_than_a_block_can_have_is_refused() {
     assert!(room >= 48 << 10 && gpu.dynamic_shared(entry).unwrap() == room);
     let shape =
         crate::plan::Launch { blocks: 1, threads: 32, shared_bytes: room + 16, cooperative: false };
-    // SAFETY: the launch is refused: the kernel does not run.
+    // SAFETY: the launch is refused, so the kernel does not run.
     let result = unsafe { crate::launch::launch_entry(&stream, entry, shape, &args) };
     let error = result.err().unwrap().to_string();
     assert!(error.contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
@@ -210,7 +211,7 @@ fn a_cooperative_launch_runs_where_the_device_holds_all_of_its_blocks() {
     assert_eq!(grad.to_vec().unwrap(), expected);
 
     let many = Launch { blocks: 1 << 20, ..shape };
-    // SAFETY: the launch is refused: the kernel does not run.
+    // SAFETY: the launch is refused, so the kernel does not run.
     let result = unsafe { crate::launch::launch_entry(&stream, entry, many, &args) };
     let error = result.err().unwrap().to_string();
     assert!(error.contains("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"), "{error}");
@@ -221,7 +222,7 @@ fn shared_memory_for_one_block_more_is_kept_as_long_as_it_is_wanted() {
     use kernels_gpu::abi::Dtype;
     let gpu = gpu();
     let _current = gpu.bind().unwrap();
-    // A kernel that no other test here launches: all have one device.
+    // A kernel that no other test here launches, because all tests share a device.
     let family = &kernels_gpu::kernels::cross_entropy_smoothed::FORWARD_SHORT_WHOLE;
     let entry = family.entry(Dtype::Bf16).unwrap();
     let kept = || {
@@ -254,7 +255,7 @@ fn a_device_is_refused_by_what_it_lacks() {
     assert!(check_device("C", 80, 2).is_ok());
 }
 
-/// The emulator always runs one kernel after the other, so it must check for this.
+/// The emulator always runs one kernel after the other, so it must check that a kernel would wait.
 #[test]
 fn a_kernel_that_would_not_wait_for_the_one_before_is_refused() {
     use crate::driver::{LaunchAttribute, LaunchConfig};
@@ -279,8 +280,8 @@ fn a_kernel_that_would_not_wait_for_the_one_before_is_refused() {
         attributes: &attribute,
         count: 1,
     };
-    // SAFETY: the text ends in a zero byte, and the pointers are to what is written; the launch is
-    // refused, the kernel does not run.
+    // SAFETY: the text ends in a zero byte, and the pointers are to memory that may be written. The
+    // launch is refused, so the kernel does not run.
     let result = unsafe {
         let image = text.as_ptr().cast();
         let load = sys::cuModuleLoadDataEx(&mut module, image, 0, none.cast(), none.cast());
@@ -299,7 +300,7 @@ fn the_context_of_the_thread_is_put_back() {
     if !gpu.is_emulated() {
         return;
     }
-    // SAFETY: the emulator knows it, and refuses others.
+    // SAFETY: the emulator knows this context, and refuses others.
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(other) }).unwrap();
     drop(gpu.bind().unwrap());
     assert_eq!(Restore::current().unwrap().context, other);

@@ -132,8 +132,8 @@ mod tests {
     const DEVICE: Device =
         Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 };
 
-    /// The dynamic bytes of a block that is alone, besides 2432 bytes of its arrays and the
-    /// driver's KiB.
+    /// The dynamic bytes of a block that has a multiprocessor to itself, besides 2432 bytes of its
+    /// arrays and the driver's KiB.
     const DYNAMIC_BYTES: u32 = (227 << 10) - 2432;
 
     /// Bytes that a block may stage if another block shares its multiprocessor.
@@ -157,11 +157,11 @@ mod tests {
 
     #[test]
     fn many_rows_are_shared_by_as_few_blocks_as_have_room() {
-        // 251 tiles, of which a block has room for 55: five blocks, and 52 groups of them.
+        // 251 tiles, and a block has room for 55: five blocks per row, and 52 groups of them.
         assert_eq!(blocks(4096, 128_256), (52 * 5, 5));
     }
 
-    /// The last round is as full as the others: 60 rows in two rounds of 30, not of 52 and 8.
+    /// The last round is as full as the others: 60 rows take two rounds of 30, not of 52 and 8.
     #[test]
     fn all_rounds_have_as_many_rows() {
         assert_eq!(blocks(60, 128_256), (30 * 8, 8));
@@ -178,8 +178,8 @@ mod tests {
         assert!(super::is_split(60_000, 4, 2, false));
     }
 
-    /// 70 tiles: two parts of 35, of which three have room in a multiprocessor. 79 tiles would be
-    /// three parts.
+    /// 70 tiles: two parts of 35, three of which fit a multiprocessor. 79 tiles would be three
+    /// parts.
     #[test]
     fn rows_of_f64_have_three_small_blocks_if_that_takes_no_more_parts() {
         let blocks = |rows, cols, bytes| {
@@ -189,12 +189,12 @@ mod tests {
         assert_eq!(blocks(19_800, 17_837, 8), (198 * 2, 192, 2));
         assert_eq!(blocks(19_800, 20_000, 8), (132 * 2, 320, 2));
         assert_eq!(blocks(19_800, 2 * 17_837, 4), (132 * 2, 320, 2));
-        // With fewer rows than fill three blocks of each multiprocessor, blocks are large.
+        // With fewer rows than fill three blocks on each multiprocessor, blocks are large.
         assert_eq!((blocks(198, 17_837, 8).1, blocks(197, 17_837, 8).1), (192, 320));
     }
 
-    /// Vectors are numbered from the cache line that a row begins in, so that a row may take the
-    /// seven more that the line has before it.
+    /// Vectors are numbered from the cache line in which a row begins, so a row may take the seven
+    /// vectors before it too.
     #[test]
     fn the_line_before_a_row_is_in_its_first_part() {
         let parts = |vectors: usize| blocks(1, 4 * vectors).1;
@@ -230,7 +230,7 @@ mod tests {
                     assert!(launch.threads * resident <= 2 * 320, "{what}");
                     let block = launch.shared_bytes + 2432 + 1024;
                     assert!(block * resident <= 228 << 10, "{what}");
-                    // Two sums a ticket, what blocks exchange, and two counters.
+                    // Two sums per ticket, the words of the exchange, and two counters.
                     let tickets = (rows as u32).div_ceil(rows_of_ticket.get());
                     let exchanged = launch.blocks * EXCHANGE_ROUNDS * EXCHANGE_WORDS;
                     assert!(2 * tickets + exchanged + 2 <= MAX_PARTIALS, "{what}");

@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn two_rows_have_room_in_a_multiprocessor() {
-        // 55 batches: 7033 vectors, and seven that a cache line may have before them; 2432 bytes
-        // and a KiB.
+        // 55 batches: 7033 vectors, and seven that a cache line may have before them; besides, 2432
+        // bytes and a KiB.
         assert_eq!(threads(1000, 14_066), Some(256));
         assert_eq!(threads(1000, 14_068), None);
     }
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!((threads(1000, 510), threads(1000, 512)), (None, Some(64)));
     }
 
-    /// Four warps of a block have a scheduler each.
+    /// Each of the four warps of a block has its own scheduler.
     #[test]
     fn rows_of_16_bits_have_a_power_of_two_warps() {
         let warps =

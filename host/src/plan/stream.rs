@@ -88,7 +88,7 @@ mod tests {
     fn as_many_warps_as_are_resident_share_all_tiles() {
         let blocks = |count, cols| layout(count, &f32_rows(cols), DEVICE).0.blocks;
         assert_eq!((blocks(32768, 4096), blocks(1500, 262_144)), (132 * 3, 132 * 3));
-        // Rows of two tiles each, a tile for each warp.
+        // Rows of two tiles each, and a warp for each tile.
         let warps = |count| layout(count, &f32_rows(1024), DEVICE).1.warps;
         assert_eq!(
             [4, 5, 0].map(|count| (blocks(count, 1024), warps(count))),
@@ -96,15 +96,16 @@ mod tests {
         );
     }
 
-    /// Otherwise one warp would merge the parts of all warps of the grid.
+    /// Each block first merges the parts of its own warps, because otherwise one warp would merge
+    /// the parts of all warps of the grid.
     #[test]
     fn blocks_merge_their_parts_of_very_long_rows() {
         let merges = |count| layout(count, &f32_rows(1 << 22), DEVICE).1.merges_blocks;
         assert_eq!((merges(1), merges(32), merges(33), merges(1000)), (1, 1, 0, 0));
     }
 
-    /// Each warp has three tiles of 2 KiB in flight, of every tensor that is read, and as many
-    /// blocks are resident as shared memory has room for, of which the driver takes a KiB each.
+    /// Each warp has three tiles of 2 KiB of every tensor in flight. As many blocks are resident as
+    /// fit shared memory, of which the driver takes a KiB for each.
     #[test]
     fn rings_of_tiles_fit_into_shared_memory() {
         let ring = 8 * 3 * 2048;
@@ -137,8 +138,8 @@ mod tests {
         assert_eq!((tiles(4096), tiles(4097), tiles(4095)), (8, 9, 9));
     }
 
-    /// What blocks and warps publish fits into the workspace: four sums a block, and a part of four
-    /// words a warp. The last block sums all others by itself.
+    /// What blocks and warps publish fits the workspace: four sums per block, and a part of four
+    /// words per warp. The last block sums all others by itself.
     #[test]
     fn sums_and_parts_have_room_in_the_workspace() {
         use kernels_gpu::abi::{MAX_PARTIALS, early_blocks};

@@ -1,4 +1,4 @@
-//! Shapes of launches, and what they have room for.
+//! The shapes of launches, and that their data fits the memory that they use.
 
 mod warp_rows;
 
@@ -51,7 +51,8 @@ fn large_inputs_get_large_blocks() {
     assert_eq!((launch.blocks, launch.threads), (262_144, 512));
 }
 
-/// The dense kernels find their full tiles by a mask.
+/// The dense kernels find their full tiles with a mask, so their blocks have a power of two of
+/// threads.
 #[test]
 fn dense_blocks_have_a_power_of_two_of_threads() {
     for pass in [Pass::Forward, Pass::ForwardBackward, Pass::Backward] {
@@ -65,8 +66,9 @@ fn dense_blocks_have_a_power_of_two_of_threads() {
     }
 }
 
-/// A pass that writes is faster with blocks that live shorter; one with more arithmetic a byte is
-/// slower with so many, and most so for elements of 16 bits. Of these, that pass has small blocks.
+/// A pass that writes is faster with many short-lived blocks. A loss with more arithmetic per byte
+/// is slower with so many, most of all for 16-bit elements, where the pass with gradients also has
+/// small blocks.
 #[test]
 fn losses_of_more_arithmetic_get_fewer_blocks() {
     let heavy = Dense { heavy: true, ..DENSE };
@@ -157,7 +159,7 @@ fn kernels(cols: usize) -> SamplesKernels {
     SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }
 }
 
-/// Loss and gradients of class targets alone, of rows that have no room in a warp.
+/// Loss and gradients of class targets alone, for rows that do not fit a warp.
 #[test]
 fn few_long_rows_have_a_block_each() {
     let regime = |rows, cols: usize| {
@@ -169,13 +171,13 @@ fn few_long_rows_have_a_block_each() {
     let few = 6 * 132 * (228 << 10) / (1152 * 4);
     assert_eq!([few - 1, few].map(|rows| regime(rows, 1152)), [Regime::Registers, Regime::Packed]);
     assert_eq!([1029, 1023].map(|cols| regime(8000, cols)), [Regime::Staged, Regime::Packed]);
-    // All rows have room at once.
+    // All rows are resident at once.
     assert_eq!([1029, 1023, 515].map(|cols| regime(1000, cols)), [Regime::Staged; 3]);
     assert_eq!(regime(1000, 511), Regime::Packed);
 }
 
-/// A thread has eight vectors of a long row in f32 and twelve in 16 bits. Where there are fewer
-/// rows than half of the warps that a device has room for, a row gets more warps.
+/// A thread has eight vectors of a long row in f32 and twelve in 16 bits. If there are fewer rows
+/// than half of the warps that are resident on the device, each row gets more warps.
 #[test]
 fn many_long_rows_have_few_threads_each() {
     let threads = |rows, cols, bytes| {
@@ -190,12 +192,12 @@ fn many_long_rows_have_few_threads_each() {
     assert_eq!([10_000, 100_000].map(|rows| threads(rows, 2653, 2)), [96, 32]);
     assert_eq!(threads(5000, 5179, 2), threads(100_000, 5179, 2));
     assert_eq!([8193, 16_385].map(|cols| threads(1 << 16, cols, 2)), [96, 192]);
-    // 132 × 32 = 4224 warps are shared out: at 704 rows, each could have six, and at 500 rows
-    // eight, which is all that a row has vectors in flight for.
+    // 132 × 32 = 4224 warps are distributed: with 704 rows, each could have six. With 500 rows,
+    // each could have eight, which is enough to have all of its vectors in flight.
     assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 4000, 4)), [128, 128, 192, 256]);
 }
 
-/// Few rows have a thread for each vector, unless a warp stages them anyway.
+/// Few rows have a thread for each vector, unless they are short enough for a warp to stage them.
 #[test]
 fn few_rows_are_packed_if_a_warp_has_them() {
     let regime = |cols| samples(Pass::Forward, 100, cols, 4, kernels(cols)).regime;
@@ -203,7 +205,7 @@ fn few_rows_are_packed_if_a_warp_has_them() {
     assert_eq!([516, 1000].map(regime), [Regime::Few; 2]);
 }
 
-/// A kernel that a loss has not is not planned, in any pass.
+/// A kernel that a loss does not have is not planned, in any pass.
 #[test]
 fn kernels_that_are_not_there_are_not_planned() {
     let none = |cols| SamplesKernels {
@@ -221,8 +223,8 @@ fn kernels_that_are_not_there_are_not_planned() {
     }
 }
 
-/// Rows that a block would have in parts are streamed in the forward pass alone, and those that it
-/// would have in registers where there are many.
+/// Rows that blocks would share in parts are streamed in the forward pass alone. Rows that would be
+/// in a block's registers are streamed if there are many.
 #[test]
 fn long_rows_are_streamed() {
     let plan = |pass, rows, cols| {
@@ -258,8 +260,8 @@ fn long_rows_are_streamed() {
     assert_eq!(streamed.rows.launch.blocks, 132 * 3);
 }
 
-/// A block stages the vector with the logit of the target's class; in the forward pass over rows
-/// that share a warp, each thread stages all of its vectors.
+/// A block stages the vector that contains the logit of the target's class. In the forward pass
+/// over rows that share a warp, each thread stages all of its vectors.
 #[test]
 fn logits_of_classes_are_staged() {
     let plan = |pass, rows, cols| {
@@ -277,7 +279,7 @@ fn logits_of_classes_are_staged() {
     assert_eq!(plan(Pass::Forward, 4096, 50257), (Regime::Long, 0));
 }
 
-/// A backward pass adds up nothing, so that its grid has a block for each row and no adder.
+/// A backward pass sums nothing, so its grid has a block for each row and no adder.
 #[test]
 fn backward_passes_have_no_adders() {
     let blocks = |rows, cols| samples(Pass::Backward, rows, cols, 4, KERNELS).rows.launch.blocks;
@@ -288,9 +290,10 @@ fn backward_passes_have_no_adders() {
 #[test]
 fn blocks_of_packed_rows_fill_a_device() {
     let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
-    // A multiprocessor has room for five blocks, by its registers and by its shared memory.
+    // Registers and shared memory of a multiprocessor allow five blocks each.
     assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5, ADDER_SHIFT));
-    // Of sixteen times as many, each takes as many tiles: none would be left for a block more.
+    // With sixteen times as many blocks, each takes an equal number of tiles, and no tile is left
+    // for one more block.
     let rows_of_tiles = 4 * samples(Pass::Backward, 1 << 24, 10, 4, kernels(10)).tile.rows;
     let tiles = (1_u32 << 24).div_ceil(rows_of_tiles);
     let each = tiles.div_ceil(132 * 5 * 16);
@@ -339,7 +342,7 @@ fn the_last_long_rows_are_split() {
 
 #[test]
 fn few_long_rows_are_all_split() {
-    // Of the last two, the workspace has not the room for all parts that would be long enough.
+    // For the last two, the workspace does not have room for all parts that would be long enough.
     for (rows, cols) in
         [(1, 262_144), (100, 50257), (527, 50257), (1055, 128_256), (1055, 1 << 20), (9, 1 << 26)]
     {
@@ -357,7 +360,7 @@ fn few_long_rows_are_all_split() {
     }
 }
 
-/// A part is 32 KiB long at least, and a row that has two is split.
+/// A part has at least 32 KiB, so a row that has two such parts is split.
 #[test]
 fn rows_of_two_parts_are_split() {
     let tail = |vectors: usize| samples(Pass::Forward, 8, 4 * vectors, 4, KERNELS).tail;
@@ -372,10 +375,10 @@ fn a_wave_of_blocks_sums_inputs_that_are_neither_small_nor_large() {
     assert_eq!(blocks((32 << 20) + 1, DENSE), 132 * 64);
     let heavy = Dense { heavy: true, ..DENSE };
     assert_eq!(elementwise(Pass::Forward, 2 << 20, 8, heavy).blocks, 132 * 6);
-    // With more vectors, a block for each tile.
+    // With more vectors, each tile has a block.
     let of_f64 = |vectors: usize| elementwise(Pass::Forward, 2 * vectors, 8, DENSE).blocks;
     assert_eq!([8 << 20, (8 << 20) + 1].map(of_f64), [132 * 4, 16_385]);
-    // The pass that computes loss and gradients has at least eight vectors a thread.
+    // The pass that computes loss and gradients has at least eight vectors per thread.
     let both = |bytes, vectors| {
         let launch = elementwise(Pass::ForwardBackward, vectors * (16 / bytes), bytes, DENSE);
         launch.blocks * launch.threads
@@ -384,19 +387,20 @@ fn a_wave_of_blocks_sums_inputs_that_are_neither_small_nor_large() {
     assert_eq!((both(2, 1 << 20), both(4, 1 << 20)), (1 << 19, 1 << 19));
 }
 
-/// Two blocks are resident where a row has room beside another one.
+/// A multiprocessor runs two blocks if the shared memory that one needs for its row leaves room for
+/// another.
 #[test]
 fn a_block_per_long_row_leaves_room_for_another() {
     let threads = |cols, is_smoothed| {
         let kernels = SamplesKernels { long_block: 1024, is_smoothed, ..KERNELS };
         samples(Pass::ForwardBackward, 4096, cols, 4, kernels).rows.launch.threads
     };
-    // 2 vectors a thread in registers, and 7040 that a block may stage: 113 KiB.
+    // 2 vectors per thread in registers, and 7040 that a block may stage: 113 KiB.
     assert_eq!((threads(4 * 8056, false), threads(4 * 8057, false)), (512, 672));
     assert_eq!(threads(4 * 8056, true), 672);
-    // Three blocks have room for shorter rows, and eight would have too many vectors a thread.
+    // Three blocks fit if rows are shorter. With eight, a thread would have too many vectors.
     assert_eq!((threads(4 * 4096, false), threads(4 * 2049, false)), (320, 128));
-    // A row for each multiprocessor has a block alone.
+    // With one row per multiprocessor, a block has it to itself.
     let few = SamplesKernels { long_block: 1024, ..KERNELS };
     let plan = samples(Pass::ForwardBackward, 132, 4 * 4096, 4, few);
     assert_eq!(plan.rows.launch.threads, 352);
@@ -409,7 +413,7 @@ fn forward_backward_regimes_by_shape() {
     assert_eq!(launch(8192, 8192), (Regime::Registers, 8192 + 8, 512, 512, 1));
     assert_eq!(launch(8192, 8193), (Regime::Long, 8192 + 8, 128, 128, 1));
     assert_eq!(launch(4096, 50257), (Regime::Long, 4096 + 4, 256, 256, 1));
-    // Short rows: a block has one per row group.
+    // Short rows: a row group of a block has one row.
     assert_eq!(launch(262_144, 128), (Regime::ShortWhole, 8192 + 8, 256, 8, 1));
 }
 
@@ -426,7 +430,7 @@ fn rows_fill_the_registers_of_their_block() {
         assert_eq!(in_registers, 3 * threads <= vectors, "{vectors} vectors");
     }
     // In the forward-backward pass over 16-bit elements, a thread has eight vectors, and the first
-    // four have to be within the row.
+    // four must be inside the row.
     let kernels = SamplesKernels { vectors_with_gradients: 8, ..KERNELS };
     for vectors in 129..4096 {
         let plan = samples(Pass::ForwardBackward, 100, vectors * 8, 2, kernels);
@@ -451,7 +455,7 @@ fn every_worker_has_a_block() {
                 taken.map(|block| block - block / period).filter(|&worker| worker < workers);
             assert!(taken.eq(0..workers), "{workers} workers of {threads} threads, {bytes} bytes");
             assert!(workers >= period || blocks == workers + 1);
-            // This is how the kernels count workers.
+            // The kernels count workers in this way.
             assert_eq!(blocks - (blocks / period).max(1), workers);
         }
     }
@@ -494,7 +498,7 @@ fn passes_that_write_prefetch_rows() {
     assert_eq!(ahead(Pass::Backward, 32768, 4096, 4), (640, 16384));
     assert_eq!(ahead(Pass::Backward, 4096, 50257, 4), (52, 201_028));
     assert_eq!(ahead(Pass::Backward, 262_144, 128, 4), (20480, 512));
-    // Rows shorter than a cache line, and blocks that share a multiprocessor, prefetch none.
+    // Rows shorter than a cache line, and blocks that share a multiprocessor, prefetch nothing.
     assert_eq!(ahead(Pass::Backward, 262_144, 32, 4), (81920, 128));
     assert_eq!(ahead(Pass::Backward, 262_144, 31, 4), (0, 0));
     assert_eq!(ahead(Pass::ForwardBackward, 8192, 8056 * 4, 4), (0, 0));
@@ -503,7 +507,7 @@ fn passes_that_write_prefetch_rows() {
     assert_eq!(ahead(Pass::ForwardBackward, 262_144, 128, 4), (10240, 512));
 }
 
-/// Warps load packed rows ahead of their own into shared memory.
+/// Warps load packed rows into shared memory ahead of time, so they are not prefetched.
 #[test]
 fn packed_rows_are_not_prefetched() {
     let cache = Cache { bytes: 60 << 20, multiprocessors: 132 };
@@ -542,20 +546,20 @@ fn staged_vectors_fit_into_a_row_and_shared_memory() {
     assert_eq!(staged_vectors(128_256, 2, 4096, 15), 0);
 }
 
-/// All other blocks wait for those that add up the normaliser, which have two targets a thread, and
-/// run at the same time.
+/// The blocks that sum the normaliser have two targets per thread and run at the same time, because
+/// all other blocks wait for them.
 #[test]
 fn blocks_of_the_normaliser() {
     let blocks = |rows| normaliser_blocks(rows, 256, 400);
     assert_eq!([0, 1, 512, 513, 1 << 30].map(blocks), [1, 1, 1, 2, 400]);
     let blocks = |room| normaliser_blocks(1 << 30, 128, room);
     assert_eq!([1, 924, 2000].map(blocks), [1, 924, 1024]);
-    // More than 512 have 32 targets a thread.
+    // If there are more than 512, they have 32 targets per thread.
     let blocks = |rows| normaliser_blocks(rows, 128, 924);
     assert_eq!([1 << 20, 512 * 4096, 600 * 4096].map(blocks), [512, 512, 600]);
 }
 
-/// A launch that mostly ends at once has few blocks, but at least one of rows and an adder.
+/// A launch that usually ends at once has few blocks, but at least one for rows and one adder.
 #[test]
 fn blocks_of_a_retry() {
     assert_eq!(retry_blocks([512, 10_000], 924), [64, 463]);
@@ -563,7 +567,7 @@ fn blocks_of_a_retry() {
     assert_eq!(retry_blocks([1, 2], 1), [1, 2]);
 }
 
-/// 64 KiB of targets for each multiprocessor.
+/// A call is optimistic from 64 KiB of targets per multiprocessor.
 #[test]
 fn targets_that_are_not_read_twice() {
     assert!(!is_optimistic(16_383, [4, 8], 2) && is_optimistic(16_384, [4, 8], 2));
@@ -582,7 +586,7 @@ fn backward_parts_are_register_resident() {
         (launch.blocks, launch.threads, splits.get())
     };
     assert_eq!(shape(8192, 128_256, 2), (131_072, 256, 16));
-    // 256 threads have room for 1024 vectors: 1017 and the seven before them in a cache line.
+    // 256 threads have room for 1024 vectors: 1017, and the seven before them in a cache line.
     let parts = |vectors: usize| {
         let kernels = SamplesKernels { whole: false, ..KERNELS };
         samples(Pass::Backward, 8192, 4 * vectors, 4, kernels).rows.splits.get()
@@ -645,8 +649,8 @@ fn short_rows_share_a_warp() {
     assert_eq!(plan.launch.blocks, 1000_u32.div_ceil(256 / 4));
 }
 
-/// A warp has rows of up to eight vectors a lane, and a part of a split row has four for each
-/// thread of its block at least.
+/// A warp takes rows of up to eight vectors per lane. A part of a split row has at least four
+/// vectors for each thread of its block.
 #[test]
 fn rows_by_their_vectors() {
     let plan = |count, vectors: usize| {
@@ -668,7 +672,7 @@ fn long_rows_get_a_block_each() {
 fn few_long_rows_are_split() {
     let plan = rows(3, 1 << 24, 2, true);
     assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 352, 1056));
-    // Kernels without parts have a block for each.
+    // Kernels without parts have a block for each row.
     let plan = rows(3, 1 << 24, 2, false);
     assert_eq!((plan.group_threads.get(), plan.splits.get(), plan.launch.blocks), (256, 1, 3));
 }
@@ -684,7 +688,7 @@ fn partial_sums_of_split_rows_have_room() {
     }
 }
 
-/// Every vector of a row is in one of its tiles, and every tile has one at least.
+/// Every vector of a row is in one of its tiles, and every tile has at least one vector.
 #[test]
 fn tiles_of_indexed_kernels_cover_rows() {
     let lengths = (1..2_000).chain([1 << 20, (1 << 32) + 1]);
@@ -701,12 +705,13 @@ fn tiles_of_indexed_kernels_cover_rows() {
             assert!(vectors <= ROWS_BLOCK * flight, "{what}");
         }
     }
-    // 36 rows of 7 vectors would leave 4 lanes of 256 idle; 32 rows leave none.
+    // 36 rows of 7 vectors would leave 4 of 256 lanes idle; 32 rows leave none.
     let of_tile = |of_row| IndexedTiles::new(of_row, false, true).rows;
     assert_eq!([1, 7, 33, 200].map(of_tile), [256, 32, 7, 1]);
 }
 
-/// Blocks of a tile each, or as many as are resident a few times over: of 256 threads four.
+/// A launch has a block per tile, or a small multiple of the blocks that are resident: four of 256
+/// threads per multiprocessor.
 #[test]
 fn indexed_launches() {
     const DEVICE: Device =

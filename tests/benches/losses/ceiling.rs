@@ -32,7 +32,7 @@ pub(crate) struct Search {
     /// Blocks of the grid, as multiples of what the device runs at once. A grid with a block per
     /// tile is tried too.
     grids: &'static [usize],
-    /// Whether launches without programmatic dependent launch are tried too.
+    /// Whether launches that prefetch nothing before the previous one has ended are tried too.
     late: bool,
     samples: usize,
     /// How many of the fastest are returned.

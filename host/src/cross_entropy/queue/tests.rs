@@ -1,4 +1,4 @@
-//! Which kernels a call launches, and what it tells them, on the emulator's first device. Other
+//! Which kernels a call launches, and with which arguments, on the emulator's first device. Other
 //! devices have other numbers of multiprocessors, and so other plans.
 
 use super::*;
@@ -9,7 +9,7 @@ use cust::sys::{self, CUfunction_attribute};
 use half::{bf16, f16};
 use kernels_gpu::abi::{STATS_PARTS, max_tickets, reduction, words_of_worker};
 
-/// What rows should be, or what is asked of them.
+/// The kind of targets, or log-probabilities instead of a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Classes,
@@ -19,8 +19,8 @@ enum Kind {
 }
 use Kind::{Classes, LogProb, Probabilities, Smoothed};
 
-/// The arguments of a call of `T` over rows without gaps: of cross-entropy a mean. What they
-/// address is not as long as they say; nothing is launched. Gradients lie over the logits, and over
+/// The arguments of a call of `T` over rows without gaps: a mean for cross-entropy. The memory is
+/// shorter than the arguments say, since nothing is launched. Gradients overwrite the logits and
 /// the probabilities.
 fn of_call<T: Float, R>(
     (pass, kind): (Pass, Kind),
@@ -56,8 +56,8 @@ fn of_call<T: Float, R>(
     Some(ask(&Launches::new::<T>(&args, &stream, &[], &[]), &args))
 }
 
-/// Whether loss and gradients take one launch, two, one in which several blocks share a row, or one
-/// that takes all rows for rows that count, and another behind it.
+/// Whether loss and gradients take one launch, two, one in which several blocks share a row, or an
+/// optimistic launch, which assumes that all rows count, and a second one after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Launched {
     Once,
@@ -96,38 +96,38 @@ fn assert_launched_with<T: Float>(
     );
 }
 
-/// Several blocks share rows that are few and long, and those of which a block would read much
-/// twice. Where there is no kernel for that, few long rows take two launches.
+/// Several blocks share rows if these are few and long, or if a block would read much of them
+/// twice. If there is no kernel for that, few long rows take two launches.
 #[test]
 fn loss_and_gradients_of_long_rows() {
-    // Short, or in a block's registers or shared memory.
+    // Short rows, or rows in a block's registers or shared memory.
     for shape in [[100, 40], [60, 1999], [4, 4000], [250, 2000], [1000, 2000], [0, 20_000]] {
         assert_launched::<f32>(Classes, shape, Once);
     }
     assert_launched::<f64>(Classes, [2000, 2000], Once);
     assert_launched::<bf16>(Classes, [4, 20_000], Once);
     assert_launched::<f32>(Smoothed, [60, 1999], Once);
-    // Few.
+    // Few rows.
     assert_launched::<f32>(Classes, [4, 20_000], Shared);
     assert_launched::<f64>(Classes, [4, 20_000], Shared);
     assert_launched::<f32>(Smoothed, [4, 20_000], Shared);
-    // Long. A smoothed row is so from fewer bytes on, and one of f64 from the first.
+    // Long rows. A smoothed row counts as long from fewer bytes on, and one of f64 from the first.
     assert_launched::<f32>(Classes, [2000, 40_000], Once);
     assert_launched::<f32>(Smoothed, [2000, 40_000], Shared);
     assert_launched::<f64>(Classes, [2000, 40_000], Shared);
     assert_launched::<f32>(Classes, [2000, 100_000], Shared);
-    // More than the shared memory of all blocks has room for.
+    // Rows that do not fit the shared memory of all blocks.
     assert_launched::<f32>(Classes, [4, 8_000_000], Twice);
-    // No kernel shares rows for the gradients of probabilities too, nor for log-probabilities. What
-    // a block has of these in registers, it reads once.
+    // No kernel shares rows if probabilities get gradients too, or for log-probabilities. Rows that
+    // a block has in registers are read once.
     assert_launched::<f32>(Probabilities, [4, 4000], Twice);
     assert_launched::<f32>(LogProb, [4, 4000], Once);
     assert_launched::<f32>(LogProb, [4, 20_000], Twice);
     assert_launched::<f32>(LogProb, [2000, 100_000], Once);
 }
 
-/// Short rows so many that it takes long to count them first are taken for rows that count, if
-/// the logits are still there when they are not.
+/// The first launch assumes that all rows count if there are so many short rows that it would take
+/// long to count them first, and if the logits are still there if the assumption is wrong.
 #[test]
 fn loss_and_gradients_of_many_short_rows() {
     const MANY: usize = 4 << 20;
@@ -136,12 +136,12 @@ fn loss_and_gradients_of_many_short_rows() {
         assert_launched_with::<f32>(Classes, [MANY, cols], beside, Optimistic);
         assert_launched_with::<bf16>(Smoothed, [MANY, cols], beside, Optimistic);
         assert_launched_with::<f64>(Classes, [MANY, cols], beside, Once);
-        // Over the logits.
+        // The gradients overwrite the logits.
         assert_launched::<f32>(Classes, [MANY, cols], Once);
     }
     // Several lanes per row.
     assert_launched_with::<f32>(Classes, [MANY, 200], beside, Once);
-    // Weights are summed, not counted. Probabilities, and other divisors, count nothing.
+    // Weights are summed, not counted. Probabilities, and other divisors, need no count.
     let weighted = |args: &mut CrossEntropyArgs| (beside(args), args.weight = 16).0;
     assert_launched_with::<f32>(Classes, [MANY, 3], weighted, Once);
     assert_launched_with::<f32>(Probabilities, [MANY, 3], beside, Once);
@@ -150,21 +150,21 @@ fn loss_and_gradients_of_many_short_rows() {
     // Both normalisers are the number of rows.
     let with_z_loss = |args: &mut CrossEntropyArgs| (beside(args), args.z_loss = 0.1).0;
     assert_launched_with::<f32>(Classes, [MANY, 3], with_z_loss, Optimistic);
-    // Few, long, and more than are counted.
+    // Few rows, long rows, and more rows than are counted.
     assert_launched_with::<f32>(Classes, [1000, 3], beside, Once);
     assert_launched_with::<f32>(Classes, [MANY, 2000], beside, Once);
     assert_launched_with::<f32>(Classes, [(1 << 32) + 1, 3], beside, Once);
 }
 
-/// More rows than the workspace has room for what a forward pass has saved of them are not few.
+/// Rows take two launches only if the workspace has room for what the forward pass saves of them.
 #[test]
 fn no_more_rows_take_two_launches_than_the_workspace_saves() {
     assert_launched::<f32>(Probabilities, [layout::SAVED_ROWS, 20_000], Twice);
     assert_launched::<f32>(Probabilities, [layout::SAVED_ROWS + 1, 20_000], Once);
 }
 
-/// The workspace has room for the sums of so many tickets: groups of blocks take several rows each
-/// time where there are more rows.
+/// The workspace has room for the sums of a limited number of tickets. If there are more rows,
+/// groups of blocks take several rows per ticket.
 #[test]
 fn no_more_tickets_than_the_workspace_has_room_for() {
     for (rows, rows_of_ticket) in [(2000, 1), (60_000, 2)] {
@@ -184,9 +184,9 @@ fn no_more_tickets_than_the_workspace_has_room_for() {
     }
 }
 
-/// Beside the logits, a block stages what has a number for each of them: the probabilities, unless
-/// they get a gradient, or the weights of smoothed classes, but in f64. Where these begin in a
-/// vector does not matter, but in 16 bits.
+/// Beside the logits, a block stages the tensor that has a number for each logit: the
+/// probabilities, unless they get a gradient, or the weights of smoothed classes, except in f64. In
+/// 16 bits it does so only if this tensor has the logits' alignment.
 #[test]
 fn what_is_staged_beside_the_logits() {
     fn assert_staged<T: Float>(
@@ -225,13 +225,13 @@ fn what_is_staged_beside_the_logits() {
     assert_staged::<bf16>(Probabilities, elsewhere, None, "16 bits elsewhere in a vector");
 }
 
-/// Without the gradient of the probabilities.
+/// Removes the gradient of the probabilities.
 fn of_logits(args: &mut CrossEntropyArgs) {
     args.grad_target = Matrix::default();
 }
 
-/// A block stages a part of both the logits and the probabilities, which are behind them. Several
-/// blocks share rows of which a block has no room for both.
+/// A block stages a part of the logits and, after it, the same part of the probabilities. Several
+/// blocks share rows if both parts together do not fit one block.
 #[test]
 fn probabilities_are_staged_behind_the_logits() {
     let pass = Pass::ForwardBackward;
@@ -251,7 +251,7 @@ fn probabilities_are_staged_behind_the_logits() {
     }
 }
 
-/// A loss has kernels for the rows that they are fastest for, where others would compute the same.
+/// Of several kernels that could compute a call, it gets the one that is fastest for its rows.
 #[test]
 fn each_row_has_the_fastest_kernel() {
     let assert_launches = |pass, kind, shape, expected| {
@@ -291,9 +291,9 @@ fn each_row_has_the_fastest_kernel() {
     }
 }
 
-/// Four rows of 20 000 columns are in two parts each: what eight blocks publish, and the adder of
-/// it, is before the statistics of the parts. The z-loss and a normaliser that is kept are two sums
-/// more.
+/// Four rows of 20 000 columns are in two parts each. The words that eight blocks and their adder
+/// publish come before the statistics of the parts. The z-loss, or a normaliser that is saved, adds
+/// two sums.
 #[test]
 fn parts_of_rows_are_behind_all_sums() {
     for (z_loss, totals, sums) in [(0.0, 0, 2), (0.1, 0, 4), (0.0, 64, 4), (0.1, 64, 4)] {
@@ -313,8 +313,8 @@ fn parts_of_rows_are_behind_all_sums() {
     }
 }
 
-/// A block of 256 threads has eight rows in the registers of a warp each. Beside the blocks of 60
-/// rows there is an adder.
+/// A block of 256 threads has eight rows, each in the registers of a warp. Besides the blocks for
+/// 60 rows there is one adder.
 #[test]
 fn a_block_takes_a_row_for_each_of_its_warps() {
     of_call::<bf16, _>(
@@ -331,9 +331,9 @@ fn a_block_takes_a_row_for_each_of_its_warps() {
     );
 }
 
-/// Passes with gradients prefetch rows that are ahead; those that only read, the rows of the first
-/// blocks before the launch before has ended, but not packed rows, which are copied early as they
-/// are. The emulator's cache has 64 KiB.
+/// Passes with gradients prefetch rows ahead. Passes that only read prefetch the rows of the first
+/// blocks before the previous launch has ended, but not packed rows, which are copied early anyway.
+/// The emulator's cache has 64 KiB.
 #[test]
 fn rows_are_prefetched_ahead_or_early() {
     for (pass, shape, ahead, early) in [
@@ -360,8 +360,8 @@ fn rows_are_prefetched_ahead_or_early() {
     }
 }
 
-/// A row of 10 000 vectors, and 7 for what is before it in its cache line: 864 threads have two of
-/// them each in registers, and the others are in shared memory.
+/// A row of 10 000 vectors, and 7 before it in its cache line: 864 threads have two of them each in
+/// registers, and the others are in shared memory.
 #[test]
 fn what_registers_have_no_room_for_is_in_shared_memory() {
     let pass = Pass::ForwardBackward;
@@ -383,10 +383,10 @@ fn what_registers_have_no_room_for_is_in_shared_memory() {
     );
 }
 
-/// What a kernel may have of shared memory is asked of the driver, before the first launch that
-/// has more than a block has unasked. Rows in the registers of a warp have it keep shared memory
-/// for one block more than registers have room for, if they are of 512 bytes or more. No other test
-/// here uses these kernels.
+/// Before the first launch that needs more shared memory than a block gets by default, the driver
+/// is asked for it. If rows in the registers of a warp have 512 bytes or more, the driver is asked
+/// for a shared memory that allows one block more than registers do. No other test here uses these
+/// kernels.
 #[test]
 fn shared_memory_is_asked_for() {
     let asked = |shape, attribute| {
@@ -420,7 +420,7 @@ fn shared_memory_is_asked_for() {
     }
 }
 
-/// Only tensors that there are have rows with strides, and can be laid out otherwise than others.
+/// Only tensors that the call has count for row strides and for differences in layout.
 #[test]
 fn the_layout_is_that_of_the_tensors_there_are() {
     let layout = |kind, change: fn(&mut CrossEntropyArgs)| {

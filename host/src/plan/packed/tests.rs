@@ -1,4 +1,4 @@
-//! How rows are packed: that tiles have room, and what was measured.
+//! How rows are packed: that the data fits the tiles, and the shapes that measurements favoured.
 
 use super::banks::bank_conflicts;
 use super::space::{MAX_TURNS, MOST_STAGES, warp_bytes_of};
@@ -41,7 +41,7 @@ fn shapes() -> impl Iterator<Item = Rows> {
     })
 }
 
-/// How rows are packed of which there are many.
+/// How rows are packed if there are many of them.
 fn packed(pass: Pass, rows: Rows) -> Option<Packed> {
     super::packed(pass, rows, usize::MAX)
 }
@@ -52,8 +52,8 @@ fn passes() -> impl Iterator<Item = (Pass, Rows)> {
         .filter(|&(pass, rows)| rows.cols * rows.element_bytes <= most_row_bytes(pass, rows))
 }
 
-/// Tiles fit into the shared memory of a block, and rows into tiles. Only the longest rows of f64
-/// with differently aligned gradients are not packed.
+/// Tiles fit the shared memory of a block, and rows fit tiles. Only the longest rows of f64 whose
+/// gradients have a different alignment are not packed.
 #[test]
 fn tiles_fit_into_shared_memory() {
     for (pass, rows) in passes() {
@@ -67,7 +67,8 @@ fn tiles_fit_into_shared_memory() {
         let TileArgs { rows: tile_rows, bytes, step, .. } = packed.args;
         assert!(packed.shared_bytes <= MAX_SHARED_BYTES, "{rows:?}: {packed:?}");
         assert!(bytes.is_multiple_of(CACHE_LINE));
-        // The end of the last row, if the tile begins as far behind a cache line as possible.
+        // The end of the last row, if the tile begins as far as possible after a cache line's
+        // start.
         let misaligned = |of: usize| of - rows.alignment.min(of);
         let others = (tile_rows as usize - 1) * step[0] as usize;
         let end = misaligned(CACHE_LINE as usize) + others + row_bytes;
@@ -75,20 +76,20 @@ fn tiles_fit_into_shared_memory() {
     }
 }
 
-/// A warp has one or two stages, each with the tiles of its tensors, or with one tile and the
-/// classes of its rows, and in the backward pass with what was saved of the rows. Gradients that do
-/// not overwrite the tiles have some of their own behind the stages.
+/// A warp has one or two stages. Each has the tiles of its tensors, or one tile and the classes of
+/// its rows, and in the backward pass what was saved of the rows. Gradients that do not overwrite
+/// these tiles have their own after the stages.
 #[test]
 fn stages_and_tiles_of_a_warp_share_no_byte() {
     for (pass, rows) in passes() {
         let Some(packed) = packed(pass, rows) else { continue };
         let TileArgs { bytes, stage_bytes, saved, warp_bytes, gradients, .. } = packed.args;
         let tiles = rows.tiles as u32 * bytes;
-        // Eight bytes each, which begin as far behind a vector as in global memory.
+        // Eight bytes each, which begin as far after a vector's start as in global memory.
         let classes = if rows.tiles == 1 { packed.args.rows * 8 + VECTOR_BYTES } else { 0 };
         let is_backward = pass == Pass::Backward;
         assert_eq!(saved, if is_backward { tiles + classes } else { 0 }, "{rows:?}: {packed:?}");
-        // Three values of the type that the kernels compute in, on boundaries of their own size.
+        // Three values of the type that the kernels compute in, aligned to their own size.
         let value = rows.element_bytes.max(4) as u32;
         assert!(saved.is_multiple_of(value), "{rows:?}: {packed:?}");
         let saved = if is_backward { 3 * value * packed.args.rows } else { 0 };
@@ -107,7 +108,7 @@ fn stages_and_tiles_of_a_warp_share_no_byte() {
     }
 }
 
-/// A tile of gradients ends with its last row at the earliest, wherever it begins in a line.
+/// A tile of gradients has room for its last row, wherever it begins in a cache line.
 #[test]
 fn tiles_of_gradients_have_all_of_their_rows() {
     for (pass, rows) in passes() {
@@ -119,8 +120,7 @@ fn tiles_of_gradients_have_all_of_their_rows() {
     }
 }
 
-/// A load or store of a lane is as long as the boundaries that rows begin and end at, up to a
-/// vector.
+/// A lane's access is as wide as the boundaries on which rows begin and end allow, up to a vector.
 #[test]
 fn lanes_access_what_begins_and_ends_with_a_row() {
     for (pass, rows) in passes() {
@@ -131,13 +131,13 @@ fn lanes_access_what_begins_and_ends_with_a_row() {
         };
         assert_eq!(args.access, longest(rows.alignment), "{rows:?}");
         assert_eq!(args.store_access, longest(rows.store_alignment), "{rows:?}");
-        // The swizzle is of vectors: other accesses have none.
+        // The swizzle permutes vectors, so narrower accesses have none.
         assert!(args.access == VECTOR_BYTES || args.order_mask == 0, "{rows:?}");
     }
 }
 
-/// Rows of up to 32 bytes begin and end in any of the two tensors and their gradients with a
-/// gap behind them or none, and gradients may be missing.
+/// Rows of up to 32 bytes that begin and end anywhere, in two tensors and their gradients, with or
+/// without gaps. Gradients may be missing.
 fn tensors_with_gaps() -> impl Iterator<Item = Rows> {
     [16, 32].into_iter().flat_map(|row_bytes| {
         let with = move |gap: usize| [0, row_bytes, row_bytes + gap];
@@ -166,9 +166,9 @@ fn tensors_with_gaps() -> impl Iterator<Item = Rows> {
     })
 }
 
-/// Rows are copied as one span where they are as far apart in shared memory as in global
-/// memory, and stored as one span where there are no gaps in either: in every tensor, since
-/// one argument of the kernels stands for both.
+/// Rows are copied as one span if they have the same stride in shared memory as in global memory.
+/// They are stored as one span if neither has gaps. Both must hold for every tensor, since the
+/// kernels have one argument for all.
 #[test]
 fn spans_are_the_same_in_shared_and_in_global_memory() {
     let mut spans = [0; 2];
@@ -193,8 +193,8 @@ fn spans_are_the_same_in_shared_and_in_global_memory() {
     assert!(spans.iter().all(|&count| count > 0));
 }
 
-/// Gaps of a sector of 32 bytes are read with the rows, or of an eighth of a row, which is as
-/// little beside the row.
+/// Gaps are read with the rows if they have at most a sector of 32 bytes or an eighth of a row,
+/// since reading these costs little.
 #[test]
 fn short_gaps_are_read() {
     let is_read = |row_bytes: usize, gap| {
@@ -218,8 +218,8 @@ fn short_gaps_are_read() {
     assert_eq!([0, 16, 512, 528].map(|gap| is_read(1024, gap)), [true, true, true, false]);
 }
 
-/// Rows that are copied one by one are copied by as many lanes as they may have vectors, up to
-/// a power of two.
+/// Rows that are copied one by one are copied by as many lanes as they may have vectors, rounded up
+/// to a power of two.
 #[test]
 fn a_row_is_copied_by_a_lane_for_each_vector() {
     for (pass, rows) in passes() {
@@ -232,7 +232,7 @@ fn a_row_is_copied_by_a_lane_for_each_vector() {
     }
 }
 
-/// The tiles of a call: all as long as the first but for the last, which has a row at least.
+/// The tiles of a call: all as long as the first, except the last, which has at least one row.
 #[test]
 fn tiles_have_all_rows_of_a_call() {
     let layout = |cols| shapes().find(|rows| rows.cols == cols).expect("short enough");
@@ -251,7 +251,8 @@ fn tiles_have_all_rows_of_a_call() {
     }
 }
 
-/// f32 rows or, with `element_bytes`, others, on boundaries of 16 bytes if they can be.
+/// Dense rows of elements of `element_bytes` bytes, such as f32, on boundaries of 16 bytes if they
+/// can be.
 fn dense(cols: usize, element_bytes: usize) -> Rows {
     let is_dense = |rows: &Rows| rows.strides[0] == rows.row_bytes() && rows.stores_span();
     let of = |rows: &Rows| rows.cols == cols && rows.element_bytes == element_bytes;
@@ -259,9 +260,8 @@ fn dense(cols: usize, element_bytes: usize) -> Rows {
     all.find(|rows| of(rows) && is_dense(rows)).expect("a short row")
 }
 
-/// A lane has a row to itself where rows fit into its registers or are short. As many blocks as
-/// have registers on an H100's multiprocessor, or one less, then have shared memory too, unless
-/// rows are wide.
+/// Rows that fit a lane's registers or are short have a lane each. Unless these rows are wide,
+/// shared memory then allows as many blocks per H100 multiprocessor as registers do, or one less.
 #[test]
 fn lanes_have_short_rows_to_themselves() {
     for (element_bytes, most) in [(2, 16), (4, 16), (8, 8)] {
@@ -289,14 +289,14 @@ fn lanes_have_short_rows_to_themselves() {
             };
             let bytes = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
             assert!(bytes * blocks <= 228 << 10, "{rows:?}: {packed:?}");
-            // With 32 rows more in each tile, fewer would have.
+            // With 32 more rows in each tile, fewer blocks would fit.
             let more = WARPS * MOST_STAGES * 32 * (rows.row_bytes() + 8);
             let is_full = packed.args.rows == 32 * MAX_TURNS as u32
                 || (bytes + more) * (blocks + 1) > 228 << 10;
             assert!(is_full, "{rows:?}: {packed:?}");
         }
     }
-    // Probabilities have registers, but no wide rows.
+    // There are kernels with registers for probabilities, but none for wide rows of them.
     let with_probabilities = shapes().find(|rows| rows.tiles == 2).expect("there are some");
     for (cols, expected) in [(16, Regime::LaneRows), (17, Regime::Packed)] {
         let strides = [4 * cols; 2];
@@ -313,7 +313,7 @@ fn lanes_have_short_rows_to_themselves() {
     }
 }
 
-/// The rows that a warp works on at the same time, and whether it loads others meanwhile.
+/// The rows that a warp computes at the same time, and whether it loads others meanwhile.
 fn turn(pass: Pass, rows: Rows, rows_of_warp: usize) -> (u32, bool) {
     let rows = Rows { has_lane_rows: false, has_wide_rows: false, ..rows };
     let args = super::packed(pass, rows, rows_of_warp).expect("a short row").args;
@@ -321,8 +321,8 @@ fn turn(pass: Pass, rows: Rows, rows_of_warp: usize) -> (u32, bool) {
     (args.rows, args.stage_bytes > 0)
 }
 
-/// A warp works on as many rows at the same time as leave shared memory for five blocks, and loads
-/// others meanwhile if there is memory left.
+/// A warp computes as many rows at the same time as shared memory allows with five blocks, and
+/// loads others meanwhile if memory is left.
 #[test]
 fn a_turn_has_as_many_rows_as_five_blocks_have_memory_for() {
     let forward = |cols, element_bytes| turn(Pass::Forward, dense(cols, element_bytes), usize::MAX);
@@ -343,7 +343,7 @@ fn a_turn_has_as_many_rows_as_five_blocks_have_memory_for() {
     }
 }
 
-/// The kernels' table allows as many blocks as memory is counted for.
+/// The kernels' table allows as many blocks as this module assumes for shared memory.
 #[test]
 fn registers_allow_the_blocks_that_share_memory() {
     use kernels_gpu::kernels::cross_entropy::{BACKWARD_PACKED, FORWARD_PACKED};
@@ -355,24 +355,27 @@ fn registers_allow_the_blocks_that_share_memory() {
     }
 }
 
-/// Each warp has two tiles at least, or one with more to do for it, if there is a row for each.
+/// Each warp has at least two tiles, or one if it takes longer to compute, as long as there is a
+/// row for each.
 #[test]
 fn few_rows_are_shared_out() {
     let rows = |rows_of_warp| turn(Pass::Backward, dense(129, 2), rows_of_warp).0;
     assert_eq!([0, 1, 2, 3, 4, 31, 63, 64, 65].map(rows), [32, 1, 1, 1, 2, 8, 16, 32, 32]);
     let rows = |rows_of_warp| turn(Pass::ForwardBackward, dense(129, 2), rows_of_warp).0;
     assert_eq!([0, 1, 2, 3, 31, 32].map(rows), [32, 1, 2, 2, 16, 32]);
-    // 132 multiprocessors have room for 2640 warps.
+    // 2640 warps are resident on 132 multiprocessors.
     assert_eq!([2639, 2640, 70_280].map(|rows| rows_of_warp(rows, 132)), [0, 1, 26]);
 }
 
-/// Rows near a power of two are more or fewer in a turn if that leaves fewer bank conflicts.
+/// A turn has more or fewer rows if their length is near a power of two and this avoids bank
+/// conflicts.
 #[test]
 fn a_turn_has_rows_without_many_conflicts() {
     let rows = |pass, cols| turn(pass, dense(cols, 2), usize::MAX).0;
     for (cols, forward, backward) in [(255, 32, 16), (2047, 4, 2), (1023, 4, 4), (401, 8, 8)] {
         assert_eq!((rows(Pass::Forward, cols), rows(Pass::Backward, cols)), (forward, backward));
-        // Four blocks of a multiprocessor have room for twice as many of 401 columns as five.
+        // With 401 columns, four blocks per multiprocessor have room for twice as many rows as
+        // five.
         let both = if cols == 401 { 16 } else { forward };
         assert_eq!(rows(Pass::ForwardBackward, cols), both, "{cols} columns");
     }
@@ -381,8 +384,8 @@ fn a_turn_has_rows_without_many_conflicts() {
     assert_eq!(turn(Pass::Backward, off, usize::MAX).0, 4);
 }
 
-/// In several waves a warp has two tiles at least, one of which it loads while it computes the
-/// other, unless that would leave multiprocessors without a block.
+/// In several waves, a warp has at least two tiles and loads one while it computes the other,
+/// unless that would leave multiprocessors without a block.
 #[test]
 fn warps_with_two_stages_have_two_tiles() {
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
@@ -397,8 +400,8 @@ fn warps_with_two_stages_have_two_tiles() {
     assert_eq!([resident, resident + 1, 4 * resident].map(|n| blocks(one, n)), [660, 661, 2640]);
 }
 
-/// Blocks that are resident share the multiprocessor's shared memory, of which the driver takes
-/// a KiB for each, and the kernel some for its arrays.
+/// Resident blocks share the multiprocessor's shared memory. The driver takes a KiB of it for each
+/// block, and the kernel takes some for its arrays.
 #[test]
 fn blocks_have_shared_memory_and_registers() {
     let packed = packed(Pass::Forward, dense(100, 4)).expect("a short row");
@@ -409,7 +412,7 @@ fn blocks_have_shared_memory_and_registers() {
     let of_block = packed.shared_bytes + RESERVED + ARRAYS_BYTES;
     assert_eq!((blocks(4 * of_block, 9), blocks(4 * of_block - 1, 9)), (3 * 4, 3 * 3));
     assert_eq!((blocks(4 * of_block, 2), blocks(of_block - 1, 2)), (3 * 2, 3));
-    // A tile for each of the four warps of a block, if there are fewer.
+    // With few tiles, each of the four warps of a block has one.
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
     let tiles = |tiles| tiles * packed.args.rows as usize;
     let blocks = |rows| packed.blocks(Pass::Forward, rows, device);
@@ -432,7 +435,7 @@ fn rows_copied_one_by_one_share_no_vector() {
     }
 }
 
-/// The swizzle permutes the vectors of a row.
+/// The swizzle permutes the vectors within a row.
 #[test]
 fn lanes_stay_within_their_row() {
     for (pass, rows) in passes().filter(|(_, rows)| rows.alignment == 16) {
@@ -450,7 +453,7 @@ fn lanes_stay_within_their_row() {
     }
 }
 
-/// Eight lanes that read 16 bytes each at the same time read from different banks.
+/// Eight lanes that read 16 bytes each at the same time use different banks.
 #[test]
 fn lanes_have_no_bank_conflicts() {
     let is_whole = |rows: &Rows| {
@@ -477,7 +480,7 @@ fn lanes_have_no_bank_conflicts() {
     }
 }
 
-/// Rows that are read word by word have each word in one lane, and no more than a few words of one
+/// If rows are read word by word, each word is read by one lane, and at most a few words of one
 /// bank are read at a time.
 #[test]
 fn lanes_have_each_word_once_and_few_bank_conflicts() {
@@ -498,16 +501,16 @@ fn lanes_have_each_word_once_and_few_bank_conflicts() {
         }
         assert!(times.iter().all(|&times| times == 1), "{rows:?}: {:?}", args.words);
     }
-    // Whole warps that take turns have no conflict, and adjacent chunks would have four.
+    // Whole warps that take turns have no conflict, while adjacent chunks would have four.
     assert_eq!(bank_conflicts(4004, 32, 4, 4), 1);
     assert_eq!(bank_conflicts(4004, 32, 16, 4), 4);
-    // Rows of an odd number of words, a lane each.
+    // Rows of an odd number of words, with a lane each.
     assert_eq!(bank_conflicts(132, 1, 0, 4), 1);
     assert_eq!(bank_conflicts(128, 1, 0, 4), 32);
     assert_eq!(bank_conflicts(136, 1, 0, 8), 1);
 }
 
-/// Rows of f64 have a lane each where it computes gradients, from few bytes at most.
+/// Rows of f64 with gradients have a lane each up to a small number of bytes.
 #[test]
 fn rows_of_f64_that_a_lane_computes() {
     let regime = |pass, cols| packed(pass, dense(cols, 8)).expect("a short row").regime;
@@ -520,8 +523,8 @@ fn rows_of_f64_that_a_lane_computes() {
     }
 }
 
-/// A warp has one stage where f64 is computed with gradients, and in forward passes of f64 where it
-/// has many tiles and two stages would halve the rows of each.
+/// A warp has one stage if it computes f64 with gradients. In forward passes of f64 it has one if
+/// it has many tiles and two stages would halve the rows of each.
 #[test]
 fn stages_of_f64() {
     let stages = |pass, cols, rows_of_warp| {
@@ -534,12 +537,12 @@ fn stages_of_f64() {
         assert_eq!(stages(Pass::Backward, cols, usize::MAX).1, 2, "{cols} columns");
     }
     assert_eq!([511, 512].map(|rows| stages(Pass::Forward, 53, rows)), [(16, 2), (32, 1)]);
-    // 32 rows fit into each of two stages.
+    // 32 rows fit each of two stages.
     assert_eq!(stages(Pass::Forward, 17, usize::MAX), (32, 2));
 }
 
-/// Rows that begin in one bank are read a lane per row, up to 320 bytes, or copied each by itself,
-/// an odd number of vectors apart.
+/// Rows that begin in one bank are read with one lane per row up to 320 bytes, or are copied one by
+/// one with a stride of an odd number of vectors.
 #[test]
 fn rows_off_boundaries_do_not_collide() {
     let rows = |cols, element_bytes, alignment| {
@@ -573,7 +576,7 @@ fn rows_off_boundaries_do_not_collide() {
     }
 }
 
-/// The same in f64, where copying rows one by one is worth it for fewer rows.
+/// The same in f64, where it is worth copying rows one by one for fewer rows.
 #[test]
 fn rows_of_f64_off_boundaries() {
     let is_span = |pass, cols, tiles| {
@@ -598,8 +601,8 @@ fn rows_of_f64_off_boundaries() {
     }
 }
 
-/// Rows that begin in one bank because of the gaps between them are copied each by itself. Above
-/// 128 bytes several lanes share them.
+/// Rows that begin in one bank because of the gaps between them are copied one by one. Above 128
+/// bytes, several lanes share each row.
 #[test]
 fn gaps_between_rows_that_collide() {
     let rows = |cols, element_bytes, gap| {
@@ -624,16 +627,16 @@ fn gaps_between_rows_that_collide() {
     }
 }
 
-/// Input and target of an elementwise loss, as far apart as rows are long.
+/// Input and target of an elementwise loss, without gaps.
 fn pairs(cols: usize, element_bytes: usize) -> Rows {
     let strides = [cols * element_bytes; 2];
     let is_elementwise = true;
     Rows { is_elementwise, strides, store_strides: strides, tiles: 2, ..dense(cols, element_bytes) }
 }
 
-/// A warp works on as many rows of an elementwise loss at the same time as one of its stages has
-/// room for, and on so few of a short call that each warp has two tiles. It has more turns of short
-/// rows.
+/// A warp computes as many rows of an elementwise loss at the same time as one of its stages has
+/// room for. In a short call these are few enough for two tiles per warp. Short rows have more
+/// turns.
 #[test]
 fn turns_of_elementwise_losses() {
     let turns = |rows, rows_of_warp| {
@@ -653,7 +656,7 @@ fn turns_of_elementwise_losses() {
     assert_eq!([64, 63, 8, 1].map(few), [32, 16, 4, 1]);
 }
 
-/// Lanes that would read words of rows from one bank share rows instead.
+/// Lanes share rows if they would otherwise read words from one bank.
 #[test]
 fn rows_of_elementwise_losses_that_collide() {
     let rows = Rows { alignment: 4, store_alignment: 4, ..pairs(256, 4) };

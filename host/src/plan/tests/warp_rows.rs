@@ -13,14 +13,14 @@ fn short_rows_are_packed_or_register_resident() {
     assert_eq!([1025, 1216, 1407].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
     assert_eq!(regime(65536, 1409), Regime::Long);
     assert_ne!(regime(65536, 1220), Regime::Packed);
-    // One row more, and the workspace has no room for the partial sums of the blocks.
+    // With one row more, the workspace does not have room for the partial sums of the blocks.
     let most = 32 * max_workers(1, ADDER_SHIFT) as usize;
     assert_eq!((regime(most, 128), regime(most + 1, 128)), (Regime::ShortWhole, Regime::Packed));
     assert_eq!(regime(0, 5), Regime::Packed);
 }
 
-/// A backward pass that would fill the shared memory of the device six times or more packs rows of
-/// less than 512 bytes.
+/// A backward pass packs rows of less than 512 bytes if they would fill the shared memory of the
+/// device six times or more.
 #[test]
 fn few_bytes_of_short_rows_are_register_resident() {
     let many = 6 * 132 * (228 << 10) / (64 * 4);
@@ -29,8 +29,8 @@ fn few_bytes_of_short_rows_are_register_resident() {
     assert_eq!((regime(1000, 60), regime(1 << 20, 128)), (Regime::Packed, Regime::ShortWhole));
 }
 
-/// Rows of 16 bits whose exponentials are computed, unless they take few turns, and loss and
-/// gradients of f64, are packed where they leave an eighth of the registers empty.
+/// Rows are packed if they would leave an eighth of the registers empty. This holds for 16-bit rows
+/// whose exponentials are computed, unless they take few turns, and for loss and gradients of f64.
 #[test]
 fn registers_that_are_not_full_are_packed_instead() {
     let regime = |pass, turns, cols: usize, bytes| {
@@ -57,8 +57,8 @@ fn registers_that_are_not_full_are_packed_instead() {
     }
 }
 
-/// Loss and gradients of f64, of smoothed classes and of probabilities are staged though they could
-/// be packed.
+/// Loss and gradients of f64, of smoothed classes and of probabilities are staged, although the
+/// rows are short enough to be packed.
 #[test]
 fn rows_that_are_staged_though_they_are_short_enough_to_be_packed() {
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
@@ -75,8 +75,9 @@ fn rows_that_are_staged_though_they_are_short_enough_to_be_packed() {
     assert_eq!(of_f64, Regime::Staged);
 }
 
-/// With kernels of a warp per row that has eight vectors a lane, loss and gradients of f32 have
-/// rows of more than four in registers. Other rows do if they fill the registers, or are few.
+/// If there are kernels with a warp per row and eight vectors per lane, loss and gradients of f32
+/// use them for rows of more than four vectors per lane. Other calls use them if rows fill the
+/// registers or are few.
 #[test]
 fn rows_of_a_warp_are_register_resident_or_packed() {
     let few = 6 * 132 * (228 << 10) / 4096;
@@ -96,7 +97,7 @@ fn rows_of_a_warp_are_register_resident_or_packed() {
     );
     assert_eq!([few, 2 * few].map(|rows| forward(rows, 1024)), [Regime::WarpWhole; 2]);
     assert_eq!(forward(few, 544), Regime::WarpWhole);
-    // One row more, and the workspace has no room for the partial sums of the blocks.
+    // With one row more, the workspace does not have room for the partial sums of the blocks.
     let most = 8 * max_workers(words_of_worker(2, 4), ADDER_SHIFT) as usize;
     assert_eq!(
         [most, most + 1].map(|rows| forward(rows, 1024)),
@@ -113,7 +114,7 @@ fn rows_of_a_warp_are_register_resident_or_packed() {
             [1408, 1400].map(|cols| of_16_bits(few, cols)),
             [Regime::WarpWhole, Regime::Packed]
         );
-        // All rows have room at once.
+        // All rows are resident at once.
         assert_eq!(of_16_bits(1100, 1400), Regime::WarpWhole);
     }
 }
@@ -124,18 +125,18 @@ fn peeled_kernels(cols: usize) -> SamplesKernels {
     SamplesKernels { whole: false, short_peeled_block: 256, warp_peeled_block: 256, ..kernels }
 }
 
-/// How many rows of so many bytes fill the device's shared memory so many times.
+/// The number of rows of `row_bytes` bytes that fill the device's shared memory `turns` times.
 fn rows_of_turns(turns: usize, row_bytes: usize) -> usize {
     turns * 132 * (228 << 10) / row_bytes.next_multiple_of(16)
 }
 
-/// Whether rows of f32 or 16 bits that begin anywhere are in the registers of a warp depends on how
-/// many of these they fill, and how many turns they take.
+/// Rows of f32 or 16 bits that begin anywhere are in the registers of a warp or packed, depending
+/// on how many registers they fill and how many turns they take.
 #[test]
 fn rows_that_begin_anywhere_are_register_resident_or_packed() {
     let regime = |pass, turns, cols: usize, bytes| {
         let kernels = peeled_kernels(cols * bytes / 4);
-        // A row less than fills the device so often.
+        // One row less than fills the device this many times.
         let rows = rows_of_turns(turns, cols * bytes) - 1;
         samples(pass, rows, cols, bytes, kernels).regime
     };
@@ -164,7 +165,8 @@ fn rows_that_begin_anywhere_are_register_resident_or_packed() {
     }
 }
 
-/// However much of the registers is left empty, a tile of rows takes longer to begin and to end.
+/// Few rows stay in registers, however many of these are empty, because tiles of rows take longer
+/// to begin and to end.
 #[test]
 fn few_rows_that_begin_anywhere_are_register_resident() {
     let regime = |pass, rows, cols: usize, bytes| {
@@ -175,7 +177,7 @@ fn few_rows_that_begin_anywhere_are_register_resident() {
         [many - 1, many].map(|rows| regime(Pass::Forward, rows, 131, 4)),
         [Regime::ShortPeeled, Regime::Packed]
     );
-    // Each of the 8 threads of a row of f32, and of the 16 of 16 bits, has to have a whole vector.
+    // Each of the threads of a row, 8 for f32 and 16 for 16 bits, must have a whole vector.
     assert_eq!(
         [33, 37].map(|cols| regime(Pass::ForwardBackward, 100, cols, 4)),
         [Regime::Packed, Regime::ShortPeeled]
@@ -186,7 +188,7 @@ fn few_rows_that_begin_anywhere_are_register_resident() {
     );
 }
 
-/// Two rows of each multiprocessor take less time with a block each.
+/// Up to two rows per multiprocessor take less time with a block each.
 #[test]
 fn few_longer_rows_with_gradients_have_a_block_each() {
     let regime = |pass, rows| samples(pass, rows, 1001, 4, peeled_kernels(1001)).regime;
@@ -207,12 +209,12 @@ fn rows_that_collide_are_register_resident() {
     assert_eq!([128, 256, 512].map(|cols| regime(cols, 4)), [Regime::ShortPeeled; 3]);
     assert_eq!([256, 1024].map(|cols| regime(cols, 2)), [Regime::ShortPeeled; 2]);
     assert_eq!([regime(1024, 4), regime(2048, 2)], [Regime::WarpPeeled; 2]);
-    // Such rows have a lane each.
+    // These rows have a lane each.
     assert_eq!([64, 80].map(|cols| regime(cols, 4)), [Regime::Packed; 2]);
     assert_eq!(regime(84, 4), Regime::ShortPeeled);
 }
 
-/// One row more, and the workspace has no room for the partial sums of the blocks.
+/// With one row more, the workspace does not have room for the partial sums of the blocks.
 #[test]
 fn rows_of_more_blocks_than_have_room_are_packed() {
     let regime = |rows, cols| samples(Pass::Forward, rows, cols, 4, peeled_kernels(cols)).regime;
@@ -231,8 +233,8 @@ fn gradients_that_begin_elsewhere_are_packed() {
     assert_eq!(samples(Pass::ForwardBackward, 1000, 1001, 4, kernels).regime, Regime::Packed);
 }
 
-/// Whatever the alignment of a row, the vectors that a thread does not look for are there, all
-/// have a thread, and each element that is in none has a thread of its own.
+/// Whatever the alignment of a row, a thread may load the vectors that it does not check, every
+/// vector has a thread, and every element outside the vectors has a thread of its own.
 #[test]
 fn a_thread_has_its_vectors_and_one_element_beside() {
     for bytes in [2, 4] {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// An H200's room for kernels of two blocks, and of three; and that of smaller devices.
+/// An H200 with kernels of which two or three blocks are resident, and smaller devices.
 const DEVICES: [Device; 4] = [
     Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 2 },
     Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 },
@@ -67,7 +67,8 @@ fn tiles_have_all_vectors_of_all_rows() {
     });
 }
 
-/// Two stages, in which each warp has a part of the tiles of two tensors with padding behind it.
+/// Two stages, each with the tiles of two tensors. Each warp has a part of these with padding after
+/// it.
 #[test]
 fn a_block_has_shared_memory_for_two_stages() {
     each_plan(|rows, _, Tiled { rows: RowsLaunch { launch, .. }, args }| {
@@ -78,15 +79,15 @@ fn a_block_has_shared_memory_for_two_stages() {
     });
 }
 
-/// Rows below 1200 bytes are left to other kernels.
+/// Rows of less than 1200 bytes are left to other kernels.
 #[test]
 fn short_rows_are_not_cut() {
     let is_cut = |cols| tiled(&dense(1 << 20, cols, 4), DEVICES[0]).is_some();
     assert_eq!([1, 100, 299, 300, 5_000].map(is_cut), [false, false, false, true, true]);
 }
 
-/// Long rows have as large tiles as blocks have shared memory for, up to four vectors a lane. The
-/// tiles of all rows are shared out to as many warps as there is room for.
+/// The tiles of long rows are as large as blocks have shared memory for, up to four vectors per
+/// lane. The tiles of all rows are distributed over as many warps as are resident.
 #[test]
 fn long_rows_are_cut_into_large_tiles() {
     let plan = |rows, cols, device| {
@@ -96,16 +97,16 @@ fn long_rows_are_cut_into_large_tiles() {
     // 262144 columns are 512 tiles of 128 vectors, or 2048 of 32.
     assert_eq!(plan(1, 262_144, DEVICES[0]), (1024, 512, 64, 8));
     assert_eq!(plan(100, 262_144, DEVICES[2]).0, 256);
-    // Five parts of 27 tiles for the eight warps of a block, 17 tiles each; of 11 parts of 47
-    // tiles, three would be 18.
+    // Five parts of 27 tiles for the eight warps of a block are 17 tiles each. With 11 parts per
+    // row, of 47 tiles, three per block would be 18.
     assert_eq!(plan(100, 262_144, DEVICES[1]), (1024, 512, 19, 27));
-    // Sixteen thirds of rows at most, of 33 tiles each; of whole rows six, of 99.
+    // At most sixteen thirds of rows, of 33 tiles each; with whole rows it would be six, of 99.
     assert_eq!(plan(2002, 50_257, DEVICES[1]), (1024, 99, 3, 33));
-    // A part more would take a second stage, and save less.
+    // One more part would take a second stage, which costs more than it saves.
     assert_eq!(plan(20_020, 2_100, DEVICES[1]), (1024, 5, 1, 5));
 }
 
-/// Warps compute the items of a block alone, unless these have many tiles.
+/// Each warp computes items of its own, unless these have many tiles.
 #[test]
 fn warps_share_long_items() {
     each_plan(|rows, _, Tiled { args, .. }| {
@@ -114,8 +115,8 @@ fn warps_share_long_items() {
     });
 }
 
-/// Nothing is cut into tiles where there is nothing, or where the kernels, which count a row's
-/// bytes in 32 bits, could not.
+/// There are no tiles if there are no elements, or if a row has more bytes than the kernels can
+/// count in 32 bits.
 #[test]
 fn calls_without_tiles() {
     let is_tiled = |rows, cols| tiled(&dense(rows, cols, 4), DEVICES[0]).is_some();

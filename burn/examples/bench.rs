@@ -1,11 +1,11 @@
-//! burn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the median
-//! of 20, each with a synchronisation, and the memory that burn reserves for a first step beside
-//! the logits, in a process of its own. Losses and gradients are compared first, with burn's of the
-//! logits in f32.
+//! Compares burn's cross-entropy with this crate's, as a training step uses it: the median time in
+//! milliseconds of 20 steps, each with a synchronisation, and the memory that burn reserves for a
+//! first step besides the logits, in a separate process. Before that, losses and gradients are
+//! compared with those of burn for the logits in f32.
 //!
 //! `cargo run --release --features cuda,fusion --example bench`, on a machine with a GPU, NVRTC and
-//! the headers of the CUDA toolkit. Without `fusion` burn's own operations run as they come. Names
-//! of shapes and types behind `--`, as `65536x1000 f32 bf16`, leave the others out.
+//! the headers of the CUDA toolkit. Without `fusion`, burn runs its own operations one by one.
+//! Names of shapes and types after `--`, such as `65536x1000 f32 bf16`, select those.
 
 use burn::backend::cuda::CudaDevice;
 use burn::backend::{Autodiff, Cuda};
@@ -27,7 +27,7 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const CALLS: usize = 20;
 /// The name of burn's own loss.
 const BURN: &str = "burn";
-/// The argument of a process that measures memory alone; behind it, what [`reserved_mib`] names.
+/// The argument of a process that only measures memory, followed by what [`reserved_mib`] names.
 const MEMORY: &str = "--memory";
 
 fn main() {
@@ -60,7 +60,7 @@ fn main() {
     differences.iter().for_each(|line| println!("{line}"));
 }
 
-/// Whether a shape or a type is among the names, or none of its kind is. Shapes have an `x`.
+/// Whether a shape or a type is among the names, or no name is of its kind. Shapes have an `x`.
 fn named(names: &[String], name: &str) -> bool {
     let mut of_kind = names.iter().filter(|other| other.contains('x') == name.contains('x'));
     of_kind.clone().next().is_none() || of_kind.any(|other| other == name)
@@ -116,7 +116,7 @@ fn median(device: &CudaDevice, call: impl Fn()) -> f64 {
         let start = Instant::now();
         call();
         synchronize(device);
-        // The first calls compile kernels, and tune them.
+        // The first calls compile and tune kernels.
         if at >= 3 {
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }
@@ -129,8 +129,9 @@ fn synchronize(device: &CudaDevice) {
     Inner::sync(device).expect("all work succeeds");
 }
 
-/// What burn's pool of memory grows by in the first step of a process with the loss of this `name`
-/// and such logits. A pool that has been used hides what a step needs: it keeps what was freed.
+/// The growth of burn's memory pool in the first step of a process with the loss of this `name` and
+/// such logits. A pool that is in use hides what a step needs, because it does not return what was
+/// freed.
 fn reserved_mib(name: &str, logits: &Tensor<Inner, 2>) -> String {
     let [rows, cols] = logits.dims().map(|count| count.to_string());
     let program = std::env::current_exe().expect("the path of this program");
@@ -141,8 +142,8 @@ fn reserved_mib(name: &str, logits: &Tensor<Inner, 2>) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Prints the number of [`reserved_mib`]. Each tensor has memory of its own, which another of the
-/// same size takes over: pages with room for several would hide what a step needs.
+/// Prints the number for [`reserved_mib`]. Each tensor has memory of its own, which another of the
+/// same size may reuse: pages with room for several would hide what a step needs.
 fn print_reserved(of: &[&str], device: &CudaDevice) {
     let mut config = CubeClRuntimeConfig::default();
     config.memory.persistent_memory = PersistentMemory::Enforced;
@@ -163,7 +164,8 @@ fn print_reserved(of: &[&str], device: &CudaDevice) {
     println!("{}", reserved().saturating_sub(before) >> 20);
 }
 
-/// How far loss and gradients are from burn's of the logits in f32: ours, and burn's own.
+/// How far loss and gradients differ from those of burn for the logits in f32: ours, and those of
+/// burn for the same logits.
 fn compare(logits: &Tensor<Inner, 2>, targets: &Tensor<Inner, 1, Int>) -> String {
     let (rows, dtype) = (logits.dims()[0] as f64, logits.dtype());
     let (loss, gradient) = step(&burns::<B>, &logits.clone().cast(DType::F32), targets);

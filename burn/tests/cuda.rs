@@ -1,6 +1,6 @@
-//! Losses and gradients on the backend `Cuda`, with and without fusion, beside burn's own on the
-//! CPU. Without a GPU, or without the headers of the CUDA toolkit, which burn's own kernels
-//! include, there is nothing to test here, and `FUSED_LOSS_REQUIRE_GPU=1` makes that an error.
+//! Losses and gradients on the backend `Cuda`, with and without fusion, compared with burn's own on
+//! the CPU. Without a GPU, or without the headers of the CUDA toolkit, which burn's own kernels
+//! include, these tests test nothing, and `FUSED_LOSS_REQUIRE_GPU=1` makes that an error.
 #![cfg(all(feature = "cuda", feature = "ndarray"))]
 
 mod common;
@@ -18,9 +18,9 @@ use common::{
 };
 use fused_loss_burn::{CrossEntropyLossConfig, FusedLossBackend, MseLoss, Reduction};
 
-/// Operations as they come.
+/// Operations that run one by one.
 type Plain = CubeBackend<CudaRuntime, f32, i32, u8>;
-/// What programs name: with the feature `fusion`, operations that burn fuses.
+/// The backend that programs name: with the feature `fusion`, burn fuses its operations.
 #[cfg(feature = "fusion")]
 type Cuda = burn::backend::Cuda<f32, i32>;
 
@@ -135,8 +135,8 @@ on_both! {
     }
 }
 
-/// Losses and gradients of a part of each row, of every other row's transpose, and of one row that
-/// stands for all.
+/// Losses and gradients of a part of each row, of a transposed tensor, and of one row that is
+/// repeated for all.
 fn views<B: AutodiffBackend + FusedLossBackend>(
     wide: &[f64],
     targets: &[i64],
@@ -160,7 +160,7 @@ fn views<B: AutodiffBackend + FusedLossBackend>(
     losses
         .into_iter()
         .flat_map(|loss| {
-            // A leaf of its own: `backward` removes the nodes that it visits from the tape.
+            // A separate leaf, because `backward` removes the nodes that it visits from the tape.
             let x = tensor::<B, 2>(wide, [7, 101], dtype, device).require_grad();
             let loss = loss(x.clone());
             let gradients = (loss.clone() * 0.3).backward();
@@ -173,8 +173,9 @@ fn device_is_exact<B: AutodiffBackend>() -> bool {
     std::any::TypeId::of::<B>() == std::any::TypeId::of::<Exact>()
 }
 
-/// A loss of what burn has queued and not done yet, whose gradient burn uses at once: twenty steps
-/// of a descent. Nobody but the loss has the logits, over which it writes their gradient.
+/// A loss of what burn has queued but not finished, whose gradient burn uses at once, in twenty
+/// steps of gradient descent. Only the loss uses the logits, so it overwrites them with their
+/// gradient.
 fn descent<B: AutodiffBackend>(
     device: &B::Device,
     loss: impl Fn(Tensor<B, 2>, Tensor<B, 1, burn::tensor::Int>) -> Tensor<B, 1>,
@@ -187,7 +188,7 @@ fn descent<B: AutodiffBackend>(
     let mut losses = Vec::new();
     for _ in 0..20 {
         weight = weight.require_grad();
-        // Much work in front of the loss, so that it would come too early.
+        // So much work before the loss that a loss that does not wait would be wrong.
         let logits = (0..10).fold(x.clone().matmul(weight.clone()), |logits, _| logits * 1.0);
         let loss = loss(logits, targets.clone());
         let gradients = loss.backward();
@@ -208,6 +209,6 @@ where
     let ours = descent::<B>(device, |x, t| loss.forward(x, t));
     let loss = burn::nn::loss::CrossEntropyLossConfig::new().init(device);
     let theirs = descent::<B>(device, |x, t| loss.forward(x, t));
-    // burn's products of matrices may round to fewer bits, as it has tuned them.
+    // burn's matrix products may round to fewer bits, depending on its tuning.
     assert_close(&ours, &theirs, 2e-3, "descent");
 }

@@ -1,5 +1,6 @@
-//! Losses and gradients on the backend `NdArray` beside burn's own: with the feature `emulator` by
-//! the kernels, without it by burn's losses, which the modules here are then a name for.
+//! Losses and gradients on the backend `NdArray`, compared with burn's own. With the feature
+//! `emulator` they are computed by the kernels; without it by burn's losses, which this crate's
+//! modules then call.
 #![cfg(feature = "ndarray")]
 
 mod common;
@@ -16,7 +17,7 @@ fn the_kernels_are_there_with_the_emulator_alone() {
     const { assert!(B::HAS_KERNELS == cfg!(feature = "emulator")) };
 }
 
-/// The types that are compared. burn's own losses mix theirs with the default, which is `f64` here.
+/// The types that are compared. burn's own losses mix their type with the default one, here `f64`.
 fn dtypes() -> &'static [DType] {
     if B::HAS_KERNELS { &[DType::F32, DType::F64] } else { &[DType::F64] }
 }
@@ -42,8 +43,8 @@ fn classes_of_any_type() {
     class_types::<B>(&Default::default(), &[I32, I16, I8, U64, U32, U16, U8]);
 }
 
-/// Of a tensor that is not on the tape there is a loss and no gradient, and of one tensor that is
-/// both input and target there are both.
+/// A tensor on the tape gets a gradient, also if it is both input and target. A tensor that is not
+/// on the tape gets none.
 #[test]
 fn what_is_on_the_tape_gets_a_gradient() {
     let device = Default::default();
@@ -72,7 +73,8 @@ fn targets_that_are_too_few_are_refused() {
     let _ = CrossEntropyLossConfig::new().init(&device).forward(logits, targets);
 }
 
-/// burn's own would read elsewhere, or panic.
+/// A target that is no class makes the loss NaN, where burn's own loss would read elsewhere or
+/// panic.
 #[test]
 #[cfg(feature = "emulator")]
 fn a_target_that_is_no_class_makes_the_loss_nan() {

@@ -1,9 +1,10 @@
-//! candle_nn's cross-entropy beside this crate's, as a training step uses it: milliseconds, the
-//! median of 20, each with a synchronisation, and the most memory that a step had beside the
-//! logits. Losses and gradients are compared first, with candle_nn's of the logits in f32.
+//! Compares candle_nn's cross-entropy with this crate's, as a training step uses it: the median
+//! time in milliseconds of 20 steps, each with a synchronisation, and the most memory that a step
+//! used besides the logits. Before that, losses and gradients are compared with those of candle_nn
+//! for the logits in f32.
 //!
-//! `cargo run --release --features cuda --example bench`, on a machine with a GPU. With
-//! `-- --keep-memory` candle's allocator keeps what a step has freed for the next.
+//! `cargo run --release --features cuda --example bench`, on a machine with a GPU. With `--
+//! --keep-memory`, candle's allocator does not return the memory that a step has freed.
 
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
@@ -30,7 +31,7 @@ fn main() -> Result<()> {
             let what = format!("{rows}×{cols} | {dtype:?}");
             bench(&what, "candle_nn", candle_nn::loss::cross_entropy, &logits, &targets)?;
             bench(&what, "fused", fused_loss_candle::cross_entropy, &logits, &targets)?;
-            // What candle does with a first gradient, whoever computed it.
+            // What candle does with a first gradient, whichever loss computed it.
             let gradient = logits.as_detached_tensor();
             let added = median(&device, || gradient.zeros_like()?.add(&gradient).map(drop))?;
             println!("| {what} | candle's zeros and add, of it | | {added:.3} | |");
@@ -72,7 +73,7 @@ fn median(device: &Device, call: impl Fn() -> Result<()>) -> Result<f64> {
     Ok((times[CALLS / 2 - 1] + times[CALLS / 2]) / 2.0)
 }
 
-/// The memory that candle allocates from.
+/// The memory pool from which candle allocates.
 fn pool(device: &Device) -> Result<sys::CUmemoryPool> {
     let ordinal = device.as_cuda_device()?.cuda_stream().context().cu_device();
     let mut pool = std::ptr::null_mut();
@@ -83,7 +84,7 @@ fn pool(device: &Device) -> Result<sys::CUmemoryPool> {
     }
 }
 
-/// The most memory of candle's allocator that a call had, beside what there was before.
+/// The most memory that a call used of candle's allocator, besides what was in use before.
 fn peak_mib(device: &Device, call: impl Fn() -> Result<()>) -> Result<u64> {
     let high = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
     let pool = pool(device)?;
@@ -91,7 +92,7 @@ fn peak_mib(device: &Device, call: impl Fn() -> Result<()>) -> Result<u64> {
     let (mut before, mut peak) = (0_u64, 0_u64);
     let used = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
     let mut zero = 0_u64;
-    // SAFETY: the pool is there, and both attributes are a `cuuint64_t`; the high-water mark may be
+    // SAFETY: the pool exists, and both attributes are a `cuuint64_t`; the high-water mark may be
     // set to zero.
     let set = unsafe {
         sys::cuMemPoolGetAttribute(pool, used, (&raw mut before).cast());
@@ -107,7 +108,8 @@ fn peak_mib(device: &Device, call: impl Fn() -> Result<()>) -> Result<u64> {
     Ok(peak.saturating_sub(before) >> 20)
 }
 
-/// How far loss and gradients are from candle_nn's of the logits in f32: ours, and candle_nn's own.
+/// How far loss and gradients differ from those of candle_nn for the logits in f32: ours, and those
+/// of candle_nn for the same logits.
 fn compare(logits: &Var, targets: &Tensor) -> Result<String> {
     let rows = logits.dim(0)? as f64;
     let exact = logits.to_dtype(DType::F32)?.detach();

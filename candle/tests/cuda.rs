@@ -1,5 +1,5 @@
-//! Streams, devices and other users of a GPU, in a build for CUDA. Without a GPU there is nothing
-//! to test here.
+//! Streams, devices and other users of a GPU, in a build for CUDA. Without a GPU, these tests test
+//! nothing.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -17,14 +17,14 @@ fn gpu() -> Option<Device> {
     device
 }
 
-/// A loss of what candle has queued and not done yet, whose gradient candle uses at once: twenty
-/// steps of a descent, beside the same with candle's own loss.
+/// A loss of what candle has queued but not finished, whose gradient candle uses at once. Makes
+/// twenty steps of gradient descent, to be compared with those of candle's own loss.
 fn descent(device: &Device, loss: common::Loss<'_>) -> Result<Vec<f64>> {
     let x = numbers(&[512, 256], 1, DType::F32, device);
     let weight = Var::from_tensor(&(numbers(&[256, 512], 2, DType::F32, device) * 0.02)?)?;
     let targets = classes(512, 512, device);
     for _ in 0..20 {
-        // Much work in front of the loss, so that it would come too early.
+        // So much work before the loss that a loss that does not wait would be wrong.
         let logits = (0..10).try_fold(x.matmul(&weight)?, |logits, _| logits.affine(1.0, 0.0))?;
         let gradients = loss(&logits, &targets)?.backward()?;
         let gradient = gradients.get(&weight).expect("the weight's gradient");
@@ -61,7 +61,7 @@ fn in_order_on_many_threads() {
     });
 }
 
-/// Devices come and go with their streams, whose handles the driver gives again.
+/// Devices come and go with their streams, and the driver reuses the handles of these streams.
 #[test]
 fn devices_that_are_gone() {
     if gpu().is_none() {

@@ -1,4 +1,5 @@
-//! Losses and gradients beside candle's own, and beside the formulas in candle's operations.
+//! Losses and gradients, compared with those of candle and with the formulas in candle's
+//! operations.
 
 #![cfg(any(feature = "cuda", feature = "emulator"))]
 
@@ -45,7 +46,7 @@ fn losses_of_elements_are_candles() {
     for dtype in [DType::F32, DType::F64] {
         for dims in [&[7][..], &[5, 33], &[2, 3, 4]] {
             let (x, t) = (numbers(dims, 2, dtype, &device), numbers(dims, 3, dtype, &device));
-            // Both formulas of binary cross-entropy are for any target, also beyond 0 and 1.
+            // Both formulas of binary cross-entropy hold for any target, also outside 0 to 1.
             let bce = ours::binary_cross_entropy_with_logit;
             let their_bce = theirs::binary_cross_entropy_with_logit;
             let huber = |x: &Tensor, t: &Tensor| ours::huber(x, t, 0.7);
@@ -67,7 +68,8 @@ fn losses_of_elements_are_candles() {
     }
 }
 
-/// Of the numbers as they were rounded, computed in f64.
+/// Losses in half precision are computed in single precision: they are near those of the rounded
+/// numbers in f64.
 #[test]
 fn half_precision_is_computed_in_single() {
     let device = device();
@@ -90,7 +92,7 @@ fn half_precision_is_computed_in_single() {
     }
 }
 
-/// Cross-entropy in candle's operations: of each row, with the sum of what a mean divides by.
+/// Cross-entropy in candle's operations: the loss of each row, and the divisor of a mean.
 fn by_hand(
     logits: &Tensor,
     targets: &[i64],
@@ -111,7 +113,7 @@ fn by_hand(
     let entropy = ((nll * (1.0 - smoothing))? + (smooth * (smoothing / classes as f64))?)?;
     let weights = of_class.mul(&counts)?;
     let z = (lse.sqr()? * z_loss)?.mul(&counts)?;
-    // For a mean, each part is divided by its own.
+    // In a mean, each part has its own divisor.
     let per_row = (entropy.mul(&counts)? + &z)?;
     let mean = (entropy.mul(&counts)?.sum_all()?.div(&weights.sum_all()?)?
         + z.sum_all()?.div(&counts.sum_all()?)?)?;
@@ -156,7 +158,7 @@ fn options_of_cross_entropy() {
             assert_close(&got[0], &expected[0], tolerance(dtype), &what);
             assert_close(&got[1], &expected[1], tolerance(dtype), &what);
 
-            // An upstream gradient of its own for each row.
+            // A separate upstream gradient for each row.
             let scale = numbers(&[7], 8, dtype, &device);
             let of_rows = loss.clone().reduction(reduction::Unreduced);
             assert_eq!(of_rows.loss(&logits, &classes).unwrap().dims(), [7]);
@@ -188,13 +190,13 @@ fn probabilities_as_targets_have_a_gradient_too() {
         for (got, expected) in got.iter().zip(&expected) {
             assert_close(got, expected, tolerance(dtype), &format!("{dtype:?}"));
         }
-        // One of them alone.
+        // With one gradient alone.
         let alone = with_gradient(&|t, x| loss.loss(x, t), &targets, &logits);
         assert_close(&alone[1], &expected[2], tolerance(dtype), "the target alone");
     }
 }
 
-/// Logits of any number of dimensions, targets of those but the last.
+/// Logits may have any number of dimensions, and targets have all but the last.
 #[test]
 fn batches_of_sequences() {
     let device = device();
@@ -210,7 +212,7 @@ fn batches_of_sequences() {
     assert_eq!(rows.unwrap().dims(), [3, 4]);
 }
 
-/// A term, and what becomes of all of them.
+/// Checks the reductions of a term.
 fn assert_reductions(
     name: &str,
     losses: [&dyn TensorLoss; 5],
@@ -289,7 +291,7 @@ fn weights_of_binary_cross_entropy() {
         let weight = |dims: &[usize], seed| numbers(dims, seed, dtype, &device).abs().unwrap();
         let one = Tensor::ones((), dtype, &device).unwrap();
         let (column, row) = (weight(&[11], 21), weight(&[4, 1], 22));
-        // Transposed, and from the middle of a larger one.
+        // Transposed, and from the middle of a larger tensor.
         let element = weight(&[11, 8], 23).t().unwrap().narrow(0, 2, 4).unwrap();
         let (two, plain) = ((&one * 2.0).unwrap(), BceWithLogits::new());
         let cases = [
@@ -341,7 +343,8 @@ fn divergence_in_its_four_forms() {
     }
 }
 
-/// Of a softmax, whose own backward gets the gradient of ours.
+/// Gradients pass on to earlier operations: a softmax's own backward pass takes the gradient of the
+/// loss.
 #[test]
 fn gradients_go_on_through_what_is_behind_the_input() {
     let device = device();

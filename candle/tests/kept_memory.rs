@@ -1,5 +1,5 @@
-//! What candle's allocator keeps, in a build for CUDA. A process has one pool of memory a device,
-//! so this test has a process of its own. Without a GPU there is nothing to test here.
+//! The memory that candle's allocator does not return, in a build for CUDA. A process has one
+//! memory pool per device, so this test has a process of its own. Without a GPU it tests nothing.
 #![cfg(feature = "cuda")]
 
 use candle_core::cuda_backend::cudarc::driver::sys;
@@ -8,14 +8,15 @@ use fused_loss_candle::keep_memory;
 
 const BYTES: usize = 256 << 20;
 
-/// Bytes that the pool has from the system, once a large tensor is gone and the GPU is done.
+/// Bytes that the pool still has from the system after a large tensor is dropped and the GPU is
+/// done.
 fn kept(device: &Device) -> u64 {
     drop(Tensor::zeros(BYTES / 4, DType::F32, device).unwrap());
     device.synchronize().unwrap();
     let ordinal = device.as_cuda_device().unwrap().cuda_stream().context().cu_device();
     let reserved = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
     let (mut pool, mut bytes) = (std::ptr::null_mut(), 0_u64);
-    // SAFETY: the device is there, and so is its pool, whose attribute is a `cuuint64_t`.
+    // SAFETY: the device exists, and so does its pool, whose attribute is a `cuuint64_t`.
     let codes = unsafe {
         let found = sys::cuDeviceGetMemPool(&mut pool, ordinal);
         [found, sys::cuMemPoolGetAttribute(pool, reserved, (&raw mut bytes).cast())]

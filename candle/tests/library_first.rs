@@ -1,5 +1,5 @@
-//! One binary, in which the library starts before candle does, and is used again after it. In the
-//! other tests candle is first.
+//! The library starts before candle in the same process, and is used again after it. In the other
+//! tests candle starts first.
 
 #![cfg(any(feature = "cuda", feature = "emulator"))]
 
@@ -8,7 +8,7 @@ mod common;
 use candle_core::{DType, Tensor};
 use fused_loss::{Gpu, Loss};
 
-/// The mean of the squares of 1, 2 and 3, by the library alone.
+/// The mean of the squares of 1, 2 and 3, computed by the library alone.
 fn by_the_library(gpu: &Gpu) -> f32 {
     let stream = gpu.stream().unwrap();
     let x = fused_loss::Tensor::from_slice(gpu, [3], &[1.0_f32, 2.0, 3.0]).unwrap();

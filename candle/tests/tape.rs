@@ -1,4 +1,4 @@
-//! What candle's tape asks of an operation, and what its users have asked of a loss.
+//! What candle's tape expects of an operation, and what users of candle expect of a loss.
 
 #![cfg(any(feature = "cuda", feature = "emulator"))]
 
@@ -64,7 +64,8 @@ fn nothing_is_on_the_tape_without_a_variable() {
     assert!(!ours::cross_entropy(&x.detach(), &t).unwrap().track_op());
 }
 
-/// candle issue 3569: operations without a backward pass end the tape, and nobody is told.
+/// Every loss with a gradient is on candle's tape. Operations without a backward pass would end the
+/// tape without an error.
 #[test]
 fn no_gradient_is_dropped() {
     let device = device();
@@ -88,7 +89,7 @@ fn no_gradient_is_dropped() {
     }
     let [_, of_input, of_target] = with_gradients(&ours::mse, &x, &like);
     assert_close(&of_target, &of_input.neg().unwrap(), 0.0, "the target's gradient");
-    // A gradient that there is not is refused, not left out.
+    // A gradient that does not exist is refused, not left out.
     let refused = CrossEntropy::new().weight(&weight.get(0).unwrap()).loss(&x, &t).unwrap_err();
     assert!(refused.to_string().contains("weight: expected a constant"), "{refused}");
     let refused = BceWithLogits::new().pos_weight(&weight.get(0).unwrap()).loss(&like, &like);
@@ -96,7 +97,8 @@ fn no_gradient_is_dropped() {
     assert!(refused.contains("pos_weight: expected a constant"), "{refused}");
 }
 
-/// candle issue 2561: a sigmoid that is rounded to 0 or 1 has no logarithm.
+/// Binary cross-entropy of large logits is finite, although their sigmoid rounds to 0 or 1, which
+/// would make a logarithm infinite.
 #[test]
 fn large_logits_of_binary_cross_entropy_are_no_nan() {
     let device = device();
@@ -118,13 +120,13 @@ fn large_logits_of_binary_cross_entropy_are_no_nan() {
     }
 }
 
-/// candle users' targets are u32; data sets have others.
+/// Classes may have any integer type: those of candle's users are u32, and data sets have others.
 #[test]
 fn classes_of_any_integer_type() {
     let (x, t) = logits();
     let expected = with_gradient(&theirs::cross_entropy, &x, &t);
     for dtype in [DType::U32, DType::I64, DType::U8, DType::I32] {
-        // On the CPU: candle has no kernel for every conversion between integers.
+        // On the CPU, because candle has no kernel for every conversion between integers.
         let converted = t.to_device(&Device::Cpu).unwrap().to_dtype(dtype).unwrap();
         let t = converted.to_device(x.device()).unwrap();
         let got = with_gradient(&ours::cross_entropy, &x, &t);
@@ -135,7 +137,7 @@ fn classes_of_any_integer_type() {
     }
 }
 
-/// They have no gradient, and the tape does not stop at them.
+/// Classes have no gradient, and the tape continues past them.
 #[test]
 fn classes_that_were_computed_from_a_variable() {
     let (x, t) = logits();
@@ -146,7 +148,7 @@ fn classes_that_were_computed_from_a_variable() {
     assert!(gradients.get(&x).is_some() && gradients.get(&t).is_none());
 }
 
-/// candle pull request 3161, burn issue 5568: padding counts neither in the sum nor in the divisor.
+/// Padding counts neither in the sum nor in the divisor.
 #[test]
 fn padding_does_not_count() {
     let (x, t) = logits();
@@ -201,7 +203,7 @@ fn a_target_that_is_no_class_is_told_of() {
     assert!(values(&ours::nll(&x, &t).unwrap())[0].is_nan());
 }
 
-/// What is computed from a loss has not what was found of its targets.
+/// A tensor that is computed from a loss does not carry the loss's report on its targets.
 #[test]
 fn only_a_loss_can_be_checked() {
     let (x, t) = logits();
@@ -212,7 +214,7 @@ fn only_a_loss_can_be_checked() {
     }
 }
 
-/// Behind the value of a loss lies more than candle knows of: it must not show.
+/// The memory of a loss contains more than its value, which no operation of candle may notice.
 #[test]
 fn a_loss_is_a_tensor_like_others() -> Result<()> {
     let (x, t) = logits();
@@ -251,7 +253,7 @@ fn tensors_that_are_not_contiguous() {
     ] {
         let dense = x.contiguous().unwrap();
         let view = |x: &Tensor| -> Result<Tensor> {
-            // The variable is dense; what the loss gets lies as `x` does.
+            // The variable is dense, but the loss gets a tensor with the layout of `x`.
             Ok(match name {
                 "transposed" => x.t()?.contiguous()?.t()?,
                 "columns of a wider matrix" => Tensor::cat(&[x, x], 1)?.narrow(1, 0, 10)?,
@@ -320,7 +322,7 @@ fn errors_name_what_does_not_fit() {
     }
 }
 
-/// Each thread has its stream, and scratch memory of its own.
+/// Each thread has its own stream and scratch memory.
 #[test]
 fn threads() {
     let (x, t) = logits();
@@ -341,7 +343,7 @@ fn threads() {
     });
 }
 
-/// A loss that one thread computed, and another walks back.
+/// One thread computes a loss, and another runs its backward pass.
 #[test]
 fn backward_on_another_thread() {
     let (x, t) = logits();

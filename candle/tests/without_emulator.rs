@@ -1,4 +1,4 @@
-//! What a build says of tensors that it has no kernels for.
+//! The error of a build without the emulator for tensors for which it has no kernels.
 #![cfg(not(feature = "emulator"))]
 
 use candle_core::{Device, Tensor};
@@ -12,6 +12,6 @@ fn the_cpu_without_the_emulator_is_refused() {
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("its feature `emulator`"), "{error}");
     }
-    // candle's own operations.
+    // Computed with candle's own operations.
     assert_eq!(nll(&x, &t).unwrap().to_scalar::<f32>().unwrap(), -3.0);
 }

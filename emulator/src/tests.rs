@@ -1,4 +1,4 @@
-//! Planted faults: each check must fire, and name kernel, block, thread and place.
+//! Planted faults: each check must fire and name the kernel, block, thread and line.
 
 mod order;
 
@@ -21,16 +21,16 @@ cuda_std::shared_array! {
 }
 
 cuda_std::shared_array! {
-    /// 16 bytes a thread.
+    /// 16 bytes per thread.
     fn rest() -> [Vec16];
 }
 
-/// Runs a kernel of one argument, an address, in the order of indices.
+/// Runs a kernel with one argument, an address, in the order of indices.
 fn run(kernel: unsafe fn(*const u8), grid: u32, address: usize) -> Result<(), Fault> {
     launch(kernel, grid, address).run_on(16)
 }
 
-/// The same as a cooperative launch, on so many workers at most.
+/// The same as a cooperative launch, on at most `workers` workers.
 fn run_cooperative(
     kernel: unsafe fn(*const u8),
     grid: u32,
@@ -61,10 +61,10 @@ unsafe fn address(args: *const u8) -> u64 {
     unsafe { args.cast::<u64>().read_unaligned() }
 }
 
-/// Memory of zeros that count as written.
+/// Memory of zeros that counts as written.
 fn allocate_written(bytes: usize) -> usize {
     let memory = memory::allocate(bytes).unwrap();
-    // SAFETY: the allocation.
+    // SAFETY: within the allocation.
     unsafe { memory::mark_written(memory, bytes) };
     memory
 }
@@ -197,7 +197,7 @@ fn an_address_off_its_alignment() {
 #[test]
 fn an_index_behind_a_shared_array() {
     unsafe fn kernel(_: *const u8) {
-        // SAFETY: the machine refuses it; past the array's own assertion.
+        // SAFETY: the machine refuses it, beyond the array's own assertion.
         unsafe { scratch().set(64 + thread_idx_x(), 1) };
     }
     assert_report(
@@ -211,7 +211,7 @@ fn an_index_behind_a_shared_array() {
 fn dynamic_shared_memory() {
     unsafe fn writes(_: *const u8) {
         let own = thread_idx_x();
-        // SAFETY: as the machine allows, but for the last thread of the second block.
+        // SAFETY: as the machine allows, except for the last thread of the second block.
         unsafe {
             rest().set(own, Vec16([own; 4]));
             sync_threads();
@@ -235,7 +235,7 @@ fn dynamic_shared_memory() {
 #[test]
 fn global_memory_that_nothing_has_written() {
     unsafe fn kernel(args: *const u8) {
-        // SAFETY: the kernel's argument.
+        // SAFETY: the argument of the kernel.
         let at = unsafe { address(args) };
         // SAFETY: the machine refuses the second read of thread 5.
         unsafe {
@@ -258,7 +258,7 @@ fn global_memory_that_nothing_has_written() {
 #[test]
 fn a_word_of_which_half_was_written() {
     unsafe fn kernel(args: *const u8) {
-        // SAFETY: the kernel's argument.
+        // SAFETY: the argument of the kernel.
         let at = unsafe { address(args) };
         // SAFETY: the machine refuses the read.
         unsafe {
@@ -274,7 +274,7 @@ fn a_word_of_which_half_was_written() {
 fn a_copy_to_shared_memory_that_nobody_waits_for() {
     unsafe fn copies<const BUT: u32>(args: *const u8) {
         let own = thread_idx_x();
-        // SAFETY: as the machine allows, once the copy is waited for.
+        // SAFETY: as the machine allows, after the copy was waited for.
         unsafe {
             let from = (address(args) + u64::from(own) * 16) as *const Vec16;
             rest().copy(own, from);
@@ -292,7 +292,7 @@ fn a_copy_to_shared_memory_that_nobody_waits_for() {
     assert!(memory::free(memory));
 }
 
-/// What a missing barrier does: the reader is ahead of the writer.
+/// A missing barrier is found: the reader runs ahead of the writer.
 #[test]
 fn shared_memory_that_nothing_has_written() {
     unsafe fn kernel(_: *const u8) {
@@ -317,7 +317,8 @@ fn a_failed_assertion_of_a_kernel() {
     assert_report(run(kernel, 5, 0), 719, &["kernel planted, block 3, thread 0: planted"]);
 }
 
-/// However many blocks run at a time: they begin in the order of their indices.
+/// A block may wait for those before it, however many run at a time, since they begin in the order
+/// of their indices.
 #[test]
 fn a_block_may_wait_for_those_before_it() {
     unsafe fn kernel(args: *const u8) {
@@ -354,8 +355,7 @@ fn a_wait_for_a_block_that_has_faulted_ends() {
     assert_report(run(kernel, 20, 0), 719, &["kernel planted, block 0, thread 0: planted"]);
 }
 
-/// Each block leaves a value at each of its places, one after the other, and waits for those of all
-/// others.
+/// Each block writes a value to each of its words in turn, and waits for those of all others.
 ///
 /// # Safety
 /// `places` has room for `rounds` values of each block.
@@ -378,7 +378,7 @@ unsafe fn exchange(places: *mut u64, rounds: u64) -> u64 {
     sum
 }
 
-/// What `exchange` returns.
+/// The result of `exchange`.
 fn exchanged(blocks: u64, rounds: u64) -> u64 {
     (0..rounds).fold(0, |sum, _| sum + blocks * sum + blocks * (blocks + 1) / 2)
 }
@@ -389,7 +389,8 @@ fn blocks_of_a_cooperative_launch_wait_for_each_other() {
         // SAFETY: as the machine allows.
         unsafe {
             let places = address(args) as *mut u64;
-            // One thread of a warp, while the others wait for it, at a shuffle or at the barrier.
+            // One thread of a warp spins while the others wait for it, at a shuffle or at the
+            // barrier.
             if thread_idx_x() == 33 {
                 scratch().set(0, exchange(places, 3));
             }
@@ -403,7 +404,7 @@ fn blocks_of_a_cooperative_launch_wait_for_each_other() {
             }
         }
     }
-    // Of the last, not all blocks run on the stacks that a worker keeps.
+    // With 100 blocks, some run on other stacks than those that a worker reuses.
     for (blocks, workers) in [(8_u64, 1), (8, 2), (1, 2), (100, 1), (100, 2)] {
         let memory = allocate_written(8 * 4 * blocks as usize);
         run_cooperative(kernel, blocks as u32, memory, workers).unwrap();
@@ -416,7 +417,7 @@ fn blocks_of_a_cooperative_launch_wait_for_each_other() {
     }
 }
 
-/// Every thread waits, and meets its warp at shuffles in between.
+/// Every thread waits for other blocks, with shuffles of its warp in between.
 #[test]
 fn warps_of_a_cooperative_launch_wait_together() {
     unsafe fn kernel(args: *const u8) {
@@ -452,7 +453,7 @@ fn warps_of_a_cooperative_launch_wait_together() {
     }
 }
 
-/// As many threads as a device holds, each on a stack.
+/// A cooperative launch runs as many threads as are resident on a device, each on its own stack.
 #[test]
 fn a_cooperative_launch_fills_the_device() {
     unsafe fn kernel(args: *const u8) {
@@ -477,7 +478,7 @@ fn a_cooperative_wait_for_a_block_that_has_faulted_ends() {
         // SAFETY: as the machine allows.
         unsafe {
             if block_idx_x() == 5 {
-                // The others have begun to wait.
+                // Spins until another block is about to wait.
                 while load_shared_by_grid(address(args) as *const u64) == 0 {
                     spin();
                 }
@@ -531,7 +532,7 @@ fn a_cooperative_launch_in_which_no_block_goes_on() {
             sync_threads();
         }
     }
-    /// Every round passes shuffles.
+    /// Every round has shuffles.
     unsafe fn shuffles(args: *const u8) {
         let lane = thread_idx_x() % 32;
         // SAFETY: as the machine allows.
@@ -558,7 +559,7 @@ fn a_cooperative_launch_in_which_no_block_goes_on() {
     assert!(memory::free(memory));
 }
 
-/// Whether any lane has it.
+/// Whether the condition holds for any lane.
 #[track_caller]
 fn any_of_warp(of: bool) -> bool {
     let mut any = u32::from(of);
@@ -571,7 +572,8 @@ fn any_of_warp(of: bool) -> bool {
 #[test]
 fn blocks_that_a_device_holds_at_a_time() {
     let kib = 1 << 10;
-    // By threads, by blocks, by shared memory, of which each block leaves some to the driver.
+    // Limited by threads, by blocks, and by shared memory, of which the driver takes some per
+    // block.
     assert_eq!(resident_blocks(0, 1024, 0), 132 * 2);
     assert_eq!(resident_blocks(0, 32, 0), 132 * 32);
     assert_eq!(resident_blocks(0, 1024, 113 * kib), 132 * 2);
@@ -583,7 +585,8 @@ fn blocks_that_a_device_holds_at_a_time() {
     assert_eq!(resident_blocks(2, 1024, 113 * kib + 16), 2);
 }
 
-/// A block that ends in a fault leaves its other threads where they wait; they must unwind.
+/// A fault in one thread leaves the other threads of its block waiting; they must unwind, and the
+/// next blocks must run.
 #[test]
 fn blocks_run_after_a_fault() {
     unsafe fn faults(_: *const u8) {
@@ -614,7 +617,8 @@ fn memory_is_mapped_when_touched() {
     assert!(memory::free(memory));
 }
 
-/// Runs `kernel` in one block, which the machine must refuse for a race of two places of this file.
+/// Runs `kernel` in one block. The machine must refuse it for a race between two lines of this
+/// file.
 #[track_caller]
 fn assert_race(kernel: unsafe fn(*const u8), address: usize, parts: &[&str]) {
     let fault = run(kernel, 1, address).expect_err("the planted race was not found");
@@ -662,7 +666,7 @@ fn a_read_after_another_warp_has_written() {
 #[test]
 fn two_writes() {
     unsafe fn kernel(_: *const u8) {
-        // SAFETY: the machine refuses the second.
+        // SAFETY: the machine refuses the second write.
         unsafe { scratch().set(thread_idx_x() / 2, 1) };
     }
     assert_race(kernel, 0, &["thread 1: writes", "that thread 0 writes at"]);
@@ -690,7 +694,8 @@ fn a_race_in_a_warp_that_a_shuffle_does_not_order() {
     assert_race(kernel::<false>, 0, &["thread 0: reads", "that thread 1 writes at"]);
 }
 
-/// Both lanes and another warp have read; `sync_warp` orders the lanes' reads alone.
+/// Lanes of the writer's warp and another warp have read, and `sync_warp` orders the reads of the
+/// lanes alone.
 #[test]
 fn a_write_after_two_warps_have_read() {
     unsafe fn kernel<const FIRST: u32>(_: *const u8) {
@@ -714,7 +719,7 @@ fn a_write_after_two_warps_have_read() {
     assert_race(kernel::<1>, 0, &["thread 63: writes", "reads at"]);
 }
 
-/// Half of what was written in one piece.
+/// A race with one half of what was written in one piece.
 #[test]
 fn a_race_of_accesses_of_several_widths() {
     unsafe fn kernel(_: *const u8) {
@@ -739,7 +744,7 @@ fn a_race_of_accesses_of_several_widths() {
 
 #[test]
 fn a_copy_to_shared_memory_that_others_access() {
-    /// Who reads, after which meetings, what thread 0 copies.
+    /// Thread READER reads what thread 0 copies, with or without a wait and a barrier in between.
     unsafe fn kernel<const READER: u32, const WAITS: bool, const BARRIER: bool>(args: *const u8) {
         let own = thread_idx_x();
         // SAFETY: as the machine allows, if the copy is waited for before a barrier.
@@ -793,7 +798,7 @@ fn a_copy_over_what_others_have_read() {
 
 #[test]
 fn a_write_to_global_memory_that_is_copied() {
-    /// Thread 0 copies 16 bytes, of which thread WRITER writes four.
+    /// Thread 0 copies 16 bytes, four of which thread WRITER writes.
     unsafe fn kernel<const WRITER: u32, const WAITS: bool, const BARRIER: bool>(args: *const u8) {
         let own = thread_idx_x();
         // SAFETY: as the machine allows, if the copy is waited for before a barrier.
@@ -810,7 +815,7 @@ fn a_write_to_global_memory_that_is_copied() {
                 sync_threads();
             }
             if own == WRITER {
-                // What is before the first byte is not read.
+                // The copy does not read what is before its first byte.
                 store(from.cast::<u32>().cast_mut(), 1);
                 store(from.cast::<u32>().cast_mut().add(2), 1);
             }

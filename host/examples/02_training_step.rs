@@ -1,5 +1,5 @@
-//! What a training loop calls at every step: the `_into` methods write to memory that is there
-//! already, and nothing is allocated or waited for.
+//! The calls of a training loop at every step: the `_into` methods write to existing memory, so
+//! nothing is allocated and nothing waits.
 //!
 //! `cargo run -p fused-loss --features emulator --example 02_training_step`
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Error> {
     }
     println!("loss: {}", loss.item()?);
 
-    // The gradient that arrives from what comes after the loss stays on the device.
+    // The upstream gradient, from what is computed after the loss, stays on the device.
     let upstream = Tensor::from_slice(&gpu, [], &[0.5_f32])?;
     mse.backward_into(&input, &target, &upstream, &mut gradient, &stream)?;
     println!("gradient, halved upstream: {}", gradient.to_vec()?[0]);

@@ -1,9 +1,9 @@
 //! Trains a softmax classifier on the iris data set of 150 flowers (Fisher, 1936) by gradient
-//! descent, with cross-entropy and its gradient from the GPU at every step, and shows how many
-//! flowers that it was not trained on it names right.
+//! descent, with cross-entropy and its gradient from the GPU at every step. Then it shows how many
+//! of the flowers outside the training set it classifies correctly.
 //!
-//! `cargo xtask demo`, or
-//! `cargo run --release -p fused-loss --features emulator --example 03_softmax_classifier`
+//! `cargo xtask demo`, or `cargo run --release -p fused-loss --features emulator --example
+//! 03_softmax_classifier`
 
 use fused_loss::{CrossEntropy, Gpu, Loss, Tensor, Workspace};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,9 +11,9 @@ use ndarray::{Array1, Array2, Axis, concatenate, s};
 
 const STEPS: u64 = 1000;
 const STEP: f64 = 0.5;
-/// Part of every target that goes to all classes alike: keeps the weights small.
+/// The share of every target that is spread over all classes, which limits the weights.
 const LABEL_SMOOTHING: f64 = 0.02;
-/// One flower in this many is kept for the end.
+/// One flower in this many belongs to the test set.
 const TEST_EVERY: usize = 3;
 const CLASSES: usize = 3;
 const NAMES: [&str; CLASSES] = ["setosa", "versicolor", "virginica"];
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Gpu::new_or_emulated(0)?;
     println!("device: {}", gpu.name());
 
-    // One more column, for the constant.
+    // An extra column for the constant.
     let data = linfa_datasets::iris();
     let features = standardised(data.records());
     let features = concatenate![Axis(1), features, Array2::ones((features.nrows(), 1))];
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let ((train, train_classes), (test, test_classes)) = (part(false), part(true));
 
-    // The loss lives on the GPU; logits go there at every step, gradients come back.
+    // The loss is computed on the GPU: every step sends logits and gets gradients back.
     let stream = gpu.stream()?;
     let cross_entropy = CrossEntropy::new().label_smoothing(LABEL_SMOOTHING);
     let shape = [train.nrows(), CLASSES];
@@ -93,7 +93,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Each column with mean 0 and variance 1.
+/// The columns, scaled to mean 0 and variance 1.
 fn standardised(columns: &Array2<f64>) -> Array2<f64> {
     let mean = columns.mean_axis(Axis(0)).expect("there are rows");
     (columns - &mean) / &columns.std_axis(Axis(0), 0.0)
@@ -108,7 +108,7 @@ fn predictions(features: &Array2<f64>, weights: &Array2<f64>) -> Array1<usize> {
     (0..features.nrows()).map(likeliest).collect()
 }
 
-/// How many of one are named right.
+/// The fraction of flowers that are classified correctly.
 fn accuracy(features: &Array2<f64>, classes: &[i64], weights: &Array2<f64>) -> f64 {
     let named = predictions(features, weights);
     let right = named.iter().zip(classes).filter(|&(&named, &class)| named as i64 == class).count();

@@ -1,5 +1,5 @@
-//! The loss and the gradient of memory that cudarc owns, in memory that cudarc owns, on cudarc's
-//! stream: both libraries work in the device's primary context.
+//! Computes the loss and the gradient of memory that cudarc owns, into memory that cudarc owns, on
+//! cudarc's stream: both libraries work in the device's primary context.
 //!
 //! `cargo run -p fused-loss --features cudarc --example 04_cudarc_slice`, on a machine with a GPU.
 
@@ -7,7 +7,7 @@ use cudarc::driver::CudaContext;
 use fused_loss::{Error, Gpu, Loss, Mse, Stream, View, ViewMut, Workspace};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // cudarc panics where there is no driver.
+    // cudarc panics if there is no driver.
     let gpu = match Gpu::new(0) {
         Err(error @ Error::NoDriver { .. }) => {
             println!("{error}; cudarc needs a GPU, so there is nothing to show here");
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut loss = Loss::zeros(&gpu, [])?;
     let mut workspace = Workspace::new(&gpu)?;
 
-    // cudarc's stream, and three slices of its own.
+    // A stream and three slices that cudarc owns.
     let theirs = CudaContext::new(0)?.new_stream()?;
     let input = theirs.clone_htod(&[0.5_f32, 1.0, 1.5, 2.0, 2.5, 3.0])?;
     let target = theirs.clone_htod(&[1.0_f32; 6])?;

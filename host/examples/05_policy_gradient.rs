@@ -1,6 +1,7 @@
-//! Reinforcement learning by policy gradients, as language models are fine-tuned: actions are drawn
-//! from the softmax of logits at a temperature, and the logits learn from the log-probabilities of
-//! the actions, weighted by their reward, and from the entropies, which keep the policy open.
+//! Reinforcement learning by policy gradients, as in the fine-tuning of language models. Actions
+//! are drawn from the softmax of logits at a temperature. The logits learn from the
+//! log-probabilities of the actions, weighted by their reward, and from the entropies, which keep
+//! the policy open.
 //!
 //! `cargo run --release -p fused-loss --features emulator --example 05_policy_gradient`
 
@@ -9,7 +10,7 @@ use fused_loss::{Error, Gpu, LogProb, Tensor, Upstreams};
 const ROWS: usize = 64;
 const ACTIONS: usize = 5;
 const TEMPERATURE: f64 = 0.7;
-/// What a unit of entropy is worth beside a reward of 1.
+/// The value of a unit of entropy, beside a reward of 1.
 const ENTROPY: f32 = 0.02;
 const STEPS: usize = 60;
 const STEP: f32 = 2.0;
@@ -19,7 +20,7 @@ fn best(row: usize) -> usize {
     row * 7 % ACTIONS
 }
 
-/// An action of a row of logits, drawn by a number from 0 to 1.
+/// An action, drawn from a row of logits with a random number from 0 to 1.
 fn draw(logits: &[f32], random: f64) -> i64 {
     let weights = logits.iter().map(|&logit| (f64::from(logit) / TEMPERATURE).exp());
     let weights: Vec<f64> = weights.collect();
@@ -53,7 +54,7 @@ fn main() -> Result<(), Error> {
         let input = Tensor::from_slice(&gpu, [ROWS, ACTIONS], &logits)?;
         let classes = Tensor::from_slice(&gpu, [ROWS], &actions)?;
         let (_, entropies, saved) = policy.forward_saving(&input, &classes, &stream)?;
-        // What is to grow: the mean of advantage times log-probability, and of the entropy.
+        // The objective: the mean of advantage times log-probability, and of the entropy.
         let of_log_prob = Tensor::from_slice(&gpu, [ROWS], &advantages)?;
         let upstreams = Upstreams::both(&of_log_prob, of_entropy.view().expand([ROWS])?);
         let gradient = policy.backward(&input, &classes, &saved, upstreams, &stream)?.to_vec()?;

@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: each loss beside a kernel that only reads and writes the same bytes, and
-//! beside other libraries. The benchmark reads the options itself, and says which do not go
-//! together.
+//! `cargo xtask bench`: compares each loss with a kernel that only reads and writes the same bytes,
+//! and with other libraries. The benchmark reads the options itself and refuses those that exclude
+//! each other.
 
 use crate::flags;
 use anyhow::ensure;
@@ -9,7 +9,7 @@ use xshell::{Shell, cmd};
 
 pub(crate) fn run(sh: &Shell, flags: &flags::Bench) -> anyhow::Result<()> {
     if let Some(path) = &flags.from {
-        // Before the benchmark is compiled.
+        // Fails before the benchmark is compiled.
         ensure!(path.is_file(), "--from {}: expected a file", path.display());
     }
     if let Some(path) = &flags.document {

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let flags = flags::Xtask::from_env_or_exit();
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
-        // Not as `main`'s result, which would print a backtrace of this crate where
+        // Printed here, because as `main`'s result it would print a backtrace of this crate if
         // `RUST_BACKTRACE` is set.
         Err(why) => {
             let chain: Vec<String> = why.chain().map(ToString::to_string).collect();
@@ -52,14 +52,14 @@ fn run(flags: flags::Xtask) -> anyhow::Result<()> {
     }
 }
 
-/// A number that is another one every time.
+/// A number that differs from call to call.
 fn new_seed() -> u64 {
-    // Whatever the hasher is keyed with.
+    // The keys of the hasher are random.
     RandomState::new().hash_one("seed")
 }
 
-/// The workspace's directory. Cargo's variable first: a copied checkout may share its target
-/// directory with the original, and then what was compiled in names the other one.
+/// The workspace's directory. Cargo's variable takes precedence: a copied checkout may share its
+/// target directory with the original, whose directory would then be compiled in.
 fn project_root() -> PathBuf {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

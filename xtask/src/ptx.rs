@@ -1,9 +1,9 @@
-//! The text of PTX: its items, and one module of its own for some of its entries.
+//! The text of PTX: its items, and modules with some of its entries.
 //!
-//! rustc writes all kernels of a dtype as one PTX program. Every module of the kernel table, a loss
-//! in one dtype, gets a text of its own, with what its entries refer to and nothing else. The
-//! driver compiles all that it is given, so the host gives it one entry, and of the rest of the
-//! text what stands before the entries.
+//! rustc writes all kernels of a dtype as one PTX program. Every module of the kernel table, which
+//! is a loss in one dtype, gets its own text with what its entries refer to and nothing else. The
+//! driver compiles everything that it gets. So the host passes it a single entry, after the part of
+//! the text that precedes the entries.
 
 pub(crate) mod check;
 pub(crate) mod file;
@@ -15,12 +15,12 @@ use kernels_gpu::abi::WAITS;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// A PTX program as text, in pieces.
+/// A PTX program as text in pieces.
 pub(crate) struct Program {
     pub(crate) version: String,
     pub(crate) target: String,
     pub(crate) address_size: String,
-    /// In the order of the text. A declaration and its definition are two items of one name.
+    /// In the order of the text. A declaration and its definition are two items with the same name.
     pub(crate) items: Vec<Item>,
 }
 
@@ -92,8 +92,8 @@ impl Program {
         self.items.iter().filter(|item| item.kind == Kind::Entry)
     }
 
-    /// The items called one of `names` and all that they refer to, directly or not, in the order of
-    /// the text.
+    /// The items with one of these `names` and all items that they refer to, directly or not, in
+    /// the order of the text.
     pub(crate) fn reach<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a Item> {
         let mut open: Vec<&str> = names.into_iter().collect();
         let mut reached = BTreeSet::new();
@@ -111,7 +111,7 @@ impl Program {
         self.items.iter().filter(reached).collect()
     }
 
-    /// The text of a module that holds these entries and nothing that they do not refer to.
+    /// The text of a module with these entries and only what they refer to.
     pub(crate) fn module(&self, entries: &[&Entry]) -> Result<String> {
         let mut text = format!(
             ".version {}\n.target {}\n.address_size {}\n",
@@ -120,7 +120,7 @@ impl Program {
         let mut functions = 0;
         let mut after = None;
         for item in self.reach(entries.iter().map(|entry| entry.name)) {
-            // A blank line between items, but not between variables.
+            // Separates items by a blank line, except variables.
             if after.replace(item.kind) != Some(Kind::Variable) || item.kind != Kind::Variable {
                 text.push('\n');
             }
@@ -155,7 +155,7 @@ impl Item {
         words(&code).map(str::to_owned).collect::<Vec<_>>().into_iter()
     }
 
-    /// Its code in two: up to its body, and the body, empty for a declaration.
+    /// Its code in two parts: the head, and the body, which is empty for a declaration.
     pub(crate) fn head_and_body(&self) -> (String, String) {
         let mut head = code(&self.text).expect("parsed from text that has a code");
         let body = match self.kind {
@@ -166,7 +166,7 @@ impl Item {
     }
 }
 
-/// The text with blanks in place of comments and of what stands in quotes, byte for byte.
+/// The text with comments and quoted strings replaced by as many blanks.
 pub(crate) fn code(text: &str) -> Result<String> {
     ensure!(text.is_ascii(), "PTX is ASCII");
     let mut code = String::with_capacity(text.len());
@@ -200,8 +200,8 @@ fn first_line(text: &str) -> &str {
     text.split('\n').next().unwrap_or(text)
 }
 
-/// The kind of the item that `code` begins with, and where it ends: at its `;`, or at the `}` of
-/// its body.
+/// The kind of the item at the beginning of `code`, and its end: at its `;`, or at the `}` of its
+/// body.
 fn extent(code: &str) -> Option<(Kind, usize)> {
     let statement = &code[..code.find([';', '{'])?];
     let kind = words(statement)
@@ -226,8 +226,8 @@ fn extent(code: &str) -> Option<(Kind, usize)> {
     None
 }
 
-/// The first name in an item's code: directives and numbers stand before it, and in parentheses the
-/// value that a function returns.
+/// The first name in an item's code, which directives, numbers and a function's return value in
+/// parentheses may precede.
 fn name(code: &str) -> Option<String> {
     let mut depth = 0;
     let outside: String = code
@@ -242,14 +242,14 @@ fn name(code: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Whether a line says nothing: LLVM marks the beginning and the end of every `asm!`.
+/// Whether a line carries no information: LLVM marks the beginning and the end of every `asm!`.
 fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
-/// Declares the entry's block size, and how many such blocks a multiprocessor is to have registers
-/// for, which rustc cannot: ptxas then fits the registers to that many threads, and a launch never
-/// fails for want of them.
+/// Declares the entry's block size, and for how many such blocks a multiprocessor must have
+/// registers, which rustc cannot. ptxas then limits the registers per thread accordingly, and a
+/// launch never fails for lack of them.
 fn with_launch_bounds(text: &str, entry: &Entry) -> Result<String> {
     let brace = code(text)?.find('{').context("an entry without a body")?;
     let (head, body) = text.split_at(brace);
@@ -257,9 +257,9 @@ fn with_launch_bounds(text: &str, entry: &Entry) -> Result<String> {
     Ok(format!("{}\n.minnctapersm {resident}\n.maxntid {block}, 1, 1\n{body}", head.trim_end()))
 }
 
-/// LLVM numbers a function's labels by the function's place in the program. They are local to it,
-/// so its place in the module serves as well, and a module's text no longer changes when kernels
-/// are added to others.
+/// LLVM numbers a function's labels by the function's index in the program. Labels are local to the
+/// function, so its index in the module serves as well, and the text of a module no longer changes
+/// when kernels are added to others.
 fn number_labels(function: &str, place: usize) -> String {
     const LABEL: &str = "$L__BB";
     let mut pieces = function.split(LABEL);
@@ -439,7 +439,7 @@ $L__BB2_1:
         assert!(module.contains("};\n\n.func"), "{module}");
         assert!(module.contains("bra.uni \t$L__BB1_10;"), "{module}");
         assert!(module.contains("$L__BB2_1:"), "{module}");
-        // What is split once stays as it is.
+        // A program that has been split already stays as it is.
         let again = Program::parse(&module).unwrap();
         assert_eq!(again.items.len(), 6);
     }

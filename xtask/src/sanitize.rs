@@ -1,5 +1,5 @@
-//! `cargo xtask sanitize`: the tests on a GPU under NVIDIA's compute-sanitizer, which checks every
-//! access and barrier of the compiled kernels, as the emulator does for their source.
+//! `cargo xtask sanitize`: runs the tests on a GPU under NVIDIA's compute-sanitizer, which checks
+//! every access and barrier of the compiled kernels, as the emulator does for their source.
 
 mod report;
 
@@ -14,15 +14,15 @@ use xshell::{Shell, cmd};
 
 const SANITIZER: &str = "compute-sanitizer";
 
-/// The sanitizer's tools, by what they find: accesses outside of memory; races in shared memory;
-/// barriers that not all threads reach; reads of global memory that nothing has written.
+/// The sanitizer's tools. They find accesses outside of memory; races in shared memory; barriers
+/// that not all threads reach; and reads of global memory that nothing has written.
 const TOOLS: [&str; 4] = ["memcheck", "racecheck", "synccheck", "initcheck"];
 
 /// The suite of the library's own tests.
 pub(crate) const LIBRARY: &str = "fused_loss";
 
 /// The suites that run kernels, by the names of their binaries: the library's own tests, and files
-/// of tests/tests.
+/// in tests/tests.
 const SUITES: [&str; 27] = [
     LIBRARY,
     "bce",
@@ -90,7 +90,7 @@ pub(crate) fn run(sh: &Shell, flags: &flags::Sanitize) -> Result<()> {
     Ok(())
 }
 
-/// Those of `known` that are wanted: all where none is named.
+/// The wanted elements of `known`, or all if none is named.
 fn chosen(option: &str, known: &[&'static str], wanted: &[String]) -> Result<Vec<&'static str>> {
     for name in wanted {
         let list = known.join(", ");
@@ -100,7 +100,7 @@ fn chosen(option: &str, known: &[&'static str], wanted: &[String]) -> Result<Vec
     Ok(known.iter().copied().filter(is_wanted).collect())
 }
 
-/// The sanitizer in `PATH`, or otherwise in a CUDA toolkit.
+/// The sanitizer in `PATH`, or else in a CUDA toolkit.
 fn find_sanitizer() -> Result<PathBuf> {
     let toolkits =
         [std::env::var_os("CUDA_HOME").map(PathBuf::from), Some("/usr/local/cuda".into())];
@@ -138,7 +138,7 @@ fn build(sh: &Shell, suites: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(executables(&messages).map(PathBuf::from).collect())
 }
 
-/// The executables that cargo's messages name, one JSON object a line.
+/// The executables that cargo's messages name, one JSON object per line.
 pub(crate) fn executables(messages: &str) -> impl Iterator<Item = &str> {
     messages.lines().filter_map(|message| {
         let (_, rest) = message.split_once("\"executable\":\"")?;
@@ -154,8 +154,8 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>> {
     paths.filter(|path| path.as_ref().map_or(true, |path| path.is_file())).collect()
 }
 
-/// The binary of each suite among files that cargo has named: the suite, a hyphen and a hash, which
-/// may have been removed.
+/// The binary of each suite among the files that cargo has named: the suite, a hyphen and a hash. A
+/// file may have been removed meanwhile.
 pub(crate) fn find_binaries(
     files: Vec<PathBuf>,
     suites: &[&'static str],
@@ -192,13 +192,14 @@ fn sanitize(sanitizer: &Path, tool: &str, binary: &Path) -> Result<Report> {
         .arg(binary)
         // If tests launch kernels at the same time, racecheck may fail to track one.
         .args(["--test-threads", "1"])
-        // The tests then refuse the emulator, because the sanitizer would see nothing of it.
+        // Tests refuse the emulator with this variable, because the sanitizer would see nothing of
+        // it.
         .env("FUSED_LOSS_REQUIRE_GPU", "1")
-        // Tests then start no new processes, which the tool would not watch.
+        // Tests start no new processes with this variable, because the tool would not watch them.
         .env("FUSED_LOSS_TEST_APART", "all");
     if tool == "racecheck" {
-        // Tests that launch kernels thousands of times from many threads then do so only a few
-        // times.
+        // Tests that launch kernels thousands of times from many threads do so only a few times
+        // with this variable.
         command.env("FUSED_LOSS_TEST_BRIEFLY", "1");
     }
     let output = command.output().with_context(|| format!("cannot run {}", sanitizer.display()))?;

@@ -1,5 +1,5 @@
-//! What the tests share: each loss and option beside burn's own, of the same numbers in `f64` on
-//! the CPU.
+//! What the tests share: each loss and option, compared with burn's own for the same numbers in
+//! `f64` on the CPU.
 #![allow(dead_code, reason = "each test has a part of it")]
 
 use burn::backend::{Autodiff, NdArray};
@@ -8,11 +8,11 @@ use burn::tensor::{DType, FloatDType, Int, IntDType, Tensor, TensorData, set_def
 use fused_loss_burn::{CrossEntropyLossConfig, FusedLossBackend};
 use std::sync::Once;
 
-/// The backend of what is expected.
+/// The backend of the expected results.
 pub(crate) type Exact = Autodiff<NdArray<f64>>;
 
-/// Has burn's own losses on the CPU make their weights and smoothed targets in `f64`. burn asks for
-/// that before the first tensor.
+/// Makes burn's own losses on the CPU create their weights and smoothed targets in `f64`. burn
+/// requires this call before the first tensor.
 fn exact_by_default() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -21,7 +21,7 @@ fn exact_by_default() {
     });
 }
 
-/// Numbers from −3 to 3 that look like none in particular.
+/// Irregular numbers from −3 to 3.
 pub(crate) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -67,10 +67,10 @@ pub(crate) fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f6
     tensor.into_data().convert::<f64>().to_vec().expect("the type is f64")
 }
 
-/// As close as numbers that were rounded to that type are.
+/// The tolerance for numbers that were rounded to this type.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
-        // burn keeps options, and what it divides by in a backward pass, as `f32`.
+        // burn stores options, and the divisor of a backward pass, as `f32`.
         DType::F64 => 1e-7,
         DType::F32 => 4e-6,
         DType::F16 => 4e-3,
@@ -88,7 +88,7 @@ pub(crate) fn assert_close(got: &[f64], expected: &[f64], tolerance: f64, what: 
     }
 }
 
-/// The loss, and the gradients of input and target of a sum in which it is used twice.
+/// The loss, and the gradients of input and target of a sum in which it occurs twice.
 fn step<B: AutodiffBackend, const D: usize>(
     input: Tensor<B, D>,
     target: Tensor<B, D>,
@@ -106,7 +106,7 @@ fn step<B: AutodiffBackend, const D: usize>(
     (values(loss.inner()), values(of_input), of_target.map(values))
 }
 
-/// Whose numbers a case has.
+/// The numbers of a case.
 #[derive(Clone, Copy)]
 pub(crate) struct Case<'a> {
     pub(crate) name: &'a str,
@@ -115,7 +115,7 @@ pub(crate) struct Case<'a> {
     pub(crate) target: &'a [f64],
 }
 
-/// Compares a loss and its gradients. A loss that does not use its target has none of that.
+/// Compares a loss and its gradients. A loss that ignores its target has no gradient of it.
 #[track_caller]
 pub(crate) fn compare<B: AutodiffBackend, const D: usize>(
     case: Case<'_>,
@@ -127,7 +127,7 @@ pub(crate) fn compare<B: AutodiffBackend, const D: usize>(
     let Case { name, dtype, input, target } = case;
     let tolerance = tolerance(dtype);
     let (x, t) = (tensor(input, dims, dtype, device), tensor(target, dims, dtype, device));
-    // As they were rounded.
+    // The numbers as they were rounded.
     let exact = |x: &Tensor<B, D>| {
         tensor(&values(x.clone().inner()), dims, DType::F64, &Default::default())
     };
@@ -145,7 +145,7 @@ pub(crate) fn compare<B: AutodiffBackend, const D: usize>(
     }
 }
 
-/// The same expression of this package's losses and of burn's: `$of` is the module that has them.
+/// The same expression with this package's losses and with burn's: `$of` is their module.
 macro_rules! beside_burns {
     (
         $backend:ty, $case:expr, $dims:expr, $device:expr,
@@ -167,13 +167,13 @@ macro_rules! beside_burns {
     };
 }
 
-/// Whether burn makes tensors of that type. Its own losses do not take others in all their options.
+/// Whether burn creates tensors of this type by default. Not all options of its losses take others.
 fn is_default<B: Backend>(device: &B::Device, dtype: DType) -> bool {
     exact_by_default();
     Tensor::<B, 1>::zeros([1], device).dtype() == dtype
 }
 
-/// Cross-entropy in all its options.
+/// Compares cross-entropy with all its options.
 pub(crate) fn cross_entropies<B: AutodiffBackend + FusedLossBackend>(
     device: &B::Device,
     dtype: DType,
@@ -216,7 +216,7 @@ pub(crate) fn cross_entropies<B: AutodiffBackend + FusedLossBackend>(
     }
 }
 
-/// The losses of two tensors of one shape, in all their options.
+/// Compares the losses of two tensors of one shape with all their options.
 pub(crate) fn elementwise<B: AutodiffBackend + FusedLossBackend>(device: &B::Device, dtype: DType) {
     for dims in [[1, 1, 7], [5, 1, 33], [2, 3, 4]] {
         let len = dims.iter().product();
@@ -279,7 +279,7 @@ pub(crate) fn elementwise<B: AutodiffBackend + FusedLossBackend>(device: &B::Dev
     }
 }
 
-/// Binary cross-entropy in all its options.
+/// Compares binary cross-entropy with all its options.
 pub(crate) fn binary<B: AutodiffBackend + FusedLossBackend>(device: &B::Device, dtype: DType) {
     let dims @ [rows, cols] = [6, 11];
     let (input, unused) = (numbers(66, 8), vec![0.0; 66]);
@@ -320,7 +320,7 @@ pub(crate) fn binary<B: AutodiffBackend + FusedLossBackend>(device: &B::Device, 
     });
 }
 
-/// Classes of each type of burn's are the same classes.
+/// Classes of each of burn's integer types give the same loss.
 pub(crate) fn class_types<B: AutodiffBackend + FusedLossBackend>(
     device: &B::Device,
     types: &[IntDType],

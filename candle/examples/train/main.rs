@@ -1,10 +1,10 @@
 //! Trains a small transformer on Shakespeare twice from the same weights, with candle_nn's
-//! cross-entropy and with this crate's: prints both losses as they fall and the tokens a second,
-//! and draws both curves with `--svg FILE`.
+//! cross-entropy and with this crate's. It prints both losses during training and the tokens per
+//! second, and draws both curves with `--svg FILE`.
 //!
 //! `cargo run --release --features cuda --example train`, on a machine with a GPU: tokens are
 //! words. `cargo run --features emulator --example train`, on any other: a smaller model of
-//! characters. It fails where the model does not learn, or not the same with both losses.
+//! characters. It fails if the model does not learn, or learns differently with the two losses.
 
 mod model;
 mod svg;
@@ -16,7 +16,7 @@ use model::{Model, Size};
 use std::time::Instant;
 use text::{Random, Text};
 
-/// Steps until kernels are loaded and candle has its memory, which the speed leaves out.
+/// Steps that load kernels and allocate candle's memory, which the speed does not include.
 const WARM_UP: usize = 20;
 
 type Loss = fn(&Tensor, &Tensor) -> Result<Tensor>;
@@ -54,14 +54,14 @@ fn main() -> Result<()> {
         std::fs::write(file, svg::draw(curves, "step", "loss"))?;
     }
     let has_learnt = ours.losses[steps - 1] < 0.8 * ours.losses[0];
-    // Adam carries what is rounded in one step to all that follow.
+    // Adam carries the rounding of one step into all later steps.
     if has_learnt && first < 1e-5 && apart < 0.02 {
         return Ok(());
     }
     bail!("the model has not learnt, or not the same with both losses")
 }
 
-/// What stands behind an option of the command line.
+/// The argument after an option of the command line.
 fn argument(option: &str) -> Option<String> {
     std::env::args().skip_while(|argument| argument != option).nth(1)
 }
@@ -69,12 +69,12 @@ fn argument(option: &str) -> Option<String> {
 struct Training {
     /// The loss of each step.
     losses: Vec<f32>,
-    /// Tokens a second.
+    /// Tokens per second.
     speed: f64,
 }
 
 impl Training {
-    /// The largest relative difference of the losses of the first steps.
+    /// The largest relative difference between the losses of the first steps.
     fn apart(&self, other: &Training, steps: usize) -> f32 {
         let pairs = self.losses.iter().zip(&other.losses).take(steps);
         pairs.map(|(one, other)| (one - other).abs() / other).fold(0.0, f32::max)

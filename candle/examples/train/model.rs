@@ -1,4 +1,4 @@
-//! A transformer in the manner of GPT, of candle's operations that have a gradient.
+//! A transformer like GPT, of candle's operations that have a gradient.
 
 use crate::text::Random;
 use candle_core::{D, Device, Result, Tensor, Var};
@@ -20,13 +20,13 @@ pub(crate) struct Model {
     layers: Vec<Layer>,
     norm: Norm,
     out: Var,
-    /// −∞ where a token would see one behind it.
+    /// −∞ where a token would see a later one.
     mask: Tensor,
 }
 
 struct Layer {
     attention_norm: Norm,
-    /// Queries, keys, values, and what becomes of all heads.
+    /// The projections to queries, keys and values, and of the output of all heads.
     attention: [Var; 4],
     mlp_norm: Norm,
     mlp: [Var; 2],
@@ -91,7 +91,7 @@ impl Model {
         own.into_iter().chain(of_layers).cloned().collect()
     }
 
-    /// The logits of the token behind each token: a row each.
+    /// The logits of each token's successor, one row each.
     pub(crate) fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
         let Size { batch, context, width, .. } = self.size;
         let x = self.embedding.index_select(&tokens.flatten_all()?, 0)?;

@@ -5,10 +5,10 @@ use std::fmt::Write;
 const WIDTH: f32 = 640.0;
 const HEIGHT: f32 = 360.0;
 const MARGIN: f32 = 48.0;
-/// The first curve is broad and pale, so that the second is seen on it.
+/// The first curve is broad and pale, so that the second is visible on top of it.
 const STYLES: [&str; 2] = ["stroke='#f2a65a' stroke-width='5'", "stroke='#1b4965'"];
 
-/// Draws two curves of as many values, the first value of each at the left edge.
+/// Draws two curves with the same number of values, the first value of each at the left edge.
 pub(crate) fn draw(curves: [(&str, &[f32]); 2], across: &str, up: &str) -> String {
     let steps = curves[0].1.len();
     let all = curves.iter().flat_map(|(_, values)| *values);

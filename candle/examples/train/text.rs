@@ -6,15 +6,15 @@ use std::collections::HashMap;
 /// The first plays of a collection of Shakespeare's works, which are in the public domain.
 const TEXT: &str = include_str!("shakespeare.txt");
 
-/// A text as tokens, numbered in the order in which they first come.
+/// A text as tokens, numbered in the order of their first occurrence.
 pub(crate) struct Text {
     tokens: Vec<u32>,
-    /// How many different tokens there are.
+    /// The number of different tokens.
     pub(crate) kinds: usize,
 }
 
 impl Text {
-    /// Words, line ends and each sign between them.
+    /// Tokens are words, line ends and each sign between them.
     pub(crate) fn of_words() -> Self {
         let is_in_word = |char: char| char.is_ascii_alphabetic() || char == '\'';
         let mut tokens = Vec::new();
@@ -43,8 +43,8 @@ impl Text {
         Text { tokens: tokens.collect(), kinds: numbers.len() }
     }
 
-    /// Pieces of the text from random places, a row each, and the token behind each token of
-    /// theirs, in the same order.
+    /// Pieces of the text from random positions, one per row, and the successor of each of their
+    /// tokens in the same order.
     pub(crate) fn batch(
         &self,
         rows: usize,
@@ -62,7 +62,7 @@ impl Text {
     }
 }
 
-/// Numbers that are the same in every run: candle's generator cannot be seeded on the CPU.
+/// Random numbers that are the same in every run: candle's generator cannot be seeded on the CPU.
 pub(crate) struct Random(u64);
 
 impl Random {

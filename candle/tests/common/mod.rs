@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers that the tests share.
 #![allow(dead_code, reason = "each test has a part of it")]
 
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -16,7 +16,7 @@ pub(crate) fn device() -> Device {
     Device::Cpu
 }
 
-/// Numbers from −3 to 3 that look like none in particular.
+/// Irregular numbers from −3 to 3.
 pub(crate) fn numbers(dims: &[usize], seed: u64, dtype: DType, device: &Device) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let len = dims.iter().product();
@@ -52,7 +52,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
     cpu.to_dtype(DType::F64).and_then(|cpu| cpu.flatten_all()?.to_vec1()).unwrap()
 }
 
-/// As close as sums of that type in another order are.
+/// The tolerance for sums of this type in another order.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,

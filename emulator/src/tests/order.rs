@@ -1,5 +1,5 @@
-//! Kernels whose results depend on the order of threads, warps or blocks: a drawn order must show
-//! it. Those that wait for each other must come to their end in any.
+//! Kernels whose results depend on the order of threads, warps or blocks: random orders must show
+//! that. Kernels whose blocks wait for each other must end in any order.
 
 use super::{address, allocate_written, assert_report, exchange, exchanged, launch};
 use crate::fault::Fault;
@@ -18,11 +18,11 @@ fn run_drawn(kernel: Kernel, grid: u32, address: usize, seed: u64) -> Result<(),
     launch(kernel, grid, address).run_drawn(Order::drawn(seed))
 }
 
-/// What the kernel leaves in its first word, in an order drawn from each of 40 seeds.
+/// The first word that the kernel leaves, in a random order from each of 40 seeds.
 fn first_words(kernel: Kernel, grid: u32) -> Vec<u32> {
     let memory = allocate_written(4 * 64);
     let word = |seed| {
-        // SAFETY: the allocation, which no kernel uses now.
+        // SAFETY: within the allocation, which no kernel uses now.
         unsafe { std::ptr::write_bytes(memory as *mut u8, 0, 4 * 64) };
         run_drawn(kernel, grid, memory, seed).unwrap();
         // SAFETY: as above.
@@ -47,7 +47,7 @@ fn each_seed_ends_with_another_thread() {
     assert!(different(|last| last % 32).len() > 10, "lanes: {last:?}");
 }
 
-/// Rounding makes a sum of what arrives first another one.
+/// The order in which terms arrive changes the rounding of a sum.
 #[test]
 fn a_sum_in_the_order_of_arrival_differs() {
     unsafe fn kernel(args: *const u8) {
@@ -61,18 +61,18 @@ fn a_sum_in_the_order_of_arrival_differs() {
     let by_index = || {
         let memory = allocate_written(4);
         super::run(kernel, 1, memory).unwrap();
-        // SAFETY: the allocation.
+        // SAFETY: within the allocation.
         let sum = unsafe { (memory as *const u32).read() };
         assert!(memory::free(memory));
         sum
     };
-    // In the order of indices nothing is found.
+    // The order of indices does not show it.
     assert_eq!(BTreeSet::from_iter((0..10).map(|_| by_index())).len(), 1);
     let drawn = BTreeSet::from_iter(first_words(kernel, 1));
     assert!(drawn.len() > 3, "{drawn:?}");
 }
 
-/// What a lane reads without a synchronisation, an earlier one has written.
+/// A lane reads, without synchronisation, what an earlier lane has written.
 #[test]
 fn a_missing_synchronisation_in_global_memory_is_found() {
     unsafe fn kernel<const SYNC: bool>(args: *const u8) {
@@ -96,12 +96,12 @@ fn a_missing_synchronisation_in_global_memory_is_found() {
     assert_ne!(first_words(kernel::<false>, 1), right);
     let memory = allocate_written(8);
     super::run(kernel::<false>, 1, memory).unwrap();
-    // SAFETY: the allocation.
+    // SAFETY: within the allocation.
     assert_eq!(unsafe { (memory as *const u32).read() }, 0, "found in the order of indices too");
     assert!(memory::free(memory));
 }
 
-/// Between two barriers one block may be far ahead of another.
+/// Between two barriers, one block may run far ahead of another.
 #[test]
 fn blocks_go_on_in_turns() {
     unsafe fn kernel(args: *const u8) {
@@ -111,7 +111,7 @@ fn blocks_go_on_in_turns() {
             for _ in 0..20 {
                 sync_threads();
                 let last = load(words.add(1));
-                // Counts how often another block was here in between.
+                // Counts how often another block ran in between.
                 if thread_idx_x() == 0 && last != 1 + block_idx_x() {
                     store(words, load(words) + 1);
                     store(words.add(1), 1 + block_idx_x());
@@ -119,7 +119,7 @@ fn blocks_go_on_in_turns() {
             }
         }
     }
-    // Once for each of two blocks that run one after the other.
+    // Two blocks that run one after the other would count two.
     let words = first_words(kernel, 2);
     assert!(words.iter().filter(|&&word| word > 4).count() > 20, "{words:?}");
 }
@@ -138,7 +138,7 @@ fn blocks_wait_for_each_other_in_any_order() {
             sync_threads();
         }
     }
-    // Of the last, not all blocks run on the stacks that a worker keeps.
+    // With 60 blocks, some run on other stacks than those that a worker reuses.
     for (blocks, cooperative, seed) in
         [(1_u64, true, 1), (8, false, 2), (8, true, 3), (60, false, 4), (60, true, 5)]
     {
@@ -154,7 +154,8 @@ fn blocks_wait_for_each_other_in_any_order() {
     }
 }
 
-/// More than may wait at a time: those that others wait for come to their turn.
+/// There are more blocks than may wait at a time, so those that others wait for must get their
+/// turn.
 #[test]
 fn many_blocks_wait_for_the_first() {
     unsafe fn kernel(args: *const u8) {
@@ -175,7 +176,7 @@ fn many_blocks_wait_for_the_first() {
     for seed in 0..3 {
         let memory = allocate_written(8 * 501);
         run_drawn(kernel, 500, memory, seed).unwrap();
-        // SAFETY: the allocation.
+        // SAFETY: within the allocation.
         let got = unsafe { std::slice::from_raw_parts(memory as *const u64, 501) };
         assert_eq!(got[0], 7);
         assert!((1..501).all(|own| got[own] == own as u64), "seed {seed}");

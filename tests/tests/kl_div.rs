@@ -29,7 +29,7 @@ fn of_equal_probabilities_exactly_nothing() {
     assert!(terms.iter().all(|&term| term == 0.0));
 }
 
-/// Of nearly equal probabilities, the error is relative to the terms that remain, and not to the
+/// For nearly equal probabilities, the error is relative to the terms that remain, and not to the
 /// logarithms that cancel. The gradient −t/p is as accurate as any.
 #[test]
 fn of_nearly_equal_probabilities_what_is_left() {

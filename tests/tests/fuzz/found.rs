@@ -1,5 +1,5 @@
-//! Cases that were once findings: of a reference or a limit that was wrong, as none was of the
-//! library.
+//! Cases that were once findings: some showed a bug, and most showed that a reference or a limit
+//! was wrong.
 
 use super::*;
 use tests::fuzz::LossOf;
@@ -10,8 +10,8 @@ const fn classes(label_smoothing: f64) -> LossOf {
     CrossEntropy { targets, weight, ignore_index, label_smoothing, z_loss: 0.0, bad: false }
 }
 
-/// Rows with gaps, of which the distance is a multiple of more vectors than the length: lanes that
-/// took the vectors of a row in an order of their own took some of the gap.
+/// With gaps, the stride of rows may be a multiple of a larger power of two vectors than their
+/// length. Lanes that read the vectors of a row in a permuted order must not read the gap.
 #[test]
 fn rows_of_an_odd_number_of_vectors_an_even_number_apart() {
     for (dtype, pass, rows, cols, gap) in
@@ -22,7 +22,8 @@ fn rows_of_an_odd_number_of_vectors_an_even_number_apart() {
     }
 }
 
-/// A call that writes the gradient over its input, and is given that memory for its loss too.
+/// A call that overwrites its input with the gradient and also gets that memory for its loss is
+/// refused.
 #[test]
 fn a_loss_over_the_input() {
     check(&Case {
@@ -37,7 +38,8 @@ fn a_loss_over_the_input() {
     .unwrap();
 }
 
-/// 2λ · log Σ exp x · upstream is beyond f32, and what is left of the gradient is not.
+/// 2λ · log Σ exp x · upstream overflows f32, but the gradient that is left after it cancels does
+/// not.
 #[test]
 fn a_gradient_that_cancels_beyond_the_range() {
     check(&Case {
@@ -59,7 +61,7 @@ fn a_gradient_that_cancels_beyond_the_range() {
     .unwrap();
 }
 
-/// Two logits are further apart than f32 reaches, and their share of the loss is not.
+/// The distance of two logits overflows f32, but its share in the loss does not.
 #[test]
 fn smoothing_of_logits_beyond_the_range() {
     check(&Case {
@@ -76,7 +78,7 @@ fn smoothing_of_logits_beyond_the_range() {
     .unwrap();
 }
 
-/// Terms of both signs, which are beyond f64 before they cancel.
+/// Terms of both signs, which overflow f64 before they cancel.
 #[test]
 fn a_sum_that_cancels_beyond_the_range() {
     check(&Case {
@@ -91,7 +93,8 @@ fn a_sum_that_cancels_beyond_the_range() {
     .unwrap();
 }
 
-/// Beside one logit the others come to a ten-trillionth, which log Σ exp x has, in full accuracy.
+/// The other logits sum to a ten-trillionth of one logit's exponential, which log Σ exp x includes
+/// with full accuracy.
 #[test]
 fn the_logarithm_of_a_row_that_is_nearly_certain() {
     check(&Case {
@@ -107,7 +110,7 @@ fn the_logarithm_of_a_row_that_is_nearly_certain() {
     .unwrap();
 }
 
-/// −∞ times a difference that f32 has as 0.
+/// −∞ times a difference that is 0 in f32.
 #[test]
 fn an_infinite_weight_of_nearly_nothing() {
     check(&Case {
@@ -124,7 +127,7 @@ fn an_infinite_weight_of_nearly_nothing() {
     .unwrap();
 }
 
-/// 0 · ∞ in f32, where a weight times a probability is below its range.
+/// 0 · ∞ in f32, because a weight times a probability underflows.
 #[test]
 fn a_share_below_the_range_of_an_impossible_class() {
     check(&Case {
@@ -148,7 +151,7 @@ fn a_share_below_the_range_of_an_impossible_class() {
     .unwrap();
 }
 
-/// Twice the upstream gradient is beyond f32.
+/// Twice the upstream gradient overflows f32.
 #[test]
 fn smoothing_with_an_upstream_near_the_end_of_the_range() {
     check(&Case {
@@ -172,7 +175,7 @@ fn smoothing_with_an_upstream_near_the_end_of_the_range() {
     .unwrap();
 }
 
-/// An exponential of 3e-308 is 0 to the kernels, and the gradient is 1e6 times as much.
+/// An exponential of 3e-308 is 0 in the kernels, and the gradient is 1e6 times as large.
 #[test]
 fn exponentials_that_vanish_at_a_low_temperature() {
     check(&Case {
@@ -193,7 +196,8 @@ fn exponentials_that_vanish_at_a_low_temperature() {
     .unwrap();
 }
 
-/// Probabilities with gaps do not overlap logits without: their last rows would be in no memory.
+/// Probabilities with gaps cannot overlap logits without gaps: their last rows would be outside any
+/// memory.
 #[test]
 fn probabilities_over_logits_that_reach_less_far() {
     check(&Case {
@@ -215,7 +219,7 @@ fn probabilities_over_logits_that_reach_less_far() {
     .unwrap();
 }
 
-/// 66 terms of a smoothed row, of which the largest are alike, are added up by one lane.
+/// One lane adds up the 66 terms of a smoothed row, the largest of which have similar magnitudes.
 #[test]
 fn smoothing_of_logits_of_any_bits() {
     check(&Case {
@@ -231,7 +235,8 @@ fn smoothing_of_logits_of_any_bits() {
     .unwrap();
 }
 
-/// The least of upstream gradients, halved before it is divided by the temperature, would be 0.
+/// The smallest upstream gradient would be 0 if it were halved before it is divided by the
+/// temperature.
 #[test]
 fn the_least_upstream_gradient_at_a_low_temperature() {
     check(&Case {
@@ -254,7 +259,8 @@ fn the_least_upstream_gradient_at_a_low_temperature() {
     .unwrap();
 }
 
-/// x − m is −∞ in f64, but a center that lags behind m may leave it finite, and the loss right.
+/// x − m is −∞ in f64, but relative to a center that lags behind m it may be finite, and the loss
+/// right.
 #[test]
 fn smoothing_of_logits_further_apart_than_the_range() {
     check(&Case {
@@ -270,8 +276,8 @@ fn smoothing_of_logits_further_apart_than_the_range() {
     .unwrap();
 }
 
-/// A factor just above 1 makes the largest upstream gradient infinite, and NaN of a probability
-/// of 0.
+/// A factor just above 1 makes the largest upstream gradient infinite, and NaN where the
+/// probability is 0.
 #[test]
 fn the_largest_upstream_gradient_of_a_loss() {
     check(&Case {

@@ -251,7 +251,7 @@ fn probabilities_are_staged_behind_the_logits() {
     }
 }
 
-/// Of several kernels that could compute a call, it gets the one that is fastest for its rows.
+/// If several kernels could compute a call, the call gets the one that is fastest for its rows.
 #[test]
 fn each_row_has_the_fastest_kernel() {
     let assert_launches = |pass, kind, shape, expected| {

@@ -166,8 +166,8 @@ fn logits_that_are_not_finite() {
     }
 }
 
-/// Logits near the ends of the range: some whose upper 32 bits are a NaN of f32, and one whose upper
-/// bits are `f32::MIN`, which marks that there is no logit yet.
+/// Logits near the ends of the range: some whose upper 32 bits are a NaN of f32, and one whose
+/// upper bits are `f32::MIN`, which marks that there is no logit yet.
 #[test]
 fn logits_of_any_magnitude() {
     let no_top = f64::from_bits(u64::from(f32::MIN.to_bits()) << 32);

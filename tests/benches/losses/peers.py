@@ -202,7 +202,7 @@ def ways(case, backward, found):
             yield Way("quack", "cross_entropy_fwd", terms)
 
 
-# ---- inputs, and expected results -----------------------------------------------------------
+# ---- inputs, and expected results ----------------------------------------------------------
 
 
 def inputs(case):

@@ -58,13 +58,13 @@ struct Launches<'a> {
 enum Way {
     /// In one launch.
     One,
-    /// In two: an optimistic one, and one that computes everything if the first has stopped; see
-    /// [`attempt`].
+    /// In two launches: an optimistic one, and one that computes everything if the first has
+    /// stopped; see [`attempt`].
     Optimistic,
-    /// In one, whose kernel computes loss and gradients with several blocks per row.
+    /// In one launch, whose kernel computes loss and gradients with several blocks per row.
     Split(&'static Family<CrossEntropyArgs>, plan::Split),
-    /// In two: one for the loss and one for the gradients. In both, all blocks share each row, and
-    /// the second finds it in the cache.
+    /// In two launches: one for the loss and one for the gradients. In both, all blocks share each
+    /// row, and the second finds it in the cache.
     Two,
 }
 
@@ -205,12 +205,15 @@ impl<'a> Launches<'a> {
     ///
     /// 16-bit probabilities and weights are staged only if they are aligned like the logits of each
     /// row, because an asynchronous copy has at least 4 bytes. H200, 2026-11-30, loss and
-    /// gradients, ceiling ÷ ours with misaligned probabilities read from global memory and staged:
-    /// f64, 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63; f32, 1000 columns 0.58 and
-    /// 0.87, 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48 and 0.45. With class weights
-    /// and smoothing, misaligned: f32, 13,001 columns 0.62 and 0.67, 70,001 columns 0.51 and 0.59;
-    /// but bf16, 4097 columns 0.48 and 0.42. Aligned (2026-11-28): bf16, 8192 columns 0.53 and
-    /// 0.56; but f64, 1024 columns 0.67 and 0.58.
+    /// gradients, ceiling ÷ ours with them read from global memory and staged:
+    ///
+    /// - misaligned probabilities: f64, 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63;
+    ///   f32, 1000 columns 0.58 and 0.87, 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48
+    ///   and 0.45
+    /// - misaligned class weights, with smoothing: f32, 13,001 columns 0.62 and 0.67, 70,001
+    ///   columns 0.51 and 0.59; but bf16, 4097 columns 0.48 and 0.42
+    /// - aligned class weights, with smoothing (2026-11-28): bf16, 8192 columns 0.53 and 0.56; but
+    ///   f64, 1024 columns 0.67 and 0.58
     fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
         let can_stage = |rows: Matrix| {
             self.element_bytes >= 4 || rows_are_alike(&rows, &args.input, self.element_bytes)
@@ -346,9 +349,9 @@ impl<'a> Launches<'a> {
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the
         // gradient of; the plan has no more partial sums than the workspace has room for, a row
-        // group has registers for its vectors, and a block shared memory for what it stages; that
-        // the memory is there until the work is done is the views' condition, or the tensors'
-        // doing.
+        // group has registers for its vectors, and a block shared memory for what it stages; the
+        // memory stays valid until the work is done, which the views' contract demands and the
+        // tensors ensure.
         unsafe { launch(self.stream, family, self.dtype, shape, &args, self.reads, self.writes) }
     }
 

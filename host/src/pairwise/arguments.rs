@@ -16,7 +16,7 @@ use kernels_gpu::abi::{
 };
 use std::num::NonZeroU32;
 
-/// What a launch needs, apart from the plan.
+/// What a launch needs in addition to its plan.
 pub(super) struct Arguments<'a> {
     pub(super) args: PairwiseArgs,
     pub(super) reads: Vec<Argument<'a>>,
@@ -229,7 +229,7 @@ impl Arguments<'_> {
     }
 }
 
-/// The tiles of the indexed kernels, for a call with these other arguments.
+/// The tiles of the indexed kernels, for a call whose other arguments are `args`.
 pub(super) fn indexed_args<T: Float>(args: &PairwiseArgs) -> IndexedArgs {
     let &PairwiseArgs { input, target, rows, cols, grad_input, grad_target, .. } = args;
     let by_element = args.reduction == reduction::ELEMENTS;
@@ -248,7 +248,7 @@ pub(super) fn indexed_args<T: Float>(args: &PairwiseArgs) -> IndexedArgs {
         grad_input: bytes(grad_input),
         grad_target: bytes(grad_target),
     };
-    // Bytes of a row's first vector before the row.
+    // Bytes of a row's first vector that are before the row.
     let is_same = rows == 1 || row_bytes.base.is_multiple_of(vector);
     let lead = if is_same { base.start % vector } else { vector - size };
     let of_row = (lead + cols * size).div_ceil(vector).max(1);
@@ -258,7 +258,7 @@ pub(super) fn indexed_args<T: Float>(args: &PairwiseArgs) -> IndexedArgs {
     let can_join = all.into_iter().all(|of| u32::try_from(bytes(of)).is_ok());
     let tiles = plan::IndexedTiles::new(of_row, is_aligned, can_join);
 
-    // A vector, and those around it, reach at most 32 bytes beyond its row. Rows do not overlap.
+    // A vector and its neighbours reach at most 32 bytes beyond their row. Rows do not overlap.
     let reach = 32_u64.div_ceil(cols.max(1) * size) as u32;
     let within = |of: Matrix| {
         let end = of.start + (rows.saturating_sub(1) * of.row_stride + cols) * size;

@@ -202,9 +202,9 @@ impl<R: Reduction> Pairwise<'_, R> {
         };
         // SAFETY: every address was checked to be of its tensor's shape and strides, not null and
         // aligned; what is written overlaps nothing else but, in place, the input that it is the
-        // gradient of; the plans have no more partial sums than the workspace has room for; that
-        // the memory is there until the work is done is the views' condition, or the tensors'
-        // doing.
+        // gradient of; the plans have no more partial sums than the workspace has room for; the
+        // memory stays valid until the work is done, which the views' contract demands and the
+        // tensors ensure.
         unsafe {
             launch(stream, family, T::DTYPE, launch_shape, &args, &reads, &writes)?;
             if let Some(mut args) = apart {
@@ -256,8 +256,8 @@ fn indexed<T: Float>(
     (family, plan::indexed(pass, &args.indexed, device))
 }
 
-/// The launch of a kernel that stages these rows in shared memory, if there is one; writes its
-/// tiles to `args`.
+/// The launch of a kernel that stages these rows in shared memory, if there is one. Writes the
+/// kernel's tiles to `args`.
 fn plan_staged<T: Float>(
     forms: &Forms,
     pass: Pass,

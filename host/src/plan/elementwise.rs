@@ -42,27 +42,38 @@ const MAX_THREADS: [(Pass, [usize; 3]); 3] = [
 
 /// The most vectors for which a forward pass has a single wave of blocks. With one tile a block,
 /// the start of a block and its sum would take as long as the tile; with more vectors, blocks that
-/// begin in the order of memory are faster. H200, 2026-11-27, ceiling ÷ ours in blocks of at most
-/// two vectors a thread and in one wave: KL divergence in bf16, 11459×3360 0.67 and 0.90,
-/// 184308×248 0.68 and 0.91; 1044694×511 (67 million vectors) 0.98 and 0.97; mean squared error in
-/// bf16, 11459×3360 0.87 and 0.94; in f32, 1369×113352 (39 million vectors) 0.982 and 0.976. In
-/// f64, unless losses are heavy: mean squared error, 14691×513 (4 million vectors) 0.88 and 0.93;
-/// KL divergence of log-probabilities, 2382008×16 (19 million) 0.89 and 0.82.
+/// begin in the order of memory are faster.
+///
+/// H200, 2026-11-27, ceiling ÷ ours in blocks of at most two vectors a thread and in one wave:
+///
+/// - KL divergence, bf16: 11459×3360 0.67 and 0.90, 184308×248 0.68 and 0.91, 1044694×511 (67
+///   million vectors) 0.98 and 0.97
+/// - mean squared error, bf16: 11459×3360 0.87 and 0.94
+/// - mean squared error, f32: 1369×113352 (39 million vectors) 0.982 and 0.976
+///
+/// In f64, losses that are not heavy have fewer vectors in one wave:
+///
+/// - mean squared error: 14691×513 (4 million vectors) 0.88 and 0.93
+/// - KL divergence of log-probabilities: 2382008×16 (19 million vectors) 0.89 and 0.82
 fn most_wave_vectors(element_bytes: usize, heavy: bool) -> usize {
     if element_bytes == 8 && !heavy { 8 << 20 } else { 32 << 20 }
 }
 
-/// The threads of a forward pass over at most [`most_wave_vectors`]: as many as 64 registers a
-/// thread leave room for on an H100. Heavy losses in f64 have more registers: two waves of 768 a
-/// multiprocessor (KL divergence, 1000×40000: 0.89 before, 0.80 with 1024 threads, 0.95).
+/// The threads of a forward pass over at most [`most_wave_vectors`]: an H100 has room for this many
+/// if each has 64 registers. Heavy losses in f64 have more registers, so they get two waves of 768
+/// threads a multiprocessor: KL divergence, 1000×40000, 0.95, but 0.80 with 1024 threads, and 0.89
+/// before.
 fn wave_threads(element_bytes: usize, heavy: bool) -> usize {
     132 * if heavy && element_bytes == 8 { 1536 } else { 1024 }
 }
 
 /// The fewest vectors of a thread of a forward-backward pass, except in f32, whose passes gain
-/// nothing by it, and except for small inputs, which have [`FEWEST_THREADS`]. H200, 2026-11-27,
-/// ceiling ÷ ours without this limit and with it: bf16, 11459×3360, KL divergence 0.83 and 0.88,
-/// mean squared error 0.94 and 0.95; f64, 1000×40000, KL divergence 0.92 and 0.95.
+/// nothing by it, and except for small inputs, which have [`FEWEST_THREADS`].
+///
+/// H200, 2026-11-27, ceiling ÷ ours without this limit and with it:
+///
+/// - bf16, 11459×3360: KL divergence 0.83 and 0.88, mean squared error 0.94 and 0.95
+/// - f64, 1000×40000: KL divergence 0.92 and 0.95
 const THREAD_VECTORS: usize = 8;
 
 /// See [`THREAD_VECTORS`].
@@ -95,8 +106,8 @@ pub(crate) fn elementwise(pass: Pass, len: usize, element_bytes: usize, dense: D
         return Launch { blocks, threads, shared_bytes: 0, cooperative: false };
     }
     let threads = if element_bytes == 8 { threads.min(DENSE_F64_BLOCK) } else { threads };
-    // The forward-backward pass over 16-bit elements needs so many registers that only small blocks
-    // are resident beside each other.
+    // The forward-backward pass over 16-bit elements needs so many registers that a multiprocessor
+    // has room for several blocks only if they are small.
     let small_blocks = pass == Pass::ForwardBackward && element_bytes == 2;
     let threads = if small_blocks { threads.min(256) } else { threads };
     let tiles = vectors.div_ceil(threads as usize * DENSE_FLIGHT);
@@ -142,9 +153,13 @@ impl IndexedTiles {
 
 /// For each multiple of this many vectors, a pass that sums has one wave of blocks more. If a block
 /// has few vectors, its sum costs too much; if there are many vectors, blocks that begin in the
-/// order of memory read it faster. H200, 2026-11-29, forward, ceiling ÷ ours with 1, 4 and 16
-/// waves: squared error, bf16, 5 million vectors 0.82, 0.82, 0.72; f32, 18 million 0.95, 0.96,
-/// 0.97; f16, 100 million 0.92, 0.94, 0.96. More waves than 16 were not tried.
+/// order of memory read it faster. More waves than 16 were not tried.
+///
+/// H200, 2026-11-29, squared error, forward, ceiling ÷ ours with 1, 4 and 16 waves:
+///
+/// - bf16, 5 million vectors: 0.82, 0.82, 0.72
+/// - f32, 18 million: 0.95, 0.96, 0.97
+/// - f16, 100 million: 0.92, 0.94, 0.96
 const WAVE_VECTORS: usize = 4 << 20;
 
 /// The launch of an indexed kernel over tiles. It has at least one block, which writes the loss

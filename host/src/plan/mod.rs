@@ -1,6 +1,6 @@
 //! How work is cut into blocks, as pure functions of sizes and of what a device has room for. So
-//! two devices with the same number of multiprocessors and as much shared memory sum the same input
-//! in the same order. For dense tensors of elementwise losses, all devices do.
+//! two devices with the same number of multiprocessors and the same shared memory sum an input in
+//! the same order. All devices sum dense tensors of elementwise losses in the same order.
 
 mod elementwise;
 pub(crate) mod packed;
@@ -56,8 +56,8 @@ pub(crate) enum Pass {
     ForwardBackward,
 }
 
-/// Enough blocks to keep every multiprocessor busy: 8 for each of an H100's. If there are fewer
-/// long rows than that, rows are split.
+/// Enough blocks to occupy every multiprocessor: 8 for each of an H100's. If there are fewer long
+/// rows than that, rows are split.
 const MANY_BLOCKS: usize = 132 * 8;
 
 /// 2³² ÷ `divisor`, rounded up, which kernels use to divide numbers below 2¹⁶. It is 0 for a

@@ -12,57 +12,98 @@ use self::space::{Placed, Space, Tiles};
 use super::{Launch, Pass, Regime, reciprocal};
 use kernels_gpu::abi::{PACKED_BLOCK, TileArgs, VECTOR_BYTES, saved};
 
-/// The most bytes of a packed row, unless a line below says otherwise. H200, 2026-11-26, bf16,
-/// ceiling ÷ ours with a block per row and packed: 1032 columns forward 0.30 and 0.69,
-/// forward-backward 0.40 and 0.77; 2048 columns 0.70 and 0.81, 0.75 and 0.84.
+/// The most bytes of a packed row where no constant below applies. Rows of this length still take
+/// less time packed than with a block per row; longer ones were not compared.
+///
+/// H200, 2026-11-26, bf16, ceiling ÷ ours with a block per row and packed:
+///
+/// - 1032 columns: forward 0.30 and 0.69, forward-backward 0.40 and 0.77
+/// - 2048 columns: forward 0.70 and 0.81, forward-backward 0.75 and 0.84
 const MOST_ROW_BYTES: usize = 4096;
 
-/// The same for the forward pass. H200, 2026-11-27, ceiling ÷ ours with a block per row of four
-/// vectors a thread, and packed (blocks with more vectors a thread, as they have since, were not
-/// compared): f32, 1040 columns 0.59 and 0.87, 1200 columns 0.83 and 0.86; bf16, 2184 columns 0.49
-/// and 0.82, 2448 columns 0.83 and 0.82, 2600 columns 0.87 and 0.80; with smoothing and weights,
-/// f32, 1056 columns 0.59 and 0.71.
+/// The same for the forward pass: about where a block per row becomes as fast as packing.
+///
+/// H200, 2026-11-27, ceiling ÷ ours with a block per row of four vectors a thread, and packed
+/// (blocks have had more vectors a thread since; those were not compared):
+///
+/// - f32: 1040 columns 0.59 and 0.87, 1200 columns 0.83 and 0.86
+/// - bf16: 2184 columns 0.49 and 0.82, 2448 columns 0.83 and 0.82, 2600 columns 0.87 and 0.80
+/// - f32 with smoothing and weights: 1056 columns 0.59 and 0.71
 const MOST_ROW_BYTES_FORWARD: usize = 4864;
 
-/// The same for rows of f32 that are not on 16-byte boundaries. H200, 2026-11-27, ceiling ÷ ours
-/// with a block per row and packed: four vectors a thread, 1229 columns 0.64 and 0.75, 1282 columns
-/// 0.74 and 0.83, 1401 columns 0.81 and 0.85, but 64 MiB of 1318 columns 0.66 and 0.60; eight, 1305
-/// columns 0.66 and 0.82, 80 MiB of 1334 columns 0.57 and 0.69.
+/// The same for the forward pass over rows of f32 that are not on 16-byte boundaries. Packing was
+/// faster for all of these rows but those of one small input.
+///
+/// H200, 2026-11-27, ceiling ÷ ours with a block per row and packed:
+///
+/// - four vectors a thread: 1229 columns 0.64 and 0.75, 1282 columns 0.74 and 0.83, 1401 columns
+///   0.81 and 0.85, but 64 MiB of 1318 columns 0.66 and 0.60
+/// - eight vectors a thread: 1305 columns 0.66 and 0.82, 80 MiB of 1334 columns 0.57 and 0.69
 const MOST_ROW_BYTES_OFF_BOUNDARIES: usize = 5632;
 
-/// The same for loss and gradients, by the bytes of an element. H200, 2026-11-27, ceiling ÷ ours
-/// with a block per row and packed: f32, 1072 columns 0.76 and 0.84, 1248 columns 0.90 and 0.84;
-/// bf16, 2109 columns 0.74 and 0.79, 2581 columns 0.76 and 0.80, 2768 columns 0.84 and 0.80. With
-/// the present code for gradients (2026-11-29): bf16, 2769 columns 0.85 and 0.81, 2999 columns 0.88
-/// and 0.66; f32, 1249 columns 0.85 and 0.83, 1499 columns 0.89 and 0.83.
+/// The same for loss and gradients, by the bytes of an element: about where a block per row becomes
+/// faster than packing.
+///
+/// H200, 2026-11-27, ceiling ÷ ours with a block per row and packed:
+///
+/// - f32: 1072 columns 0.76 and 0.84, 1248 columns 0.90 and 0.84
+/// - bf16: 2109 columns 0.74 and 0.79, 2581 columns 0.76 and 0.80, 2768 columns 0.84 and 0.80
+///
+/// With the present code for gradients (2026-11-29):
+///
+/// - bf16: 2769 columns 0.85 and 0.81, 2999 columns 0.88 and 0.66
+/// - f32: 1249 columns 0.85 and 0.83, 1499 columns 0.89 and 0.83
 const fn most_row_bytes_with_loss(element_bytes: usize) -> usize {
     if element_bytes == 2 { 5200 } else { 4864 }
 }
 
-/// The same where probabilities are the targets. H200, 2026-11-27, ceiling ÷ ours with a block per
-/// row and packed: f32, 1185 columns 0.52 and 0.60, 1322 columns 0.44 and 0.62. Longer rows were
-/// not compared.
+/// The same for loss and gradients where probabilities are the targets: a little above the longest
+/// rows that were compared, at which packing is still faster.
+///
+/// H200, 2026-11-27, f32, ceiling ÷ ours with a block per row and packed:
+///
+/// - 1185 columns: 0.52 and 0.60
+/// - 1322 columns: 0.44 and 0.62
 const MOST_ROW_BYTES_OF_TWO: usize = 6000;
 
 /// The same for the forward pass in f64, for classes: of rows on 16-byte boundaries, and of others.
 /// A warp that streams a row needs as long for a partial tile at its end as for a whole one of 2
-/// KiB, and an unaligned row of 8 KiB has five tiles. H200, 2026-11-27, ceiling ÷ ours streamed and
-/// packed: 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77; 1001 columns 0.71 and 0.74, 1023
-/// columns 0.66 and 0.76, 1025 columns 0.65 and 0.73, 1050 columns 0.70 and 0.75. Measured when the
-/// tiles at a row's ends were still streamed vector by vector: 513 columns 0.41 and 0.71, 700
-/// columns 0.53 and 0.73, 1300 columns 0.70 and 0.59.
+/// KiB, and an unaligned row of 8 KiB has five tiles. So packing pays off for slightly longer rows
+/// if they are unaligned.
+///
+/// H200, 2026-11-27, ceiling ÷ ours streamed and packed:
+///
+/// - on 16-byte boundaries: 1016 columns 0.79 and 0.74, 1024 columns 0.81 and 0.77
+/// - others: 1001 columns 0.71 and 0.74, 1023 columns 0.66 and 0.76, 1025 columns 0.65 and 0.73,
+///   1050 columns 0.70 and 0.75
+///
+/// Measured when the tiles at a row's ends were still streamed vector by vector:
+///
+/// - 513 columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1300 columns 0.70 and 0.59
 const MOST_ROW_BYTES_F64: [usize; 2] = [8000, 8400];
 
-/// The same for elementwise losses. H200, 2026-11-29, ceiling ÷ ours cut into tiles and packed:
-/// squared error, f32, forward, 1501 columns 0.92 and 0.96, forward-backward 0.90 and 0.95; f64,
-/// forward-backward, 701 columns 0.89 and 0.96; divergence, bf16, forward, 701 columns 0.53 and
-/// 0.78, 3001 columns 0.74 and 0.80. Calls of 30 MB: divergence, bf16, forward, 1501 columns 0.57
-/// and 0.45; squared error, f32, forward, 1300 columns 0.79 and 0.89.
+/// The same for elementwise losses. Packing is faster even for the longest rows that were compared,
+/// except in one small call.
+///
+/// H200, 2026-11-29, ceiling ÷ ours cut into tiles and packed:
+///
+/// - squared error, f32, 1501 columns: forward 0.92 and 0.96, forward-backward 0.90 and 0.95
+/// - squared error, f64, forward-backward: 701 columns 0.89 and 0.96
+/// - divergence, bf16, forward: 701 columns 0.53 and 0.78, 3001 columns 0.74 and 0.80
+///
+/// Calls of 30 MB:
+///
+/// - divergence, bf16, forward: 1501 columns 0.57 and 0.45
+/// - squared error, f32, forward: 1300 columns 0.79 and 0.89
 const MOST_ROW_BYTES_ELEMENTWISE: usize = 7000;
 
-/// The same with gradients, of rows of 16-bit elements that have heads or tails. H200, 2026-11-29,
-/// divergence: bf16, 701 columns 0.62 and 0.71, 1501 columns 0.73 and 0.76; f16, 1999 columns 0.73
-/// and 0.67; bf16, 3001 columns 0.90 and 0.75.
+/// The same for loss and gradients of elementwise losses, for rows of 16-bit elements that have
+/// heads or tails: somewhat above the longest of these rows for which packing is faster.
+///
+/// H200, 2026-11-29, divergence, ceiling ÷ ours cut into tiles and packed:
+///
+/// - bf16: 701 columns 0.62 and 0.71, 1501 columns 0.73 and 0.76, 3001 columns 0.90 and 0.75
+/// - f16: 1999 columns 0.73 and 0.67
 const MOST_ROW_BYTES_ELEMENTWISE_HALVES: usize = 3200;
 
 /// The most bytes of a packed row in a pass.
@@ -105,9 +146,9 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// The blocks of a launch over `rows` rows: at most [`waves`](Self::waves) times as many as the
-    /// device has room for. With several waves, all blocks take the same number of tiles, because a
-    /// mix of three and two would make the last wave wait.
+    /// The blocks of a launch over `rows` rows: at most [`waves`](Self::waves) times the number
+    /// that the device has room for. With several waves, all blocks take the same number of tiles,
+    /// because a mix of three and two would make the last wave wait.
     pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
         let waves = self.waves(pass);
         let room = device.blocks(self.shared_bytes);
@@ -123,16 +164,28 @@ impl Packed {
         blocks.div_ceil(blocks.div_ceil(most).max(least))
     }
 
-    /// How many times as many blocks a launch has as the device has room for. Blocks that begin in
-    /// the order of memory keep their accesses closer together than persistent ones, but each costs
-    /// a start and an end: H200, forward-backward, 524288×256 f32, 0.92 instead of 0.88 of the
-    /// memory's limit; forward with several lanes per row, no gain; with one, of 3 columns in f32
-    /// 0.92 instead of 0.87. With 8, 16 and 32 waves (2026-11-27): 1000 MiB of f32
-    /// forward-backward, 33 columns 0.89, 0.91, 0.92; 500 MiB of f32 backward, 229 columns 0.91,
-    /// 0.94, 0.96; 500 MiB of f16 forward-backward, 6 columns 0.68, 0.68, 0.66; 180 MiB, 42 columns
-    /// 0.80, 0.77, 0.77; and with 8 and 16, 300 MiB of bf16 forward, 9 columns 0.81, 0.80, 256 MiB
-    /// of 10 columns 0.83, 0.80. Forward passes of elementwise losses with one lane per row were
-    /// not tried.
+    /// How many waves of blocks a launch has, at most; a wave is the number of blocks that the
+    /// device has room for. Blocks that begin in the order of memory keep their accesses closer
+    /// together than persistent ones, but each costs a start and an end. So a forward pass with
+    /// several lanes per row has one wave unless its loss is elementwise, and other passes have
+    /// several.
+    ///
+    /// H200, share of the memory's limit with several waves instead of one:
+    ///
+    /// - forward-backward, 524288×256 f32: 0.92 instead of 0.88
+    /// - forward, several lanes per row: no gain
+    /// - forward, one lane per row, 3 columns of f32: 0.92 instead of 0.87
+    ///
+    /// With 8, 16 and 32 waves (2026-11-27):
+    ///
+    /// - f32 forward-backward: 1000 MiB of 33 columns 0.89, 0.91, 0.92
+    /// - f32 backward: 500 MiB of 229 columns 0.91, 0.94, 0.96
+    /// - f16 forward-backward: 500 MiB of 6 columns 0.68, 0.68, 0.66; 180 MiB of 42 columns 0.80,
+    ///   0.77, 0.77
+    /// - bf16 forward, with 8 and 16 only: 300 MiB of 9 columns 0.81, 0.80; 256 MiB of 10 columns
+    ///   0.83, 0.80
+    ///
+    /// Forward passes of elementwise losses with one lane per row were not tried.
     fn waves(&self, pass: Pass) -> usize {
         match (pass, self.regime) {
             (Pass::Forward, Regime::Packed) if !self.is_elementwise => 1,
@@ -165,8 +218,8 @@ const FORWARD_WAVES: usize = 8;
 /// Bytes of shared memory that the driver reserves in each block.
 pub(crate) const RESERVED: usize = 1 << 10;
 
-/// Bytes of the shared arrays of a kernel of packed rows, at most, up to where the dynamic shared
-/// memory of a block begins.
+/// The most bytes of static shared memory of a kernel of packed rows, padding before the dynamic
+/// shared memory included.
 pub(crate) const ARRAYS_BYTES: usize = 1152;
 
 /// What a device has room for, for one kernel.
@@ -180,7 +233,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Blocks, of so many bytes of dynamic shared memory each, that run at the same time.
+    /// How many blocks run at the same time if each has `dynamic_bytes` bytes of dynamic shared
+    /// memory.
     pub(crate) fn blocks(&self, dynamic_bytes: usize) -> usize {
         let block_bytes = dynamic_bytes + RESERVED + ARRAYS_BYTES;
         self.multiprocessors * (self.shared_bytes / block_bytes).clamp(1, self.registers_for.max(1))
@@ -191,7 +245,8 @@ impl Device {
 /// least.
 const MAX_SHARED_BYTES: usize = 99 << 10;
 
-/// The number of rows for each warp, with as many warps as `multiprocessors` have room for.
+/// How many of `rows` rows each warp takes if there are all the warps that `multiprocessors` have
+/// room for.
 pub(crate) fn rows_of_warp(rows: usize, multiprocessors: usize) -> usize {
     rows / (multiprocessors * RESIDENT_BLOCKS * WARPS)
 }
@@ -222,7 +277,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
     if shared_bytes > MAX_SHARED_BYTES {
         return None;
     }
-    // A row that is copied by itself is copied by as many lanes as it may have vectors.
+    // If rows are copied one by one, each is copied by one lane for each vector that it may have.
     let alignment = rows.alignment.min(rows.store_alignment).min(VECTOR);
     let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
     let copy_lanes = vectors.next_power_of_two().min(32);

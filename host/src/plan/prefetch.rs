@@ -39,12 +39,13 @@ pub(crate) fn ahead(
         rows: (cache.bytes / fraction / row_bytes) as u32,
         bytes: row_bytes as u32,
     };
-    // On an H200, 5 to 13 MB do as well.
+    // 5 to 13 MB are equally fast on an H200.
     let whole_rows = share(6);
     match (pass, regime) {
         (Pass::ForwardBackward, Regime::Registers) => whole_rows,
         (_, Regime::Packed | Regime::LaneRows | Regime::WideRows) => none,
-        // A block with several rows prefetches as many at once; on an H200, 4 MB are best.
+        // A block that takes several rows prefetches the same number at once; 4 MB are best on an
+        // H200.
         (
             Pass::ForwardBackward,
             Regime::ShortWhole | Regime::WarpWhole | Regime::ShortPeeled | Regime::WarpPeeled,
@@ -74,9 +75,12 @@ pub(crate) fn wants_shared_of_one_more(row_bytes: usize) -> bool {
 /// What the first blocks of a launch over rows of `row_bytes` prefetch into the L2 cache while the
 /// launch before it ends (programmatic dependent launch): the beginnings of their rows, or the
 /// tiles that their warps stream first. The amount is limited, so that it does not evict what the
-/// previous launch has written or still reads. H200, 2026-11-28, streamed, ceiling ÷ ours without
-/// and with it: f64, 5729×1464 0.62 and 0.63, 64×130448 0.66 and 0.68, 4095×16385 0.87 and 0.87;
-/// f32 with smoothing and weights, 32768×2048 0.84 and 0.85.
+/// previous launch has written or still reads.
+///
+/// H200, 2026-11-28, streamed, ceiling ÷ ours without and with it:
+///
+/// - f64: 5729×1464 0.62 and 0.63, 64×130448 0.66 and 0.68, 4095×16385 0.87 and 0.87
+/// - f32 with smoothing and weights: 32768×2048 0.84 and 0.85
 pub(crate) fn early(plan: &SamplesLaunch, row_bytes: usize, cache: Cache) -> Early {
     let RowsLaunch { launch, group_threads, .. } = plan.rows;
     let (groups, bytes) = match plan.regime {

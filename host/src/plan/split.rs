@@ -13,7 +13,7 @@ pub(crate) struct Split {
     pub(crate) launch: Launch,
     /// Blocks that share a row.
     pub(crate) splits: NonZeroU32,
-    /// Vectors of a part, of which a block has one.
+    /// Vectors of a part. A block has one part.
     pub(crate) part_vectors: u32,
     /// Rows that a group of blocks takes at a time.
     pub(crate) rows_of_ticket: NonZeroU32,
@@ -27,16 +27,26 @@ const MIN_PART_TILES: usize = 4;
 
 /// Whether several blocks share a row in the pass that computes loss and gradients. A single block
 /// can take rows of any length, but reads most of a long row twice: its registers and shared memory
-/// have room for 260 KB of a row in f32, 290 KB in 16 bits, and too little in f64. H200,
-/// 2026-11-26, ceiling ÷ ours with a block and with several blocks per row: f32, 65536 columns 0.92
-/// and 0.89, 80001 0.82 and 0.86, 128256 0.70 and 0.88; bf16, 151936 columns 0.87 and 0.83, 200000
-/// 0.73 and 0.81; f64, 16384 columns 0.59 and 0.73, 131072 0.54 and 0.78. With label smoothing,
-/// whose blocks are half as large, several blocks hide the loads of the class weights better (H200,
-/// 2026-11-27): bf16, 58000 columns 0.46 and 0.43, 70000 0.41 and 0.47, 131072 0.37 and 0.52; f32,
-/// 32000 columns 0.53 and 0.55, 65536 0.40 and 0.57. If probabilities or class weights are staged
-/// too, several blocks share all rows that one block has no room to stage (2026-11-28, from
-/// probabilities): f32, 20,984 columns 0.61 and 0.80, 131,072 columns 0.56 and 0.83; f64, 8192
-/// columns 0.33 and 0.70.
+/// have room for 260 KB of a row in f32, 290 KB in 16 bits, and too little in f64. With label
+/// smoothing, whose blocks are half as large, several blocks hide the loads of the class weights
+/// better. If probabilities or class weights are staged too, several blocks share all rows that one
+/// block has no room to stage.
+///
+/// H200, 2026-11-26, ceiling ÷ ours with a block and with several blocks per row:
+///
+/// - f32: 65536 columns 0.92 and 0.89, 80001 columns 0.82 and 0.86, 128256 columns 0.70 and 0.88
+/// - bf16: 151936 columns 0.87 and 0.83, 200000 columns 0.73 and 0.81
+/// - f64: 16384 columns 0.59 and 0.73, 131072 columns 0.54 and 0.78
+///
+/// With label smoothing (2026-11-27):
+///
+/// - bf16: 58000 columns 0.46 and 0.43, 70000 columns 0.41 and 0.47, 131072 columns 0.37 and 0.52
+/// - f32: 32000 columns 0.53 and 0.55, 65536 columns 0.40 and 0.57
+///
+/// From probabilities (2026-11-28):
+///
+/// - f32: 20,984 columns 0.61 and 0.80, 131,072 columns 0.56 and 0.83
+/// - f64: 8192 columns 0.33 and 0.70
 pub(crate) fn is_split(
     row_bytes: usize,
     element_bytes: usize,
@@ -60,9 +70,11 @@ pub(crate) fn is_split(
 /// the whole device.
 ///
 /// In f64, a multiprocessor takes one block more if blocks are smaller than its registers allow,
-/// provided that shared memory has room for it too: H200, 2026-11-27, ceiling ÷ ours with two and
-/// with three blocks, 2749×14300 0.66 and 0.75, 6116×15000 0.70 and 0.80, 4368×18001 0.70 and 0.78,
-/// but 1966×20000, a row of which is in three small blocks instead of two, 0.76 and 0.74.
+/// provided that shared memory has room for it too. H200, 2026-11-27, ceiling ÷ ours with two and
+/// with three blocks:
+///
+/// - 2749×14300 0.66 and 0.75, 6116×15000 0.70 and 0.80, 4368×18001 0.70 and 0.78
+/// - 1966×20000, where three small blocks instead of two share a row: 0.76 and 0.74
 pub(crate) fn split(
     rows: usize,
     cols: usize,
@@ -102,8 +114,9 @@ pub(crate) fn split(
     let (groups, parts) = if at_once >= fewest {
         (rows, at_once)
     } else {
-        // Share each row among as few blocks as have room for it, and compute as many rows at a
-        // time as there are blocks for; then reduce that number as long as it takes no more rounds.
+        // Share each row among the fewest blocks that have room for it, and compute at the same
+        // time all rows for which blocks suffice; then reduce that number as long as it takes no
+        // more rounds.
         let rounds = rows.div_ceil(blocks / fewest);
         let groups = rows.div_ceil(rounds);
         (groups, (blocks / groups).min(most))

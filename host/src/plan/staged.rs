@@ -13,13 +13,22 @@ pub(crate) struct Staged {
     pub(crate) staged_vectors: u32,
 }
 
-/// The fewest bytes of a row; shorter rows are packed, or in registers. In f64, where packed rows
-/// are exponentiated once as well: H200, 2026-11-27, forward-backward, ceiling ÷ ours packed and
-/// staged, 255 columns 0.67 and 0.46, 408 columns 0.87 and 0.72, 500 columns 0.70 and 0.66, 512
-/// columns 0.79 and 0.83. From probabilities (2026-11-28), 111 columns 0.45 and 0.33, 192 columns
-/// 0.51 and 0.60, 218 columns 0.46 and 0.52, 296 columns 0.43 and 0.74; in f32, 408 columns 0.84
-/// and 0.74, 683 columns 0.70 and 0.86; in bf16, 944 columns 0.55 and 0.45, 1064 columns 0.54 and
-/// 0.60. For classes of other types the number was chosen, not searched for.
+/// The fewest bytes of a row; shorter rows are packed, or in registers. In f64 and from
+/// probabilities, this is about where staging becomes faster than packing; in f64, packed rows are
+/// exponentiated only once as well. For classes of other types, the number was chosen, not searched
+/// for.
+///
+/// H200, 2026-11-27, forward-backward, f64, ceiling ÷ ours packed and staged:
+///
+/// - 255 columns 0.67 and 0.46, 408 columns 0.87 and 0.72, 500 columns 0.70 and 0.66, 512 columns
+///   0.79 and 0.83
+///
+/// From probabilities (2026-11-28):
+///
+/// - f64: 111 columns 0.45 and 0.33, 192 columns 0.51 and 0.60, 218 columns 0.46 and 0.52, 296
+///   columns 0.43 and 0.74
+/// - f32: 408 columns 0.84 and 0.74, 683 columns 0.70 and 0.86
+/// - bf16: 944 columns 0.55 and 0.45, 1064 columns 0.54 and 0.60
 const fn min_bytes(element_bytes: usize, tensors: usize) -> usize {
     match (element_bytes, tensors) {
         (8, 1) => 4096,
@@ -29,12 +38,14 @@ const fn min_bytes(element_bytes: usize, tensors: usize) -> usize {
 }
 
 /// Vectors of a row per thread of a block that stages a row in shared memory, where there are rows
-/// for all multiprocessors: of logits alone, and of each tensor where there are two. With that
-/// many, as many blocks fit by their registers as by shared memory. H200, 2026-11-28,
-/// forward-backward from probabilities, ceiling ÷ ours with 8, 12, 14 and 16: f32, 2048 columns
-/// 0.97, 0.97, 0.97, 0.95, 4616 columns 0.86, 0.94, 0.94, 0.94; f64, 1423 columns 0.75, 0.85, 0.85,
-/// 0.85, 1984 columns 0.92, 0.95, 0.95, 0.94. For logits alone the number was chosen, not searched
-/// for.
+/// for all multiprocessors: of logits alone, and of each tensor where there are two. With these
+/// numbers, registers and shared memory have room for the same number of blocks. For logits alone
+/// the number was chosen, not searched for.
+///
+/// H200, 2026-11-28, forward-backward from probabilities, ceiling ÷ ours with 8, 12, 14 and 16:
+///
+/// - f32: 2048 columns 0.97, 0.97, 0.97, 0.95; 4616 columns 0.86, 0.94, 0.94, 0.94
+/// - f64: 1423 columns 0.75, 0.85, 0.85, 0.85; 1984 columns 0.92, 0.95, 0.95, 0.94
 const VECTORS: [usize; 2] = [16, 14];
 
 /// If there are few rows, more threads share each, until a thread has only this many vectors. H200,
@@ -45,7 +56,7 @@ const FEWEST_VECTORS: usize = 4;
 /// stores.
 const BLOCKS: usize = 2;
 
-/// Bytes of the kernel's arrays in shared memory, beside the row.
+/// Bytes of the kernel's arrays in shared memory, which a block has in addition to the row.
 const ARRAYS: usize = 2432;
 
 /// The most vectors of a row's first cache line that are before the row, where rows have this
@@ -57,8 +68,8 @@ pub(super) fn most_lead(alignment: usize) -> usize {
 
 /// How rows of `vectors` vectors and of this `alignment` are staged, of logits alone or, with
 /// `tensors` of 2, also of probabilities or class weights, in blocks of at most `most_threads`
-/// threads, of which each computes a `batch` of vectors at a time; `None` if they are too short
-/// or too long for that.
+/// threads. The room for a row is rounded up to whole batches, of `batch` vectors each. `None` if
+/// rows are too short or too long to be staged.
 pub(super) fn plan(
     rows: usize,
     vectors: usize,
@@ -78,7 +89,7 @@ pub(super) fn plan(
     let warps_of_multiprocessor = device.registers_for * most_threads as usize / 32;
     let on_average = vectors + most_lead(alignment) / 2;
     let fewest = fewest_warps(on_average, element_bytes, tensors, batch);
-    // Twice as many warps as are resident at a time, if possible.
+    // If possible, twice the warps that are resident at a time.
     let wanted = (2 * device.multiprocessors * warps_of_multiprocessor).div_ceil(rows.max(1));
     let most = vectors.div_ceil(32 * FEWEST_VECTORS).max(fewest);
     let threads = most_threads.min(wanted.clamp(fewest, most) as u32 * 32);
@@ -89,17 +100,23 @@ pub(super) fn plan(
 /// The warps of a block, where there are rows for all multiprocessors.
 ///
 /// For 16-bit elements it is a power of two, since four schedulers share the warps of a block; a
-/// thread then has up to 1.3 times [`VECTORS`]. H200, bf16 forward-backward, ceiling ÷ ours
-/// (2026-11-27 and 28): 9139 columns 0.85 with three warps and 0.89 with two; 13,000 columns 0.88,
-/// 0.94 and 0.82 with two, four and five; 18,659 columns 0.82 with five and 0.89 with four; 27,184
-/// columns 0.90 with four and 0.93 with eight. From probabilities, 3608 columns of f16 0.81 with
-/// one and 0.60 with two, 8192 columns of bf16 0.94 with two and 0.90 with four, 19,880 columns
-/// 0.66 with four and 0.78 with eight.
+/// thread then has up to 1.3 times [`VECTORS`]. H200, 2026-11-27 and 28, forward-backward, ceiling
+/// ÷ ours:
+///
+/// - bf16, 9139 columns: 0.85 with three warps, 0.89 with two
+/// - bf16, 13,000 columns: 0.88 with two, 0.94 with four, 0.82 with five
+/// - bf16, 18,659 columns: 0.82 with five, 0.89 with four
+/// - bf16, 27,184 columns: 0.90 with four, 0.93 with eight
+/// - from probabilities, f16, 3608 columns: 0.81 with one, 0.60 with two
+/// - from probabilities, bf16, 8192 columns: 0.94 with two, 0.90 with four
+/// - from probabilities, bf16, 19,880 columns: 0.66 with four, 0.78 with eight
 ///
 /// For other elements, a warp has three or four batches of the row, whichever leaves fewer warps
-/// idle in the last turn. H200, 2026-11-29, with four and with three: f32, 1819 columns, of four
-/// batches, 0.90 and 0.93, 3315 columns, of seven, 0.94 and 0.90; f64, 1024 columns, of four, 0.89
-/// and 0.92; with one warp and with two, f32, 1511 columns, of three, 0.90 and 0.78.
+/// idle in the last turn. H200, 2026-11-29, ceiling ÷ ours:
+///
+/// - with four and with three: f32, 1819 columns (four batches) 0.90 and 0.93, 3315 columns (seven)
+///   0.94 and 0.90; f64, 1024 columns (four) 0.89 and 0.92
+/// - with one warp and with two: f32, 1511 columns (three batches) 0.90 and 0.78
 fn fewest_warps(vectors: usize, element_bytes: usize, tensors: usize, batch: usize) -> usize {
     let vectors_of_warp = 32 * VECTORS[tensors - 1];
     if element_bytes == 2 {

@@ -31,12 +31,12 @@ fn ring_bytes(rows: &Rows) -> usize {
     STREAM_DEPTH as usize * rows.tiles * WARP_TILE_BYTES as usize
 }
 
-/// About the most parts of a row that its last warp merges alone. If there are more, blocks first
-/// merge the parts of their warps. Chosen, not searched for.
+/// If a row has more parts than about this many, blocks first merge the parts of their warps;
+/// otherwise its last warp merges all parts alone. Chosen, not searched for.
 const MOST_PARTS: usize = 96;
 
-/// The launch over `count` rows: as many warps as are resident, each with an equal share of all
-/// tiles.
+/// The launch over `count` rows: all the warps that are resident at once, each with an equal share
+/// of all tiles.
 pub(crate) fn layout(count: usize, rows: &Rows, device: Device) -> (Launch, StreamArgs) {
     // The most bytes of a row, counted from the cache line that it begins in.
     let bytes = CACHE_LINE as usize - rows.alignment + rows.cols * rows.element_bytes;

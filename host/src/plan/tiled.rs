@@ -32,22 +32,29 @@ const VECTOR: usize = VECTOR_BYTES as usize;
 const BLOCK: usize = TILED_BLOCK as usize;
 const WARPS: usize = BLOCK / 32;
 
-/// The vectors of the tiles of a block's warps, of long rows: four for each thread. Three blocks of
-/// a multiprocessor then have shared memory for their stages.
+/// The vectors of the tiles of all warps of a block, of long rows: four for each thread. A
+/// multiprocessor's shared memory then has room for the stages of three blocks.
 const MOST_VECTORS: usize = 4 * BLOCK;
 
 /// The fewest tiles of a row, or of a part of one, for which all warps of a block share it. Below
-/// that, each warp computes one alone. H200, 2026-11-29, ceiling ÷ ours alone and shared: squared
-/// error, f64, forward, 131072 columns 0.91 and 0.95; divergence, f32, forward, 131072 columns 0.86
-/// and 0.91. With 8 tiles, memory-bound losses gain as much, but for losses that arithmetic limits,
-/// the sum and the edges of a row take the time of eight warps: divergence, bf16, forward, 8241
-/// columns 0.66 and 0.62.
+/// that, each warp computes one alone. Rows of 8 tiles would gain the same if memory limits their
+/// loss, but if arithmetic does, the sum and the edges of a row take the time of eight warps.
+///
+/// H200, 2026-11-29, forward, ceiling ÷ ours alone and shared:
+///
+/// - squared error, f64: 131072 columns 0.91 and 0.95
+/// - divergence, f32: 131072 columns 0.86 and 0.91
+/// - divergence, bf16: 8241 columns, of 8 tiles, 0.66 and 0.62
 const LEAST_SHARED: usize = 32;
 
-/// The fewest bytes of a row that is cut. Shorter ones that are not packed have a row group each.
-/// H200, 2026-11-29, ceiling ÷ ours with a row group and cut: divergence by row, f64, forward, 152
-/// columns with gaps 0.32 and 0.52; tensors that are aligned differently, f16, backward, 759
-/// columns 0.57 and 0.65, f64, forward-backward, 153 columns 0.57 and 0.53.
+/// The fewest bytes of a row that is cut. Shorter rows that are not packed get a row group each;
+/// from about this length on, cutting is mostly faster.
+///
+/// H200, 2026-11-29, ceiling ÷ ours with a row group and cut:
+///
+/// - divergence by row, with gaps, f64 forward: 152 columns 0.32 and 0.52
+/// - tensors that are aligned differently: f16 backward, 759 columns 0.57 and 0.65; f64
+///   forward-backward, 153 columns 0.57 and 0.53
 const LEAST_ROW_BYTES: usize = 1200;
 
 /// The most parts of a row that several blocks share.
@@ -117,7 +124,7 @@ fn cut(rows: &Rows, block_bytes: usize, blocks: usize) -> Option<Tiled> {
 /// How many parts a row of `tiles` tiles has, and how many tiles a part has, such that the busiest
 /// warp finishes earliest. The costs are in thousandths of a tile's, estimated for an H200.
 fn splits(rows: &Rows, tiles: usize, blocks: usize) -> (usize, usize) {
-    /// Besides its tiles, a part has edges, and a sum.
+    /// What the edges of a part and its sum cost.
     const PART: usize = 250;
     /// The last block waits for the others' sums.
     const SECOND_STAGE: usize = 1_000;

@@ -6,9 +6,14 @@ use kernels_gpu::abi::WordSteps;
 
 /// Which words of a row each of its `lanes` reads, if rows are `row_step` bytes apart in shared
 /// memory. The lanes take turns either in words or in chunks, whichever has fewer bank conflicts.
-/// H200, 2026-11-27, f32, ceiling ÷ ours with turns in chunks and with this rule: forward-backward,
-/// 901 columns 0.60 and 0.74, 1001 columns 0.62 and 0.81, 513 columns 0.82 and 0.79; backward, 1001
-/// columns 0.87 and 0.90. With turns in words, 511 columns forward 0.65 instead of 0.86.
+///
+/// H200, 2026-11-27, f32, ceiling ÷ ours with turns in chunks and with this rule:
+///
+/// - forward-backward: 901 columns 0.60 and 0.74, 1001 columns 0.62 and 0.81, 513 columns 0.82 and
+///   0.79
+/// - backward: 1001 columns 0.87 and 0.90
+///
+/// With turns in words, 511 columns forward are at 0.65 instead of 0.86.
 pub(super) fn word_steps(rows: &Rows, row_step: usize, lanes: usize) -> WordSteps {
     let [by_words, by_chunks] = conflicts_of_words(rows, row_step, lanes);
     let word = word_of(rows);
@@ -24,7 +29,8 @@ fn word_of(rows: &Rows) -> usize {
 
 /// Whether rows may have a head and a tail, which are in the last chunk; this is so for 16-bit
 /// elements. Turns in words would cost these more instructions than there is time for: H200,
-/// 2026-11-27, bf16, forward-backward, 257 columns 0.68 of the ceiling without and 0.63 with.
+/// 2026-11-27, bf16 forward-backward, 257 columns, 0.68 of the ceiling without them and 0.63 with
+/// them.
 fn has_edges(rows: &Rows) -> bool {
     rows.element_bytes == 2
 }
@@ -82,7 +88,7 @@ pub(super) fn bank_conflicts(
 /// modulo eight. If rows are a multiple of 2ᵃ vectors apart, their first vectors differ only in
 /// bits a and higher. So the bits of the row's number that do not show there are XORed into the
 /// lower bits of the vector's number. Rows off a 16-byte boundary are read by 32 lanes at a time,
-/// in narrower accesses: at most as many of these are then to one bank as a vector has words.
+/// in narrower accesses: a bank then serves at most one of these for each word of a vector.
 ///
 /// The XOR keeps a lane within its row only if the length of a row, and not just the distance of
 /// rows, is a multiple of 2ᵃ vectors.

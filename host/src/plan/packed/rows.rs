@@ -12,10 +12,15 @@ const MOST_BYTES_IN_UNITS: usize = 512;
 
 /// The most bytes of a row of [`Regime::WideRows`] where rows are copied one by one because they
 /// [collide by their gaps](Rows::collides_by_gaps). They then begin an odd number of vectors apart,
-/// so that words of 4 bytes, one a lane, are in eight banks only. H200, 2026-11-30, ceiling ÷ ours
-/// with one lane and with several: bf16 forward, 26 columns 0.48 and 0.41, 77 columns 0.19 and
-/// 0.27; f16 forward-backward, 154 columns 0.33 and 0.51; f32 forward, 39 columns 0.39 and 0.43, 77
-/// columns 0.22 and 0.45; f64 forward-backward, 13 columns 0.57 and 0.51.
+/// so that words of 4 bytes, one a lane, are in eight banks only. Longer rows take less time with
+/// several lanes each.
+///
+/// H200, 2026-11-30, ceiling ÷ ours with one lane and with several:
+///
+/// - bf16 forward: 26 columns 0.48 and 0.41, 77 columns 0.19 and 0.27
+/// - f16 forward-backward: 154 columns 0.33 and 0.51
+/// - f32 forward: 39 columns 0.39 and 0.43, 77 columns 0.22 and 0.45
+/// - f64 forward-backward: 13 columns 0.57 and 0.51
 const MOST_WIDE_BYTES_APART: usize = 128;
 
 /// How the rows of a call are laid out in its tensors.
@@ -81,22 +86,37 @@ impl Rows {
     /// The most bytes of a row of [`Regime::WideRows`]. A warp has two tiles of 32 such rows, and
     /// longer rows leave shared memory for too few warps. Two limits are how much a block may have
     /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows of
-    /// 16-bit elements that are read one by one take more instructions, and the forward pass, which
-    /// has fewer bytes to hide them behind, gains less. H200, 2026-11-26, ceiling ÷ ours with
-    /// several lanes and with one: bf16 forward, 100 columns 0.81 and 0.85, 127 columns 0.79 and
-    /// 0.69, 140 columns 0.75 and 0.63; with gradients, 100 columns 0.77 and 0.90, 180 columns 0.58
-    /// and 0.75; f32 forward, 90 columns 0.86 and 0.88. With gradients, 2026-11-29: bf16
-    /// forward-backward, 31 columns 0.60 and 0.72, 35 columns 0.63 and 0.60, 63 columns 0.83 and
-    /// 0.74; backward, 33 columns 0.90 and 0.92, 51 columns 0.95 and 0.94; f32 forward-backward, 49
-    /// columns 0.86 and 0.92, 63 columns 0.87 and 0.85, 77 columns 0.86 and 0.82. Rows that
-    /// [collide](Self::would_collide) gain most (H200, 2026-11-27: bf16, 128 columns, one element
-    /// off, forward 0.11 and 0.38, forward-backward 0.19 and 0.41, backward 0.38 and 0.58).
+    /// 16-bit elements that are read one by one take more instructions, and the forward pass has
+    /// fewer bytes whose transfer could hide these, so it gains less. Rows that
+    /// [collide](Self::would_collide) gain most. In f64, whose exponentials take longest, several
+    /// lanes have more of them under way.
     ///
-    /// In f64, whose exponentials take longest, several lanes have more of them under way. H200,
-    /// 2026-11-28, with several lanes and with one: forward, 13 columns 0.57 and 0.51, 24 columns
-    /// 0.82 and 0.66; backward, 9 columns 0.70 and 0.92, 24 columns 0.78 and 0.89, 32 columns 0.89
-    /// and 0.91, 37 columns 0.87 and 0.81; forward-backward (2026-11-29), 20 columns 0.77 and 0.81,
-    /// 24 columns 0.86 and 0.85, 32 columns 0.89 and 0.85.
+    /// H200, 2026-11-26, ceiling ÷ ours with several lanes and with one:
+    ///
+    /// - bf16 forward: 100 columns 0.81 and 0.85, 127 columns 0.79 and 0.69, 140 columns 0.75 and
+    ///   0.63
+    /// - bf16 with gradients: 100 columns 0.77 and 0.90, 180 columns 0.58 and 0.75
+    /// - f32 forward: 90 columns 0.86 and 0.88
+    ///
+    /// With gradients, 2026-11-29:
+    ///
+    /// - bf16 forward-backward: 31 columns 0.60 and 0.72, 35 columns 0.63 and 0.60, 63 columns 0.83
+    ///   and 0.74
+    /// - bf16 backward: 33 columns 0.90 and 0.92, 51 columns 0.95 and 0.94
+    /// - f32 forward-backward: 49 columns 0.86 and 0.92, 63 columns 0.87 and 0.85, 77 columns 0.86
+    ///   and 0.82
+    ///
+    /// Rows that collide (2026-11-27), bf16, 128 columns, one element off:
+    ///
+    /// - forward 0.11 and 0.38, forward-backward 0.19 and 0.41, backward 0.38 and 0.58
+    ///
+    /// In f64 (2026-11-28, forward-backward 2026-11-29):
+    ///
+    /// - forward: 13 columns 0.57 and 0.51, 24 columns 0.82 and 0.66
+    /// - backward: 9 columns 0.70 and 0.92, 24 columns 0.78 and 0.89, 32 columns 0.89 and 0.91, 37
+    ///   columns 0.87 and 0.81
+    /// - forward-backward: 20 columns 0.77 and 0.81, 24 columns 0.86 and 0.85, 32 columns 0.89 and
+    ///   0.85
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.is_by_element();
         let most = match (pass, self.element_bytes) {
@@ -141,11 +161,14 @@ impl Rows {
     }
 
     /// Whether a tile is loaded as one span, gaps between rows included. Memory is read in sectors
-    /// of 32 bytes, so gaps of less than that cost next to nothing. H200, 2026-11-28, gaps of a
-    /// quarter of a row, ceiling ÷ ours copied row by row and as one span: f32, 60 columns, forward
-    /// 0.38 and 0.77, forward-backward 0.45 and 0.58; f16, 257 columns, forward 0.34 and 0.67,
-    /// forward-backward 0.36 and 0.59; f64, 100 columns, forward 0.60 and 0.66, forward-backward
-    /// 0.61 and 0.53.
+    /// of 32 bytes, so gaps of less than that cost next to nothing.
+    ///
+    /// H200, 2026-11-28, gaps of a quarter of a row, ceiling ÷ ours copied row by row and as one
+    /// span:
+    ///
+    /// - f32, 60 columns: forward 0.38 and 0.77, forward-backward 0.45 and 0.58
+    /// - f16, 257 columns: forward 0.34 and 0.67, forward-backward 0.36 and 0.59
+    /// - f64, 100 columns: forward 0.60 and 0.66, forward-backward 0.61 and 0.53
     pub(super) fn loads_span(&self, pass: Pass) -> bool {
         let row_bytes = self.row_bytes();
         let most_gap = if self.reads_gaps { most_gap_bytes(row_bytes) } else { 0 };
@@ -155,42 +178,61 @@ impl Rows {
         let is_apart = self.would_collide()
             && match self.regime(pass) {
                 Regime::Packed => row_bytes <= self.most_bytes_apart(pass),
-                // Without gaps, lanes read vectors of different banks first ([`banks::order`]).
-                // H200, 2026-11-30, ceiling ÷ ours with one span and without: f32, 26 columns,
-                // forward 0.26 and 0.66, forward-backward 0.26 and 0.63, backward 0.47 and 0.59;
-                // bf16 forward, 26 columns 0.27 and 0.48; f64 forward-backward, 13 columns 0.21 and
-                // 0.57.
+                // Without gaps, lanes read vectors of different banks first ([`banks::order`]);
+                // with gaps, rows are copied one by one.
+                //
+                // H200, 2026-11-30, ceiling ÷ ours with one span and without:
+                //
+                // - f32, 26 columns: forward 0.26 and 0.66, forward-backward 0.26 and 0.63,
+                //   backward 0.47 and 0.59
+                // - bf16 forward: 26 columns 0.27 and 0.48
+                // - f64 forward-backward: 13 columns 0.21 and 0.57
                 _ => self.collides_by_gaps(),
             };
         are_spans && !is_apart
     }
 
-    /// Whether rows begin in only one or two banks if they are as far apart in shared memory as in
-    /// global memory. Several lanes per row cannot avoid that they collide there, unless rows are
-    /// on 16-byte boundaries and read in another order ([`banks::order`]).
+    /// Whether rows begin in only one or two banks if they have the same distance in shared memory
+    /// as in global memory. Several lanes per row cannot avoid that they collide there, unless rows
+    /// are on 16-byte boundaries and read in another order ([`banks::order`]).
     pub(crate) fn would_collide(&self) -> bool {
         let is_far_apart = |stride: &usize| *stride > 0 && stride.is_multiple_of(HALF_LINE);
         self.access(self.alignment) < VECTOR && self.strides.iter().any(is_far_apart)
     }
 
-    /// Whether rows [collide](Self::would_collide) though their own bytes would not, because of the
-    /// gaps between them.
+    /// Whether rows [collide](Self::would_collide) and have gaps between them.
     fn collides_by_gaps(&self) -> bool {
         let has_gap = |&stride: &usize| stride != 0 && stride != self.row_bytes();
         self.would_collide() && self.strides.iter().any(has_gap)
     }
 
     /// The most bytes of a row for which it takes less time to copy each row separately than to
-    /// read rows that [collide](Self::would_collide). H200, 2026-11-27, f32, one element off,
-    /// ceiling ÷ ours with one span and without: forward, 128 columns 0.21 and 0.56, 512 columns
-    /// 0.65 and 0.74; forward-backward, 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75;
-    /// backward, 128 columns 0.69 and 0.70. In f64 (2026-11-30): forward-backward, 32 columns 0.29
-    /// and 0.51, 128 columns 0.54 and 0.67; forward, 24 columns 0.40 and 0.36, 128 columns 0.64 and
-    /// 0.55. From probabilities, f64: forward-backward, 16 columns 0.17 and 0.35, 64 columns 0.39
-    /// and 0.45, 128 columns 0.51 and 0.48; forward and backward, 16 columns 0.23 and 0.35, 0.41
-    /// and 0.53, 24 columns 0.54 and 0.44, 0.77 and 0.55. With gaps, backward, f64, 39 columns 0.47
-    /// and 0.56, 77 columns 0.65 and 0.63; f32, 205 columns 0.77 and 0.82; but bf16, 77 columns
-    /// 0.44 and 0.36.
+    /// read rows that [collide](Self::would_collide). The longer rows are, the less conflicts cost
+    /// compared with these copies.
+    ///
+    /// H200, 2026-11-27, f32, one element off, ceiling ÷ ours with one span and without:
+    ///
+    /// - forward: 128 columns 0.21 and 0.56, 512 columns 0.65 and 0.74
+    /// - forward-backward: 128 columns 0.41 and 0.58, 512 columns 0.83 and 0.75
+    /// - backward: 128 columns 0.69 and 0.70
+    ///
+    /// The same in f64 (2026-11-30):
+    ///
+    /// - forward: 24 columns 0.40 and 0.36, 128 columns 0.64 and 0.55
+    /// - forward-backward: 32 columns 0.29 and 0.51, 128 columns 0.54 and 0.67
+    ///
+    /// From probabilities, f64:
+    ///
+    /// - forward: 16 columns 0.23 and 0.35, 24 columns 0.54 and 0.44
+    /// - forward-backward: 16 columns 0.17 and 0.35, 64 columns 0.39 and 0.45, 128 columns 0.51 and
+    ///   0.48
+    /// - backward: 16 columns 0.41 and 0.53, 24 columns 0.77 and 0.55
+    ///
+    /// With gaps, backward:
+    ///
+    /// - f64: 39 columns 0.47 and 0.56, 77 columns 0.65 and 0.63
+    /// - f32: 205 columns 0.77 and 0.82
+    /// - bf16: 77 columns 0.44 and 0.36
     fn most_bytes_apart(&self, pass: Pass) -> usize {
         match (pass, self.element_bytes) {
             // Not measured.

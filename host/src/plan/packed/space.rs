@@ -17,8 +17,9 @@ pub(super) const fn warp_bytes_of(blocks: usize) -> usize {
 const MOST_WARP_BYTES: usize = warp_bytes_of(3);
 
 /// The bytes of a stage for rows of at most `SMALL_ROW_BYTES`, which have one lane each. With two
-/// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, which is as
-/// many as its registers allow. A stage of fewer rows would cost as many instructions.
+/// stages per warp, five blocks fit into the shared memory of an H100's multiprocessor, and its
+/// registers have room for no more. A stage of fewer rows would cost the same number of
+/// instructions.
 const SMALL_STAGE_BYTES: usize = 5400;
 
 /// See [`SMALL_STAGE_BYTES`].
@@ -26,19 +27,29 @@ const SMALL_ROW_BYTES: usize = 128;
 
 /// The bytes of a stage (rows and classes) for [`Regime::LaneRows`]. With two stages per warp, six
 /// or seven blocks fit into the shared memory of an H100's multiprocessor, whose registers allow
-/// seven. H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours with 2400, 3680 and 5000 bytes:
-/// 0.81, 0.88, 0.89; with the present number of waves, 0.92 and 0.91 with 3680 and 5000.
+/// seven. Larger stages gain almost nothing.
+///
+/// H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours:
+///
+/// - with 2400, 3680 and 5000 bytes: 0.81, 0.88, 0.89
+/// - with the present number of waves, 3680 and 5000 bytes: 0.92, 0.91
 const LANES_STAGE_BYTES: usize = 3680;
 
-/// The same in f64, whose registers allow fewer blocks. H200, 2026-11-27, ceiling ÷ ours with 3680,
-/// 5400 and 7000 bytes: forward, 4 columns 0.62, 0.66, 0.64, 8 columns 0.65, 0.73, 0.66;
-/// forward-backward, 3 columns 0.56, 0.59, 0.58, 8 columns 0.76, 0.81, 0.74.
+/// The same in f64, whose registers allow fewer blocks, so that each can have larger stages.
+///
+/// H200, 2026-11-27, ceiling ÷ ours with 3680, 5400 and 7000 bytes:
+///
+/// - forward: 4 columns 0.62, 0.66, 0.64; 8 columns 0.65, 0.73, 0.66
+/// - forward-backward: 3 columns 0.56, 0.59, 0.58; 8 columns 0.76, 0.81, 0.74
 const LANES_STAGE_BYTES_F64: usize = 5400;
 
-/// The bytes of a stage for [`Regime::WideRows`]: with more, fewer blocks have shared memory, and
-/// with fewer, rows of 20 to 60 bytes have too few turns. H200, 2026-11-26, bf16 forward, ceiling
-/// ÷ ours with 3600, 5400 and 8000 bytes: 24 columns 0.77, 0.70, 0.64; 32 columns 0.69, 0.79,
-/// 0.67.
+/// The bytes of a stage for [`Regime::WideRows`]: with more, shared memory has room for fewer
+/// blocks, and with fewer, rows of 20 to 60 bytes have too few turns.
+///
+/// H200, 2026-11-26, bf16 forward, ceiling ÷ ours with 3600, 5400 and 8000 bytes:
+///
+/// - 24 columns: 0.77, 0.70, 0.64
+/// - 32 columns: 0.69, 0.79, 0.67
 const WIDE_STAGE_BYTES: usize = 4800;
 
 /// The same for the backward pass, which has less to compute: bf16, 32 columns 0.96, 0.91, 0.86.
@@ -48,16 +59,17 @@ const WIDE_BACKWARD_STAGE_BYTES: usize = 3600;
 const MOST_CONFLICTS: usize = 4;
 
 /// From this many tiles per warp on, the load of the first tile, which no computation hides, is a
-/// small part of the whole. Of the shapes at [`Space::tiles_of_one_turn`], those of 2 and 3 tiles
-/// lost, and those of 20 and more gained. 24361×757, of 4, was at 0.65 with two stages and 0.67
-/// with one; between 4 and 20 nothing was measured.
+/// small part of the whole, and one stage is enough. Among the shapes at
+/// [`Space::tiles_of_one_turn`], those of 2 and 3 tiles were slower with one stage than with two,
+/// and those of 20 and more were faster. A shape of 4 tiles, 24361×757, reached 0.65 with two
+/// stages and 0.67 with one. Between 4 and 20 tiles, nothing was measured.
 const MANY_TILES: usize = 16;
 
 /// The most stages of a warp: one tile is computed while the other is loaded.
 pub(super) const MOST_STAGES: usize = 2;
 
-/// The most rows of a tile per row that a warp works on at the same time: a lane takes up to so
-/// many rows of a tile, one after another.
+/// The most turns that a warp takes over a tile: in each, it works on several rows at the same
+/// time, so this is the most rows of a tile that one lane takes, one after another.
 pub(super) const MAX_TURNS: usize = 8;
 
 /// Where the rows of two tensors are placed in shared memory.
@@ -71,8 +83,8 @@ pub(super) struct Placed {
 
 impl Placed {
     /// The placement of rows of `row_bytes` that are aligned to `alignment` and `strides` bytes
-    /// apart in global memory. If a tile is copied as one span, rows are as far apart in shared
-    /// memory; if not, as close together as possible without sharing a vector.
+    /// apart in global memory. If a tile is copied as one span, rows have the same distance in
+    /// shared memory; if not, they are as close together as they can be without sharing a vector.
     pub(super) fn new(
         row_bytes: usize,
         alignment: usize,
@@ -128,8 +140,8 @@ impl Space<'_> {
         self.read.bytes(tile_rows).max(self.written.bytes(tile_rows))
     }
 
-    /// Where the saved values begin in a stage: behind the tiles and, without probabilities, the
-    /// class of each row, of eight bytes.
+    /// Where the saved values begin in a stage: after the tiles and, without probabilities, after
+    /// the class of each row, which takes eight bytes.
     pub(super) fn saved_offset(&self, tile_rows: usize) -> usize {
         let classes = if self.rows.tiles == 1 { tile_rows * 8 + VECTOR } else { 0 };
         self.rows.tiles * self.tile_bytes(tile_rows) + classes
@@ -179,12 +191,16 @@ impl Space<'_> {
         packed_stages(element_bytes, one_lane, loss, gradients).map(|stages| stages as usize)
     }
 
-    /// The tiles of an elementwise loss. A warp works on as many rows at the same time as one stage
-    /// has room for; if there is more room, it has a second stage and several such turns per stage.
-    /// The work done once per turn costs more than bank conflicts: H200, 2026-11-29, forward,
-    /// ceiling ÷ ours with at most 128 bytes a lane and two conflicts, and with this rule: squared
-    /// error, bf16, 129 columns 0.55 and 0.90, f32, 257 columns 0.83 and 0.94. The number of blocks
-    /// to leave room for was chosen, not searched for.
+    /// The tiles of an elementwise loss. A warp works at the same time on all the rows that one
+    /// stage has room for; if there is more room, it has a second stage and several such turns per
+    /// stage. The work done once per turn costs more than bank conflicts. The number of blocks to
+    /// leave room for was chosen, not searched for.
+    ///
+    /// H200, 2026-11-29, squared error, forward, ceiling ÷ ours with at most 128 bytes a lane and
+    /// two conflicts, and with this rule:
+    ///
+    /// - bf16, 129 columns: 0.55 and 0.90
+    /// - f32, 257 columns: 0.83 and 0.94
     fn elementwise_tiles(&self) -> Tiles {
         let conflicts = |rows| banks::conflicts_by_words(self.rows, self.read.steps[0], 32 / rows);
         let fits = |rows: usize, stages: usize, blocks: usize| {
@@ -210,17 +226,21 @@ impl Space<'_> {
         Tiles { rows: warp_rows, warp_rows, stages: 1 }
     }
 
-    /// As many rows as there is room for, all of which a warp works on at the same time, because
-    /// the work done once per turn takes as many instructions for few rows as for many. That
-    /// matters more than loading a tile while another is computed, because other warps overlap
-    /// loads too. H200, 2026-11-27, bf16, ceiling ÷ ours with half as many rows in two stages, and
-    /// with this rule: forward, 513 columns 0.71 and 0.82, 1040 columns 0.75 and 0.84;
-    /// forward-backward, 129 columns 0.61 and 0.82, 1064 columns 0.75 and 0.84.
+    /// Tiles of all the rows that there is room for, in one turn: a warp works on all of them at
+    /// the same time, because the work done once per turn takes the same number of instructions for
+    /// few rows and for many. That matters more than loading a tile while another is computed,
+    /// because other warps overlap loads too.
+    ///
+    /// H200, 2026-11-27, bf16, ceiling ÷ ours with half the rows in two stages, and with this rule:
+    ///
+    /// - forward: 513 columns 0.71 and 0.82, 1040 columns 0.75 and 0.84
+    /// - forward-backward: 129 columns 0.61 and 0.82, 1064 columns 0.75 and 0.84
     ///
     /// Forward passes of many tiles in f64 use one stage if two would halve the number of rows.
-    /// H200, 2026-11-29, ceiling ÷ ours with two stages and with one: 4919898×53 0.76 and 0.86,
-    /// 221579×513 0.76 and 0.83; but of few tiles, 200000×65 0.64 and 0.60, 34495×520 0.69 and
-    /// 0.61.
+    /// H200, 2026-11-29, ceiling ÷ ours with two stages and with one:
+    ///
+    /// - many tiles: 4919898×53 0.76 and 0.86, 221579×513 0.76 and 0.83
+    /// - few tiles: 200000×65 0.64 and 0.60, 34495×520 0.69 and 0.61
     fn tiles_of_one_turn(&self, pass: Pass) -> Tiles {
         let most_bytes = warp_bytes_of(self.blocks(pass));
         let fits = |rows, stages| self.warp_bytes(rows, stages) <= most_bytes;
@@ -240,16 +260,25 @@ impl Space<'_> {
     }
 
     /// The number of blocks whose tiles should fit into a multiprocessor's shared memory, for rows
-    /// that several lanes share. It is at most the number for which there are registers. H200,
-    /// 2026-11-27, ceiling ÷ ours with three, four and five blocks: forward-backward, bf16, 200
-    /// columns 0.88, 0.88, 0.85, 229 columns 0.74, 0.80, 0.81, 689 columns 0.82, 0.82, 0.79; f64,
-    /// 24 columns 0.87, 0.86, 0.72, 200 columns 0.88, 0.88, 0.68; backward, f64, 255 columns 0.75,
-    /// 0.79, 0.79, 408 columns 0.85, 0.85, 0.70; f32, 90 columns 0.80, 0.80, 0.88. With three and
-    /// four: forward, f64, 128 columns 0.82 and 0.72, 512 columns 0.76 and 0.67, 1.6 million rows
-    /// of 24 columns 0.79 and 0.80. From probabilities, with three, four and five: backward, bf16,
-    /// 719 columns 0.92, 0.92, 0.74, 257 columns 0.74, 0.78, 0.78; forward, bf16, 1536 columns
-    /// 0.93, 0.93, 0.78; f32, 719 columns 0.86, 0.86, 0.66; forward-backward, f64, 127 columns 0.57
-    /// with three and 0.44 with four.
+    /// that several lanes share: at most the number for which there are registers. With fewer
+    /// blocks, tiles have more rows; with more, there are more warps to hide latencies.
+    ///
+    /// H200, 2026-11-27, ceiling ÷ ours with three, four and five blocks:
+    ///
+    /// - forward-backward, bf16: 200 columns 0.88, 0.88, 0.85; 229 columns 0.74, 0.80, 0.81; 689
+    ///   columns 0.82, 0.82, 0.79
+    /// - forward-backward, f64: 24 columns 0.87, 0.86, 0.72; 200 columns 0.88, 0.88, 0.68
+    /// - backward, f64: 255 columns 0.75, 0.79, 0.79; 408 columns 0.85, 0.85, 0.70
+    /// - backward, f32: 90 columns 0.80, 0.80, 0.88
+    /// - forward, f64, with three and four only: 128 columns 0.82, 0.72; 512 columns 0.76, 0.67;
+    ///   1.6 million rows of 24 columns 0.79, 0.80
+    ///
+    /// From probabilities:
+    ///
+    /// - backward, bf16: 719 columns 0.92, 0.92, 0.74; 257 columns 0.74, 0.78, 0.78
+    /// - forward, bf16: 1536 columns 0.93, 0.93, 0.78
+    /// - forward, f32: 719 columns 0.86, 0.86, 0.66
+    /// - forward-backward, f64, with three and four only: 127 columns 0.57, 0.44
     fn blocks(&self, pass: Pass) -> usize {
         let has_two_tiles = self.rows.tiles == 2;
         match (self.rows.element_bytes, pass) {
@@ -261,12 +290,18 @@ impl Space<'_> {
         }
     }
 
-    /// At most `most` rows, and so few that every warp has two tiles, or one tile if most of its
-    /// work is per tile. With fewer tiles, some warps would have twice as many as others. H200,
-    /// 2026-11-27, ceiling ÷ ours with as many rows as there is room for, and with this rule: f32
-    /// backward, 4505×1024, 0.62 and 0.73; bf16 forward, 70280×255, 0.46 and 0.55. With two tiles
-    /// for each warp, bf16 forward-backward, 8190×1280 is at 0.43 instead of 0.49. Calls with fewer
-    /// rows than warps have as many as there is room for; they were not measured.
+    /// At most `most` rows, and few enough that every warp has two tiles, or one tile if most of
+    /// its work is per tile. With fewer tiles, some warps would have twice the work of others.
+    ///
+    /// H200, 2026-11-27, ceiling ÷ ours with all the rows that there is room for, and with this
+    /// rule:
+    ///
+    /// - f32 backward: 4505×1024 0.62 and 0.73
+    /// - bf16 forward: 70280×255 0.46 and 0.55
+    ///
+    /// A second tile for each warp slows loss and gradients down: bf16 forward-backward, 8190×1280,
+    /// is at 0.43 instead of 0.49. Calls with fewer rows than warps use all the room that there is;
+    /// they were not measured.
     fn shared_out(&self, pass: Pass, most: usize) -> usize {
         let tiles = if pass == Pass::ForwardBackward { 1 } else { 2 };
         let mut rows = most;
@@ -276,13 +311,18 @@ impl Space<'_> {
         rows
     }
 
-    /// `rows`, or half or twice as many if those have fewer bank conflicts. Rows whose length is
-    /// near a power of two have some if a warp works on few of them. Twice as many rows take more
-    /// shared memory than the limit: H200, 2026-11-27, bf16, forward, 2047 columns 0.63 of the
-    /// ceiling with two rows and 0.75 with four, 255 columns 0.67 with 16 rows and 0.78 with 32.
-    /// But backward, which has less arithmetic, 255 columns 0.87 and 0.81. If eight rows begin in
-    /// one bank, half as many are faster: f32 backward, 192 columns, one element off, 0.68 and
-    /// 0.86.
+    /// `rows`, or half or twice that number if it has fewer bank conflicts. Rows whose length is
+    /// near a power of two conflict if a warp works on few of them. Twice the rows take more shared
+    /// memory than the limit; that is worth it in f32 and 16 bits, except in the backward pass,
+    /// which has less arithmetic. If eight rows begin in one bank, half the rows are faster.
+    ///
+    /// H200, 2026-11-27, bf16, ceiling ÷ ours with `rows` and with twice that number:
+    ///
+    /// - forward: 2047 columns 0.63 with two rows and 0.75 with four, 255 columns 0.67 with 16 rows
+    ///   and 0.78 with 32
+    /// - backward: 255 columns 0.87 and 0.81
+    ///
+    /// With half the rows: f32 backward, 192 columns, one element off, 0.68 before and 0.86 after.
     fn with_few_conflicts(&self, pass: Pass, mut rows: usize) -> usize {
         let step = self.read.steps[0];
         let conflicts = |rows| banks::fewest_conflicts(self.rows, step, 32 / rows);

@@ -111,21 +111,30 @@ const RESIDENT_WARPS: usize = MULTIPROCESSORS * 32;
 pub(super) const FLIGHT: usize = 4;
 
 /// Vectors of a row for each thread of [`long_forward`], where there are rows for all
-/// multiprocessors. Smaller blocks overlap each other's starts and ends. H200, 2026-11-27, ceiling
-/// ÷ ours with 4, 8, 12 and 16 vectors: f32, 2767 columns 0.82, 0.90, 0.85, 0.85, 4944 columns
-/// 0.87, 0.98, 0.97, 0.97, 8193 columns 0.94, 0.94, 0.93, 0.89; bf16, 2746 columns 0.71, 0.62,
-/// 0.82, 0.82, 8308 columns 0.65, 0.85, 0.92, 0.93, 9288 columns 0.63, 0.72, 0.69, 0.69.
+/// multiprocessors. Smaller blocks overlap each other's starts and ends.
+///
+/// H200, 2026-11-27, ceiling ÷ ours with 4, 8, 12 and 16 vectors:
+///
+/// - f32: 2767 columns 0.82, 0.90, 0.85, 0.85; 4944 columns 0.87, 0.98, 0.97, 0.97; 8193 columns
+///   0.94, 0.94, 0.93, 0.89
+/// - bf16: 2746 columns 0.71, 0.62, 0.82, 0.82; 8308 columns 0.65, 0.85, 0.92, 0.93; 9288 columns
+///   0.63, 0.72, 0.69, 0.69
 const fn vectors_of_thread(element_bytes: usize) -> usize {
     if element_bytes == 2 { 12 } else { 8 }
 }
 
 /// The most bytes of a row for which all of its vectors are in flight at once if rows take few
-/// turns. H200, 2026-11-28, ceiling ÷ ours with a row's vectors in flight at once and with as many
-/// a thread as [`vectors_of_thread`] says: bf16, 2771 columns, of 22 MiB 0.56 and 0.31, 2653
-/// columns, of 85 MiB 0.61 and 0.52, of 125 MiB 0.63 and 0.59; f16, 4217 columns, of 30 MiB 0.58
-/// and 0.45; f32, 1501 columns, of 102 MiB 0.77 and 0.65, 2373 columns, of 45 MiB 0.78 and 0.64.
-/// But bf16, 5179 columns, of 67 MiB 0.58 and 0.63, and where rows take more turns, f32, 1627
-/// columns, of 325 MiB 0.73 and 0.81.
+/// turns. Longer rows, and rows that take more turns, are faster in smaller blocks.
+///
+/// H200, 2026-11-28, ceiling ÷ ours with a row's vectors in flight at once and with
+/// [`vectors_of_thread`] a thread:
+///
+/// - bf16: 2771 columns, of 22 MiB 0.56 and 0.31; 2653 columns, of 85 MiB 0.61 and 0.52, of 125 MiB
+///   0.63 and 0.59
+/// - f16: 4217 columns, of 30 MiB 0.58 and 0.45
+/// - f32: 1501 columns, of 102 MiB 0.77 and 0.65; 2373 columns, of 45 MiB 0.78 and 0.64
+/// - longer rows, bf16: 5179 columns, of 67 MiB 0.58 and 0.63
+/// - more turns, f32: 1627 columns, of 325 MiB 0.73 and 0.81
 const MOST_ROW_BYTES_IN_FLIGHT: usize = 10_000;
 
 /// A block per row. If there are few rows, each has enough warps to have all of its vectors in
@@ -174,11 +183,11 @@ fn long_backward(shape: &Shape) -> SamplesLaunch {
 }
 
 /// Vectors of a row per thread of a block that is alone on its multiprocessor, has some of the row
-/// in registers and stages the others in shared memory. On an H200, 1024 threads have room for that
-/// many.
+/// in registers and stages the others in shared memory. An H200 has room for this many in each of
+/// 1024 threads.
 const STAGED_PER_THREAD: usize = 12;
 
-/// Bytes of the kernel's arrays in shared memory, beside what it stages of a row.
+/// Bytes of the kernel's arrays in shared memory, in addition to what it stages of a row.
 const LONG_ARRAYS: usize = 3072;
 
 /// Multiprocessors of an H100.
@@ -187,16 +196,21 @@ const MULTIPROCESSORS: usize = 132;
 /// The most blocks of [`Regime::Long`] that share a multiprocessor. Chosen, not searched for.
 const MOST_LONG_BLOCKS: usize = 8;
 
-/// The most vectors of a row per thread where blocks share a multiprocessor. H200, 2026-11-27,
-/// forward-backward from probabilities: 8000×8192 f32, 0.58 with 32 vectors, 0.65 with 16;
-/// 4000×27000 f32, 0.57 with a block of 14 vectors a thread, 0.63 with two of 26.
+/// The most vectors of a row per thread where blocks share a multiprocessor. H200, 2026-11-27, f32
+/// forward-backward from probabilities:
+///
+/// - 8000×8192: 0.58 with 32 vectors, 0.65 with 16
+/// - 4000×27000: 0.57 with one block of 14 vectors a thread, 0.63 with two of 26
 const MOST_LONG_VECTORS: usize = 28;
 
 /// A block per row, with the number of threads with which the most blocks fit by registers and
-/// shared memory: while one computes, another loads or stores. H200, 2026-11-27, ceiling ÷ ours
-/// with one block and with two: 2048×67133 bf16 0.78 and 0.91, 4096×32000 f32 0.89 and 0.94; from
-/// probabilities, 4000×20000 f32 0.54 and 0.63; but with label smoothing, 2000×57500 bf16 0.43 and
-/// 0.39.
+/// shared memory: while one computes, another loads or stores.
+///
+/// H200, 2026-11-27, ceiling ÷ ours with one block and with two:
+///
+/// - classes: 2048×67133 bf16 0.78 and 0.91, 4096×32000 f32 0.89 and 0.94
+/// - probabilities: 4000×20000 f32 0.54 and 0.63
+/// - label smoothing, which therefore has one block: 2000×57500 bf16 0.43 and 0.39
 fn long_forward_backward(shape: &Shape) -> SamplesLaunch {
     let kernels = &shape.kernels;
     let max_threads = kernels.long_block as usize;
@@ -243,7 +257,7 @@ fn rows_by_group(shape: &Shape, regime: Regime, block: Block) -> SamplesLaunch {
         (shape.rows.div_ceil(groups).max(1) as u32, 1)
     } else {
         // A block takes consecutive rows: one per row group, or more if the workspace has no room
-        // for the sums of so many blocks.
+        // for the sums of all blocks that this would take.
         let rounds = shape.rows.div_ceil(groups).div_ceil(shape.max_workers(adder_shift)).max(1);
         let rows_of_block = rounds * groups;
         let workers = shape.rows.div_ceil(rows_of_block) as u32;

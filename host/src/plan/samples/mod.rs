@@ -29,7 +29,7 @@ pub(crate) struct SamplesLaunch {
     /// log2 of the blocks that have an adder; see `abi::grid_of_workers`.
     pub(crate) adder_shift: u32,
     /// Vectors of logits that a block of [`Regime::Staged`] has room for, if it stages another
-    /// tensor behind them; otherwise 0.
+    /// tensor after them; otherwise 0.
     pub(crate) staged_vectors: u32,
     /// The tiles of packed rows; see [`packed`].
     pub(crate) tile: TileArgs,
@@ -71,7 +71,7 @@ pub(crate) enum Regime {
     /// A warp or a part of one per row, register-resident. Rows begin and end on 16-byte
     /// boundaries.
     ShortWhole,
-    /// A warp per row, register-resident, of twice as many vectors a thread. Rows begin and end on
+    /// A warp per row, register-resident, with twice the vectors a thread. Rows begin and end on
     /// 16-byte boundaries.
     WarpWhole,
     /// As [`ShortWhole`](Self::ShortWhole) and [`WarpWhole`](Self::WarpWhole), of rows that begin
@@ -113,8 +113,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) alignment: usize,
     /// Tensors of which a row is staged: the logits, and the probabilities or class weights.
     pub(crate) tensors: usize,
-    /// Vectors of a row that a thread has in registers in [`Regime::Long`], beside those that its
-    /// block stages, in the forward-backward pass.
+    /// Vectors of a row that a thread has in registers in [`Regime::Long`] in the forward-backward
+    /// pass, in addition to those that its block stages.
     pub(crate) vectors_beside: usize,
     /// Multiprocessors, and bytes of shared memory of each.
     pub(crate) multiprocessors: usize,
@@ -181,7 +181,7 @@ pub(crate) fn samples(
     }
 }
 
-/// How many vectors of a row a block stages in `shared_bytes` of dynamic shared memory, behind the
+/// How many vectors of a row a block stages in `shared_bytes` of dynamic shared memory, after the
 /// first `in_registers`, which its threads have in registers. The amount of shared memory does not
 /// change the order of the sum, because a vector is read in the same turn whether it is staged or
 /// not.
@@ -211,16 +211,23 @@ pub(crate) fn is_optimistic(
         && rows * class_bytes >= least_bytes
 }
 
-/// The least bytes of targets per multiprocessor for [`is_optimistic`]. H200, 2026-11-28,
-/// forward-backward, i64 classes, ceiling ÷ ours in one launch and in two: 32 KiB, bf16, 16 columns
-/// 0.57 and 0.58, 40 columns 0.68 and 0.68, f32, 33 columns 0.82 and 0.78; 64 KiB, bf16, 16 columns
-/// 0.63 and 0.67, 87 columns 0.70 and 0.70, f32, 33 columns 0.87 and 0.87; 128 KiB, 0.67 and 0.75,
-/// 0.71 and 0.73, 0.91 and 0.93.
+/// The least bytes of targets per multiprocessor for [`is_optimistic`]: the least for which two
+/// launches were never slower than one.
+///
+/// H200, 2026-11-28, forward-backward, i64 classes, ceiling ÷ ours in one launch and in two, by the
+/// bytes of targets per multiprocessor:
+///
+/// - 32 KiB: bf16, 16 columns 0.57 and 0.58, 40 columns 0.68 and 0.68; f32, 33 columns 0.82 and
+///   0.78
+/// - 64 KiB: bf16, 16 columns 0.63 and 0.67, 87 columns 0.70 and 0.70; f32, 33 columns 0.87 and
+///   0.87
+/// - 128 KiB: bf16, 16 columns 0.67 and 0.75, 87 columns 0.71 and 0.73; f32, 33 columns 0.91 and
+///   0.93
 const LEAST_TARGETS_OF_MULTIPROCESSOR: usize = 64 << 10;
 
 /// How many blocks of `threads` threads sum the class weights of `rows` targets to the normaliser,
-/// which the blocks that compute gradients divide by: no more than the `room` for blocks, so that
-/// none of them waits for another to end, because all other blocks wait for them.
+/// by which the blocks that compute gradients divide. All other blocks wait for these, so there are
+/// no more than the device has `room` for: none waits for another to end.
 pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
     let of_threads = |targets: usize| rows.div_ceil(threads as usize * targets);
     let most = of_threads(MANY_TARGETS).clamp(NORMALISER_BLOCKS, MAX_NORMALISER_BLOCKS as usize);
@@ -229,8 +236,9 @@ pub(crate) fn normaliser_blocks(rows: usize, threads: u32, room: usize) -> u32 {
 }
 
 /// The blocks that sum the normaliser, and all other blocks, of the retry after an optimistic
-/// launch with this many blocks, on a device with `room` for some at once. A retry mostly ends at
-/// once, and then each block costs 2.5 ns (H200, 2026-11-28), so it has few blocks.
+/// launch with the given numbers of blocks, on a device that has room for `room` blocks at once. A
+/// retry mostly ends at once, and then each block costs 2.5 ns (H200, 2026-11-28), so it has few
+/// blocks.
 pub(crate) fn retry_blocks([of_normaliser, of_rows]: [u32; 2], room: usize) -> [u32; 2] {
     // One of them adds up what the others publish.
     let most = room as u32 / 2 + 1;

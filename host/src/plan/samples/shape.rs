@@ -21,8 +21,9 @@ pub(super) struct Shape {
 
 /// Rows that fill a device's shared memory more often than this are faster packed. Packing loses
 /// time at both ends: a warp waits for its first tile, and other warps wait for the last tile. Rows
-/// in registers divide the work more finely. 128 MiB fill an H200's 4.6 times, 256 MiB 9.1 times:
-/// figures on either side are in [`warp_rows`](super::warp_rows), of classes without smoothing.
+/// in registers divide the work more finely. 128 MiB fill an H200's shared memory 4.6 times, 256
+/// MiB 9.1 times; [`warp_rows`](super::warp_rows) has figures on either side, for classes without
+/// smoothing.
 const FEW_TURNS: usize = 6;
 
 impl Shape {
@@ -43,9 +44,12 @@ impl Shape {
 }
 
 /// The most vectors of a row that loss and gradients have in registers where it could be staged in
-/// shared memory, in f32 and 16 bits. H200, 2026-11-26, forward-backward, ceiling ÷ ours in
-/// registers and staged: bf16, 8192 columns 0.97 and 0.95, 12128 columns 0.90 and 0.95; f32, 7001
-/// columns 0.95 and 0.94, 12000 columns 0.86 and 0.95.
+/// shared memory, in f32 and 16 bits.
+///
+/// H200, 2026-11-26, forward-backward, ceiling ÷ ours in registers and staged:
+///
+/// - bf16: 8192 columns 0.97 and 0.95, 12128 columns 0.90 and 0.95
+/// - f32: 7001 columns 0.95 and 0.94, 12000 columns 0.86 and 0.95
 const MOST_REGISTER_VECTORS: usize = 1024;
 
 impl Shape {
@@ -65,13 +69,17 @@ impl Shape {
         staged::plan(self.rows, self.vectors, self.element_bytes, tensors, cut, limits)
     }
 
-    /// Whether rows that are [long enough](staged::plan) are staged though they could be packed or
-    /// held in registers: in f64, because exponentials take so long that they should be computed
-    /// only once; with smoothing, because packed rows look up each class weight separately; and
-    /// with probabilities. H200, 2026-11-26, forward-backward with smoothing and weights, ceiling ÷
-    /// ours packed or with a block per row, and staged: f32, 1000 columns 0.50 and 0.54; bf16, 1500
-    /// columns 0.24 and 0.38. From probabilities, 2026-11-28: f32, 512 columns 0.79 and 0.87, 2048
-    /// columns 0.91 and 0.95, 3848 columns 0.82 and 0.95; f16, 2391 columns 0.46 and 0.77.
+    /// Whether rows that are [long enough](staged::plan) are staged even if they could be packed or
+    /// have room in registers: in f64, because exponentials take so long that they should be
+    /// computed only once; with smoothing, because packed rows look up each class weight
+    /// separately; and with probabilities.
+    ///
+    /// H200, forward-backward, ceiling ÷ ours packed or with a block per row, and staged:
+    ///
+    /// - smoothing and weights (2026-11-26): f32, 1000 columns 0.50 and 0.54; bf16, 1500 columns
+    ///   0.24 and 0.38
+    /// - probabilities (2026-11-28): f32, 512 columns 0.79 and 0.87, 2048 columns 0.91 and 0.95,
+    ///   3848 columns 0.82 and 0.95; f16, 2391 columns 0.46 and 0.77
     fn prefers_staged(&self) -> bool {
         self.element_bytes == 8 || self.kernels.is_smoothed || self.kernels.tensors == 2
     }
@@ -91,16 +99,23 @@ impl Shape {
 
     /// Whether rows of classes that could be packed are faster with a block per row, in registers,
     /// staged or [long](super::Regime::Long): in a forward pass if there are few; with gradients,
-    /// if they take one turn, or a few turns with longer rows. H200, 2026-11-28, µs with a block
-    /// per row and packed: f32 forward-backward, 64×601 4.3 and 9.4, 256×1001 4.5 and 9.0,
-    /// 4096×1001 17.3 and 18.3; bf16, 64×1999 4.9 and 14.2, 4096×1999 20.9 and 24.3; f32 forward,
-    /// 256×601 3.3 and 4.6, 1024×601 5.2 and 4.9, 4096×1001 13.0 and 10.7; bf16, 256×1999 3.5 and
-    /// 6.6, 1024×1201 5.5 and 5.5. Where rows take more turns, ceiling ÷ ours with a block per row
-    /// and packed: f32, 1208 columns, of 90 MiB 0.89 and 0.74, 1109 columns, of 24 MiB 0.62 and
-    /// 0.46, 1137 columns, of 132 MiB 0.80 and 0.77; bf16, 2544 columns, of 35 MiB 0.73 and 0.53,
-    /// 2151 columns, of 20 MiB 0.53 and 0.44, 2113 columns, of 118 MiB 0.73 and 0.72, but 2336
-    /// columns, of 115 MiB 0.73 and 0.79. Shorter: bf16, 1853 columns, of 56 MiB 0.56 and 0.60;
-    /// f32, 961 columns, of 67 MiB 0.67 and 0.64.
+    /// if they take one turn, or a few turns with longer rows.
+    ///
+    /// H200, 2026-11-28, µs with a block per row and packed:
+    ///
+    /// - f32 forward-backward: 64×601 4.3 and 9.4, 256×1001 4.5 and 9.0, 4096×1001 17.3 and 18.3
+    /// - bf16 forward-backward: 64×1999 4.9 and 14.2, 4096×1999 20.9 and 24.3
+    /// - f32 forward: 256×601 3.3 and 4.6, 1024×601 5.2 and 4.9, 4096×1001 13.0 and 10.7
+    /// - bf16 forward: 256×1999 3.5 and 6.6, 1024×1201 5.5 and 5.5
+    ///
+    /// Where rows take more turns, ceiling ÷ ours with a block per row and packed:
+    ///
+    /// - f32: 1208 columns, of 90 MiB 0.89 and 0.74; 1109 columns, of 24 MiB 0.62 and 0.46; 1137
+    ///   columns, of 132 MiB 0.80 and 0.77
+    /// - bf16: 2544 columns, of 35 MiB 0.73 and 0.53; 2151 columns, of 20 MiB 0.53 and 0.44; 2113
+    ///   columns, of 118 MiB 0.73 and 0.72; but 2336 columns, of 115 MiB 0.73 and 0.79
+    /// - shorter rows: bf16, 1853 columns, of 56 MiB 0.56 and 0.60; f32, 961 columns, of 67 MiB
+    ///   0.67 and 0.64
     fn prefers_block(&self) -> bool {
         const MOST_ROWS: usize = 512;
         const LONGER_THAN_BYTES: usize = 4096;

@@ -19,15 +19,15 @@ pub(crate) struct Tail {
 }
 
 /// How many rows at the end of a pass are split. If each of these had one block, the last blocks to
-/// finish would leave most of the memory bandwidth unused. On an H200, twice as many rows are no
-/// better.
+/// finish would leave most of the memory bandwidth unused. Twice this number is no better on an
+/// H200.
 const LAST_ROWS: usize = 132 * 2;
 
 /// The most parts of such a row.
 const LAST_ROW_PARTS: usize = 4;
 
 /// The fewest vectors of a part if all rows are split: 32 KiB, twice what a block has in flight.
-/// Chosen, not searched for: with it, 523 rows of 128256 f32 reach 0.94 of the ceiling, and 64 rows
+/// Chosen, not searched for. With it, 523 rows of 128256 f32 reach 0.94 of the ceiling, and 64 rows
 /// of 262144 reach 0.79 (H200, 2026-11-24).
 const PART_VECTORS: usize = 2048;
 
@@ -53,8 +53,8 @@ impl Tail {
     /// All of a few rows, in parts that are long enough for a block; `None` if the rows are too
     /// short for two parts.
     fn of_all(shape: &Shape) -> Option<Self> {
-        // A part takes words for what its worker publishes, at most as many for the sums of an
-        // adder block, and words for the statistics of its part of the row.
+        // A part takes the words that its worker publishes, at most one word per sum for its adder
+        // block, and the words for the statistics of its part of the row.
         let part_words = shape.words_of_worker() + shape.sums() + STATS_PARTS;
         let room = MAX_PARTIALS as usize / part_words as usize;
         let parts = (shape.vectors / PART_VECTORS).min(room / shape.rows.max(1));

@@ -21,13 +21,21 @@ impl Shape {
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }
 
-    /// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. H200,
-    /// 2026-11-28, ceiling ÷ ours, in registers and packed, of 64, 128 and 400 MiB: 64 columns of
-    /// f32 forward 0.84 and 0.68, 0.90 and 0.80, 0.95 and 0.91; forward-backward 0.86 and 0.78,
-    /// 0.88 and 0.85, 0.90 and 0.89; backward 0.90 and 0.90, 0.92 and 0.94, 0.92 and 0.95; 128
-    /// columns of bf16 forward 0.76 and 0.62, 0.81 and 0.72, 0.87 and 0.86; forward-backward 0.83
-    /// and 0.71, 0.84 and 0.80, 0.86 and 0.88. Of 900 MiB, 128 columns of f16 forward 0.88 and
-    /// 0.92. Of 64 MiB, 32 columns of f32, forward-backward, 0.66 and 0.79.
+    /// The fewest bytes of a row for `Regime::ShortWhole`; shorter rows are packed. Packing gains
+    /// with the size of the input, so some rows must be longer unless they take few turns.
+    ///
+    /// H200, 2026-11-28, ceiling ÷ ours in registers and packed, of 64, 128 and 400 MiB:
+    ///
+    /// - f32, 64 columns, forward: 0.84 and 0.68, 0.90 and 0.80, 0.95 and 0.91
+    /// - f32, 64 columns, forward-backward: 0.86 and 0.78, 0.88 and 0.85, 0.90 and 0.89
+    /// - f32, 64 columns, backward: 0.90 and 0.90, 0.92 and 0.94, 0.92 and 0.95
+    /// - bf16, 128 columns, forward: 0.76 and 0.62, 0.81 and 0.72, 0.87 and 0.86
+    /// - bf16, 128 columns, forward-backward: 0.83 and 0.71, 0.84 and 0.80, 0.86 and 0.88
+    ///
+    /// Of other sizes:
+    ///
+    /// - f16, 128 columns, forward, of 900 MiB: 0.88 and 0.92
+    /// - f32, 32 columns, forward-backward, of 64 MiB: 0.66 and 0.79
     fn short_whole_min_bytes(&self) -> usize {
         match (self.element_bytes, self.pass) {
             (8, _) => 512,
@@ -37,16 +45,26 @@ impl Shape {
         }
     }
 
-    /// Whether rows are faster in the registers of `row_lanes` lanes than packed. They are, except
-    /// for rows that leave an eighth of the registers empty or more and are either of 16-bit
-    /// elements whose exponentials are computed, unless there are few rows, or of f64 with loss and
-    /// gradients. H200, 2026-11-27, ceiling ÷ ours in registers and packed: 256 MiB of bf16
-    /// forward, 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns 0.90 and 0.86;
-    /// forward-backward, 384 columns 0.81 and 0.86, 800 columns 0.83 and 0.84; backward, 384
-    /// columns 0.97 and 0.91; f32 forward, 200 columns 0.93 and 0.88. But bf16 forward, 63 MiB of
-    /// 424 columns, 0.72 and 0.62, and forward-backward, 848 columns (2026-11-28), of 64 MiB 0.81
-    /// and 0.64, of 128 MiB 0.84 and 0.77, of 512 MiB 0.86 and 0.93. f64 forward-backward, 96
-    /// columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240 columns 0.73 and 0.69.
+    /// Whether rows are faster in the registers of `row_lanes` lanes than packed. Two kinds of rows
+    /// are not if they leave an eighth of the registers empty or more: those of 16-bit elements
+    /// whose exponentials are computed, unless there are few rows, and those of f64 with loss and
+    /// gradients.
+    ///
+    /// H200, 2026-11-27, ceiling ÷ ours in registers and packed:
+    ///
+    /// - 256 MiB of bf16 forward: 384 columns 0.74 and 0.86, 448 columns 0.83 and 0.85, 512 columns
+    ///   0.90 and 0.86
+    /// - bf16 forward-backward: 384 columns 0.81 and 0.86, 800 columns 0.83 and 0.84
+    /// - bf16 backward: 384 columns 0.97 and 0.91
+    /// - f32 forward: 200 columns 0.93 and 0.88
+    /// - f64 forward-backward: 96 columns 0.61 and 0.82, 100 columns 0.63 and 0.68, 240 columns
+    ///   0.73 and 0.69
+    ///
+    /// By the size of the input:
+    ///
+    /// - bf16 forward: 63 MiB of 424 columns 0.72 and 0.62
+    /// - bf16 forward-backward (2026-11-28), 848 columns: of 64 MiB 0.81 and 0.64, of 128 MiB 0.84
+    ///   and 0.77, of 512 MiB 0.86 and 0.93
     fn prefers_warp_registers(&self, row_lanes: usize) -> bool {
         let registers = self.kernels.per_thread * row_lanes;
         let is_full = 8 * self.vectors > 7 * registers;
@@ -77,16 +95,24 @@ impl Shape {
     /// Whether rows longer than [`fits_warp`](Self::fits_warp) allows are faster in the registers
     /// of a warp than packed. In f32 with gradients all are. Other rows are if they fill the
     /// registers or take few turns; 16-bit elements that leave more than five sixteenths of the
-    /// registers empty must take only one turn. H200, 2026-11-28, ceiling ÷ ours in registers and
-    /// packed: f32 forward-backward, 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and
-    /// 0.88, 544 columns 0.90 and 0.81; forward, 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB
-    /// 0.81 and 0.79, of 405 MiB 0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91. 16 bits
-    /// forward-backward, 2048 columns, of 24 MiB 0.77 and 0.50, of 294 MiB 0.91 and 0.90; 1336
-    /// columns, of 78 MiB 0.70 and 0.70; 1344 columns, of 105 MiB 0.73 and 0.78; forward, 2000
-    /// columns, of 70 MiB 0.79 and 0.61, of 534 MiB 0.91 and 0.86; 1448 columns, of 25 MiB 0.63 and
-    /// 0.49; 1384 columns, of 158 MiB 0.65 and 0.74; 1536 columns, of 434 MiB 0.75 and 0.86. In µs,
-    /// bf16 forward-backward, 256×1200 4.8 and 9.7, 4096×1048 10.7 and 15.5; forward, 4096×1304 6.9
-    /// and 9.4.
+    /// registers empty must take only one turn.
+    ///
+    /// H200, 2026-11-28, ceiling ÷ ours in registers and packed:
+    ///
+    /// - f32 forward-backward: 1000 columns, of 62 MiB 0.88 and 0.66, of 250 MiB 0.94 and 0.88; 544
+    ///   columns 0.90 and 0.81
+    /// - f32 forward: 1000 columns, of 49 MiB 0.73 and 0.60, of 142 MiB 0.81 and 0.79, of 405 MiB
+    ///   0.88 and 0.90; 1024 columns, of 512 MiB 0.96 and 0.91
+    /// - 16 bits forward-backward: 2048 columns, of 24 MiB 0.77 and 0.50, of 294 MiB 0.91 and 0.90;
+    ///   1336 columns, of 78 MiB 0.70 and 0.70; 1344 columns, of 105 MiB 0.73 and 0.78
+    /// - 16 bits forward: 2000 columns, of 70 MiB 0.79 and 0.61, of 534 MiB 0.91 and 0.86; 1448
+    ///   columns, of 25 MiB 0.63 and 0.49; 1384 columns, of 158 MiB 0.65 and 0.74; 1536 columns, of
+    ///   434 MiB 0.75 and 0.86
+    ///
+    /// In µs:
+    ///
+    /// - bf16 forward-backward: 256×1200 4.8 and 9.7, 4096×1048 10.7 and 15.5
+    /// - bf16 forward: 4096×1304 6.9 and 9.4
     fn prefers_warp(&self) -> bool {
         let registers = 32 * self.warp_per_thread();
         let is_full = match self.element_bytes {
@@ -133,9 +159,12 @@ impl Shape {
     }
 
     /// Whether rows are longer than [`fits_warp`](Self::fits_warp) allows, and so few that loss and
-    /// gradients take less time with a block per row. H200, 2026-11-28, µs with a block and with a
-    /// warp: bf16, 64×2003 4.9 and 5.4, 256×1203 4.5 and 5.1, 512×2003 6.2 and 5.9; f32, 256×1001
-    /// 4.6 and 4.9, 512×1001 5.7 and 5.3.
+    /// gradients take less time with a block per row.
+    ///
+    /// H200, 2026-11-28, µs with a block and with a warp:
+    ///
+    /// - bf16: 64×2003 4.9 and 5.4, 256×1203 4.5 and 5.1, 512×2003 6.2 and 5.9
+    /// - f32: 256×1001 4.6 and 4.9, 512×1001 5.7 and 5.3
     fn have_block_each(&self) -> bool {
         self.pass == Pass::ForwardBackward && self.rows <= 2 * self.kernels.multiprocessors
     }
@@ -143,7 +172,7 @@ impl Shape {
     /// Whether rows have kernels with `per_thread` vectors of a row in the registers of each of
     /// `lanes` lanes, and are faster so.
     fn are_peeled(&self, block_rows: usize, per_thread: usize, lanes: usize) -> bool {
-        // Of a row's vectors, those at its ends may be peeled.
+        // The vectors at both ends of a row may be peeled.
         let fills = peeled_vectors_within(per_thread) * lanes + 2 <= self.vectors;
         block_rows > 0
             && self.kernels.alike
@@ -154,24 +183,44 @@ impl Shape {
     }
 
     /// How many sixteenths of the registers rows must fill to be faster there than packed. The more
-    /// turns they take, the more they must fill. H200, 2026-11-28. Of few rows, µs packed and in
-    /// registers: f32 forward, 64×351 3.9 and 2.7, 1024×501 4.6 and 2.9; bf16 forward-backward,
-    /// 256×515 10.0 and 4.6, 1024×701 11.5 and 5.1. Ceiling ÷ ours packed and in registers, of one
-    /// turn: f32, 257 columns forward 0.55 and 0.55, forward-backward 0.50 and 0.59, 301 columns
-    /// 0.53 and 0.61; bf16 forward, 515 columns 0.49 and 0.43, 1203 columns 0.42 and 0.52. Of few
-    /// turns: f32, 383 columns, of 96 MiB forward 0.75 and 0.74, of 64 MiB forward-backward 0.62
-    /// and 0.74; bf16, 1403 columns, of 96 MiB forward 0.63 and 0.60, 1603 columns 0.64 and 0.66.
-    /// Of 266 to 400 MiB: f32 forward, 383 columns 0.89 and 0.79, 113 columns 0.89 and 0.92, 701
-    /// columns 0.88 and 0.90; forward-backward, 449 columns 0.86 and 0.80, 601 columns 0.89 and
-    /// 0.86, 701 columns 0.86 and 0.91; bf16 forward, 1023 columns 0.80 and 0.78, 1803 columns 0.79
-    /// and 0.78, 2003 columns 0.77 and 0.83; forward-backward, 451 columns 0.80 and 0.77, 1603
-    /// columns 0.80 and 0.74, 1803 columns 0.77 and 0.79. Rows that collide, one element off: bf16
-    /// forward, 256 columns 0.34 and 0.43, 512 columns 0.45 and 0.77; f32 forward-backward, 128
-    /// columns 0.62 and 0.76.
+    /// turns they take, the more they must fill.
+    ///
+    /// H200, 2026-11-28, µs packed and in registers, of few rows:
+    ///
+    /// - f32 forward: 64×351 3.9 and 2.7, 1024×501 4.6 and 2.9
+    /// - bf16 forward-backward: 256×515 10.0 and 4.6, 1024×701 11.5 and 5.1
+    ///
+    /// Ceiling ÷ ours packed and in registers, of one turn:
+    ///
+    /// - f32: 257 columns forward 0.55 and 0.55, forward-backward 0.50 and 0.59; 301 columns
+    ///   forward-backward 0.53 and 0.61
+    /// - bf16 forward: 515 columns 0.49 and 0.43, 1203 columns 0.42 and 0.52
+    ///
+    /// Of few turns:
+    ///
+    /// - f32, 383 columns: of 96 MiB forward 0.75 and 0.74, of 64 MiB forward-backward 0.62 and
+    ///   0.74
+    /// - bf16, of 96 MiB: 1403 columns forward 0.63 and 0.60, 1603 columns 0.64 and 0.66
+    ///
+    /// Of 266 to 400 MiB:
+    ///
+    /// - f32 forward: 383 columns 0.89 and 0.79, 113 columns 0.89 and 0.92, 701 columns 0.88 and
+    ///   0.90
+    /// - f32 forward-backward: 449 columns 0.86 and 0.80, 601 columns 0.89 and 0.86, 701 columns
+    ///   0.86 and 0.91
+    /// - bf16 forward: 1023 columns 0.80 and 0.78, 1803 columns 0.79 and 0.78, 2003 columns 0.77
+    ///   and 0.83
+    /// - bf16 forward-backward: 451 columns 0.80 and 0.77, 1603 columns 0.80 and 0.74, 1803 columns
+    ///   0.77 and 0.79
+    ///
+    /// Rows that collide, one element off:
+    ///
+    /// - bf16 forward: 256 columns 0.34 and 0.43, 512 columns 0.45 and 0.77
+    /// - f32 forward-backward: 128 columns 0.62 and 0.76
     fn fewest_sixteenths(&self, per_thread: usize) -> usize {
         const NEVER: usize = 17;
-        // Of each multiprocessor: 1056 on an H200, where figures end at 1024 rows, and at rows that
-        // fill half of the registers.
+        // Per multiprocessor: 1056 rows on an H200. Figures end at 1024 rows, and at rows that fill
+        // half of the registers.
         const FEW_ROWS: usize = 8;
         // Shorter rows that collide have a lane each; see `packed::Rows::regime`.
         const ONE_LANE_BYTES: usize = 320;

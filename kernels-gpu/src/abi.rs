@@ -57,6 +57,13 @@ pub const fn lane_row_cols(element_bytes: u32) -> u32 {
     if element_bytes == 8 { 8 } else { 16 }
 }
 
+/// Whether a block that stages rows can also stage probabilities or class weights that are aligned
+/// differently from the logits: an asynchronous copy has at least 4 bytes, so 16-bit elements at an
+/// odd offset would be copied one by one.
+pub const fn stages_misaligned(element_bytes: usize) -> bool {
+    element_bytes >= 4
+}
+
 /// The stages of a warp in a packed-row kernel of cross-entropy that computes the loss, gradients
 /// or both, with one lane per row or several. `None` if each launch chooses, by
 /// `TileArgs::stage_bytes`.

@@ -8,7 +8,9 @@ use crate::launch::{Argument, check_memory, launch, packed_rows, rows_are_alike}
 use crate::plan::packed;
 use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
-use kernels_gpu::abi::{CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, workspace as layout};
+use kernels_gpu::abi::{
+    CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, stages_misaligned, workspace as layout,
+};
 use kernels_gpu::{Entry, Family};
 
 /// Queues a call on rows of logits of type `T`, whose arguments are checked.
@@ -203,9 +205,9 @@ impl<'a> Launches<'a> {
     /// probabilities cannot be staged or get a gradient: in f64, exponentials replace the logits
     /// from which it would be computed.
     ///
-    /// 16-bit probabilities and weights are staged only if they are aligned like the logits of each
-    /// row, because an asynchronous copy has at least 4 bytes. H200, 2026-11-30, loss and
-    /// gradients, ceiling ÷ ours with them read from global memory and staged:
+    /// Probabilities and weights that are aligned differently from the logits of each row are staged
+    /// as [`stages_misaligned`] says. H200, 2026-11-30, loss and gradients, ceiling ÷ ours with them
+    /// read from global memory and staged:
     ///
     /// - misaligned probabilities: f64, 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63;
     ///   f32, 1000 columns 0.58 and 0.87, 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48
@@ -216,7 +218,8 @@ impl<'a> Launches<'a> {
     ///   f64, 1024 columns 0.67 and 0.58
     fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
         let can_stage = |rows: Matrix| {
-            self.element_bytes >= 4 || rows_are_alike(&rows, &args.input, self.element_bytes)
+            stages_misaligned(self.element_bytes)
+                || rows_are_alike(&rows, &args.input, self.element_bytes)
         };
         if args.class_bytes == 0 {
             let is_of_logits = args.grad_input.start != 0 && args.grad_target.start == 0;

@@ -62,8 +62,8 @@ type BlockRank = reduce::BlockRank<1>;
 ///    a multiple of [`STAGED_BATCH_VECTORS`](crate::abi::STAGED_BATCH_VECTORS).
 /// 4. `staged_vectors` is 0, or the number of vectors of condition 3, and shared memory has room
 ///    for twice as many. It is not 0 if probabilities are the target, of which no gradients are
-///    computed. In 16 bits, the probabilities, or else the class weights, are as far from 16-byte
-///    boundaries as the logits of each row.
+///    computed. Unless [`stages_misaligned`](crate::abi::stages_misaligned) says otherwise, the
+///    probabilities, or else the class weights, are aligned like the logits of each row.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const FLIGHT: usize>(
     args: &CrossEntropyArgs,

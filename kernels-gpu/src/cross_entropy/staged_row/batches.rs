@@ -11,7 +11,7 @@
 //! vectors of a batch, and shared memory has room for more blocks.
 
 use super::StagedRow;
-use crate::abi::{STAGED_BATCH_VECTORS, VECTOR_BYTES};
+use crate::abi::{STAGED_BATCH_VECTORS, VECTOR_BYTES, stages_misaligned};
 use crate::copy::copy_unaligned;
 use crate::cross_entropy::lagging::Lagging;
 use crate::cut::Cut;
@@ -152,7 +152,8 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             slots.copy(behind, from(self.line));
             if self.stages_targets() {
                 let (slots, from) = (slots.from(self.targets), from(self.target_line));
-                if size_of::<E>() < 4 || self.target_line.is_multiple_of(VECTOR_BYTES.into()) {
+                let is_aligned = self.target_line.is_multiple_of(VECTOR_BYTES.into());
+                if !stages_misaligned(size_of::<E>()) || is_aligned {
                     slots.copy(behind, from);
                 } else {
                     copy_unaligned::<E>(slots.from(behind), from as u64);

@@ -212,8 +212,29 @@ pub const fn early_blocks(blocks: u32) -> u32 {
 /// blocks wait for the normaliser, and a small batch of loads arrives soonest.
 pub const NORMALISER_FLIGHT: usize = 2;
 
+/// Whether the kernels of staged rows sum the target's shares in the pass that writes the
+/// gradients, if there is label smoothing: each class weight is then loaded once, and the
+/// statistics take one pass over the logits. Not so in f64, whose logits have been replaced by
+/// their exponentials by then.
+///
+/// H200, 2026-11-30, loss and gradients, ceiling ÷ ours with the shares summed before the gradients
+/// and with them:
+///
+/// - class weights: f32, 1000 columns 0.51 and 0.76, 8192 columns 0.71 and 0.81, 131,072 columns
+///   0.64 and 0.71; bf16, 2048 columns 0.60 and 0.68, 8192 columns 0.59 and 0.72, 70,001 columns
+///   0.42 and 0.54
+/// - no class weights: bf16, 2048 columns 0.73 and 0.80, 32,768 columns 0.83 and 0.91; but f32,
+///   2048 columns 0.92 and 0.85, 13,001 columns 0.93 and 0.89
+pub const fn has_late_shares(element_bytes: usize, has_weights: bool) -> bool {
+    element_bytes == 2 || has_weights && element_bytes < 8
+}
+
 /// The most [`CrossEntropyArgs::normaliser_blocks`].
 pub const MAX_NORMALISER_BLOCKS: u32 = 1024;
+
+/// Words of the workspace for what the first blocks of a grid sum: partial sums and totals of the
+/// normaliser, two of each, and of the class weights.
+pub const NORMALISER_WORDS: u32 = 3 * MAX_NORMALISER_BLOCKS + 4;
 
 /// The most blocks of a grid that sums `sums` values. For each value, every block and every group
 /// of blocks publishes a partial sum.
@@ -237,8 +258,7 @@ pub mod workspace {
     pub const PARTIALS: u64 = 32;
     /// The per-row results ([`saved`](super::saved)) that the pass over the logits leaves for the
     /// gradient pass, where rows are split.
-    pub const SAVED: u64 =
-        PARTIALS + (super::MAX_PARTIALS + 2 * super::MAX_NORMALISER_BLOCKS + 2) as u64 * 8;
+    pub const SAVED: u64 = PARTIALS + (super::MAX_PARTIALS + super::NORMALISER_WORDS) as u64 * 8;
     /// The most rows of a call that splits rows: there is room for so many at [`SAVED`].
     pub const SAVED_ROWS: usize = 256;
 }

@@ -1,5 +1,5 @@
 //! Loss and gradients of rows whose target has a share for every class. A block stages the logits
-//! of a row in shared memory, and beside them the target's probabilities or the class weights; or
+//! of a row in shared memory and, where they are the target, the probabilities beside them; or
 //! several blocks stage a part of both. The tests compare with float64, over alignments, options,
 //! types and rows of every kind.
 //!
@@ -186,8 +186,7 @@ fn rows_with_weights_smoothing_and_z_loss() {
 }
 
 /// Class weights with label smoothing, in rows with the alignment of the weights and in rows that
-/// do not have it, or not all. In 16 bits, rows are staged only if they have that alignment. A
-/// separate backward pass takes the sum of the weights from the forward pass.
+/// do not have it, or not all. A separate backward pass takes the sum of the weights from the forward pass.
 #[test]
 fn weights_of_rows_at_any_alignment() {
     fn check<T: Number>()
@@ -233,6 +232,40 @@ fn weights_of_rows_at_any_alignment() {
                 let alone =
                     loss.backward(x.view(), &target, &saved, &ones.unwrap(), &stream).unwrap();
                 case.check_gradients(&alone.to_vec().unwrap(), &expected, by_input);
+            }
+        }
+    }
+    each_type!(check);
+}
+
+/// An infinite logit makes the loss of its own row NaN, and of no other: blocks that share rows
+/// exchange the sum over one row together with the maximum of the next.
+#[test]
+fn smoothed_rows_before_and_after_one_of_infinity() {
+    fn check<T: Number>()
+    where
+        T::Loss: Number,
+    {
+        let (rows, stream) = (7, gpu().stream().unwrap());
+        for cols in lengths::<T>() {
+            let mut case = Case { has_weight: true, ..Case::<T>::new(rows, cols) };
+            let infinite = 3;
+            case.x[infinite * cols + cols / 2] = T::round(f64::INFINITY);
+            let x = case.place(&case.x, 0);
+            let target = Tensor::from_slice(gpu(), [rows], &vec![1_i64; rows]).unwrap();
+            let weight = Tensor::from_slice(gpu(), [cols], &case.weight()).unwrap();
+            let loss: CrossEntropy<'_, T, Unreduced> = CrossEntropy::none();
+            let loss = loss.label_smoothing(0.1).weight(&weight);
+            let (losses, _) = loss.forward_backward(x.view(), &target, &stream).unwrap();
+            let losses = losses.values().to_vec().unwrap();
+            assert!(losses[infinite].wide().is_nan(), "{:?}", losses[infinite]);
+            let wide = |values: &[T]| -> Vec<f64> { values.iter().map(|v| v.wide()).collect() };
+            let weight = &wide(&case.weight());
+            for index in (0..rows).filter(|&index| index != infinite) {
+                let options = Options { weight, label_smoothing: 0.1, z_loss: 0.0 };
+                let of_row = &case.x[index * cols..(index + 1) * cols];
+                let expected = row(&wide(of_row), Target::Class(1), options);
+                case.check_losses(&losses[index..=index], &[expected]);
             }
         }
     }

@@ -9,7 +9,8 @@ use crate::plan::packed;
 use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
 use crate::stream::Stream;
 use kernels_gpu::abi::{
-    CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, stages_misaligned, workspace as layout,
+    CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, has_late_shares, stages_misaligned,
+    workspace as layout,
 };
 use kernels_gpu::{Entry, Family};
 
@@ -200,22 +201,17 @@ impl<'a> Launches<'a> {
         is_shared && !fits_registers && (1..=layout::SAVED_ROWS).contains(&self.rows)
     }
 
-    /// The tensors that kernels stage to compute loss and gradients: the logits and, if the target
-    /// has a share for every class, also the probabilities or the class weights. `None` if
-    /// probabilities cannot be staged or get a gradient: in f64, exponentials replace the logits
-    /// from which it would be computed.
+    /// The tensors that kernels stage to compute loss and gradients: the logits and, where they are
+    /// the target, also the probabilities. `None` if probabilities cannot be staged or get a
+    /// gradient: in f64, exponentials replace the logits from which it would be computed.
     ///
-    /// Probabilities and weights that are aligned differently from the logits of each row are staged
-    /// as [`stages_misaligned`] says. H200, 2026-11-30, loss and gradients, ceiling ÷ ours with them
+    /// Probabilities that are aligned differently from the logits of each row are staged as
+    /// [`stages_misaligned`] says. H200, 2026-11-30, loss and gradients, ceiling ÷ ours with them
     /// read from global memory and staged:
     ///
-    /// - misaligned probabilities: f64, 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63;
-    ///   f32, 1000 columns 0.58 and 0.87, 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48
+    /// - f64, 500 columns 0.52 and 0.77, 32,768 columns 0.32 and 0.63
+    /// - f32, 1000 columns 0.58 and 0.87, 60,001 columns 0.62 and 0.79; but bf16, 1500 columns 0.48
     ///   and 0.45
-    /// - misaligned class weights, with smoothing: f32, 13,001 columns 0.62 and 0.67, 70,001
-    ///   columns 0.51 and 0.59; but bf16, 4097 columns 0.48 and 0.42
-    /// - aligned class weights, with smoothing (2026-11-28): bf16, 8192 columns 0.53 and 0.56; but
-    ///   f64, 1024 columns 0.67 and 0.58
     fn staged_tensors(&self, args: &CrossEntropyArgs) -> Option<usize> {
         let can_stage = |rows: Matrix| {
             stages_misaligned(self.element_bytes)
@@ -225,10 +221,26 @@ impl<'a> Launches<'a> {
             let is_of_logits = args.grad_input.start != 0 && args.grad_target.start == 0;
             return (is_of_logits && can_stage(args.probabilities())).then_some(2);
         }
-        let weights = Matrix { start: args.weight, row_stride: 0 };
-        let stages_weights =
-            has_weighted_shares(args) && self.element_bytes < 8 && can_stage(weights);
-        Some(if stages_weights { 2 } else { 1 })
+        Some(1)
+    }
+
+    /// How many of the first blocks of a grid sum what the others wait for: the
+    /// normaliser and, if the shares of staged rows are late, all class weights. `room` is how many
+    /// blocks can be resident at once.
+    fn normaliser_blocks(
+        &self,
+        is_staged: bool,
+        args: &CrossEntropyArgs,
+        threads: u32,
+        room: usize,
+    ) -> u32 {
+        let sums_weights =
+            is_staged && has_weighted_shares(args) && has_late_shares(self.element_bytes, true);
+        if args.divisor != 0.0 && !sums_weights {
+            return 0;
+        }
+        let numbers = if sums_weights { self.rows.max(self.cols) } else { self.rows };
+        plan::normaliser_blocks(numbers, threads, room)
     }
 
     /// The kernel that computes loss and gradients with several blocks per row, and its launch, if
@@ -275,11 +287,9 @@ impl<'a> Launches<'a> {
             args.staged_vectors = part_vectors;
         }
         args.plain = args.is_plain().into();
-        if args.divisor == 0.0 {
-            // All of its blocks run at the same time.
-            let room = shape.blocks as usize;
-            args.normaliser_blocks = plan::normaliser_blocks(self.rows, shape.threads, room);
-        }
+        // All of its blocks run at the same time.
+        let room = shape.blocks as usize;
+        args.normaliser_blocks = self.normaliser_blocks(true, &args, shape.threads, room);
         args
     }
 
@@ -314,6 +324,7 @@ impl<'a> Launches<'a> {
             multiprocessors: gpu.cache().multiprocessors,
             shared_bytes: gpu.room_for(1).shared_bytes,
             is_smoothed: args.share != 0.0,
+            has_weights: args.weight != 0,
             whole: self.whole,
             alike: self.layout.alike,
             collide: self.layout.would_collide(),
@@ -338,9 +349,11 @@ impl<'a> Launches<'a> {
         let mut args = self.planned_args(pass, &plan, args);
         if let Some(entry) = family.entry(self.dtype) {
             self.ask_for_shared_memory(pass, plan.regime, entry, &mut shape, &mut args)?;
-            if pass == Pass::ForwardBackward && args.divisor == 0.0 {
+            if pass == Pass::ForwardBackward {
                 let room = self.room(entry, shape);
-                args.normaliser_blocks = plan::normaliser_blocks(self.rows, shape.threads, room);
+                let is_staged = plan.regime == Regime::Staged;
+                args.normaliser_blocks =
+                    self.normaliser_blocks(is_staged, &args, shape.threads, room);
                 if args.attempt == attempt::RETRY {
                     args.retried_blocks = shape.blocks;
                     let blocks = [args.normaliser_blocks, shape.blocks];

@@ -100,6 +100,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     multiprocessors: 132,
     shared_bytes: 228 << 10,
     is_smoothed: false,
+    has_weights: false,
     whole: true,
     alike: true,
     collide: false,

@@ -2,12 +2,13 @@
 
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, NORMALISER_FLIGHT};
 use crate::element::{Element, Real, unrolled};
-use crate::reduce::{Normaliser, Workspace};
+use crate::reduce::{ClassWeights, Normaliser, Workspace};
 use cuda_std::hint::opaque;
 use cuda_std::memory::{load, prefetch, store};
 use cuda_std::thread::{block_dim_x, block_idx_x, thread_idx_x};
 
 /// A row's target class. Where the target is probabilities, a row has a label without a class.
+#[derive(Clone, Copy)]
 pub(crate) struct Label<R> {
     /// The class; `u32::MAX`, which is no column, for a row without a class.
     pub(crate) class: u32,
@@ -228,6 +229,32 @@ pub(crate) unsafe fn sum_normaliser<E: Element, const FLIGHT: usize>(args: &Cros
             normaliser.sum_over_blocks([if has_weights { weights } else { count }, count], blocks);
         }
     }
+}
+
+/// Sums this block's part of all class weights.
+///
+/// # Safety
+/// As [`sum_normaliser`]; the call has class weights.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) unsafe fn sum_class_weights<E: Element>(args: &CrossEntropyArgs) {
+    const FLIGHT: usize = 4;
+    let (blocks, threads) = (args.normaliser_blocks, block_dim_x());
+    let mut sum = 0.0;
+    let mut class = first_target(FLIGHT) as u32 + thread_idx_x();
+    while class < args.cols {
+        let mut weights = [E::Real::ZERO; FLIGHT];
+        unrolled!(for k in 0..FLIGHT; {
+            let ahead = class + k as u32 * threads;
+            if ahead < args.cols {
+                // SAFETY: the kernels' condition 1; the class is valid.
+                weights[k] = unsafe { class_weight::<E>(args.weight, ahead) };
+            }
+        });
+        unrolled!(for k in 0..FLIGHT; { sum += weights[k].to_f64(); });
+        class += blocks * threads * FLIGHT as u32;
+    }
+    // SAFETY: the caller's conditions.
+    unsafe { ClassWeights::new(Workspace::new(args.workspace)).sum_over_blocks(sum, blocks) };
 }
 
 /// Stores the normaliser: the sum of the class weights, and the number of rows.

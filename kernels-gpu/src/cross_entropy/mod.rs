@@ -76,6 +76,11 @@ pub(crate) mod mode {
         is_smoothed(mode) || mode == PROBABILITIES
     }
 
+    /// See [`abi::has_late_shares`](crate::abi::has_late_shares).
+    pub(crate) const fn has_late_shares(mode: u32, element_bytes: usize) -> bool {
+        is_smoothed(mode) && crate::abi::has_late_shares(element_bytes, mode == WEIGHTED)
+    }
+
     /// Whether kernels that compute loss and gradients have code for an
     /// [optimistic](crate::abi::attempt::OPTIMISTIC) launch and a
     /// [retry](crate::abi::attempt::RETRY).
@@ -248,7 +253,7 @@ macro_rules! kernels {
                 (staged_barriers::<E>(MODE, 13)) barriers of $split;
             FORWARD_BACKWARD_STAGED = forward_backward_staged:
                 forward_backward_staged::<E, MODE, { staged_flight::<E>(MODE) }>,
-                (CrossEntropyArgs), 256 by staged_blocks(MODE),
+                (CrossEntropyArgs), 256 by staged_blocks::<E>(MODE),
                 (staged_barriers::<E>(MODE, 10)) barriers of $staged;
             BACKWARD = backward:
                 backward_registers::<E, MODE, $vectors, { alignment::BLOCK_ROW }>,
@@ -331,32 +336,38 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     }
 }
 
-/// Resident blocks of the `_staged` kernels: as many as registers allow without spills.
-pub(crate) const fn staged_blocks(mode: u32) -> u32 {
-    if mode::is_dense(mode) { 2 } else { 3 }
+/// Resident blocks of the `_staged` kernels: as many as registers allow without spills; but with
+/// class weights and smoothing, they spill up to 76 bytes in f32 and 16 bits.
+pub(crate) const fn staged_blocks<E: Element>(mode: u32) -> u32 {
+    if mode::is_dense(mode) && !mode::has_late_shares(mode, size_of::<E>()) { 2 } else { 3 }
 }
 
 /// The barriers of a kernel of staged rows. `of_classes` is their number for class targets, whose
 /// logits need one pass. With probabilities there is one barrier less: no row is ignored, so the
-/// branch for ignored rows is left out, which has one. f64 and targets with a share for every class
-/// need two passes over the logits, with one more barrier between them.
+/// branch for ignored rows is left out, which has one. f64 and targets whose shares the statistics
+/// sum need two passes over the logits, with one more barrier between them. Late shares have a
+/// barrier to sum them over the block, and four more to sum the class weights over the grid.
 pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u32 {
-    let of_two_passes = if size_of::<E>() == 8 || mode::is_dense(mode) { 1 } else { 0 };
+    let has_late_shares = mode::has_late_shares(mode, size_of::<E>());
+    let has_two_passes = size_of::<E>() == 8 || mode::is_dense(mode) && !has_late_shares;
+    let of_two_passes = if has_two_passes { 1 } else { 0 };
     let of_ignored = if mode == mode::PROBABILITIES { 1 } else { 0 };
-    of_classes + of_two_passes - of_ignored
+    let of_late_shares = match mode {
+        _ if !has_late_shares => 0,
+        mode::WEIGHTED => 5,
+        _ => 1,
+    };
+    of_classes + of_two_passes + of_late_shares - of_ignored
 }
 
 /// Vectors that a thread of the `_staged` and `_split` kernels computes at a time. If the target
-/// has a share for every class, they are fewer: fewer vectors then remain at the end of a row,
-/// where they are computed one by one. H200, 2026-11-28, ceiling ÷ ours with four and with two: f16
-/// from probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91; f32 with smoothing
-/// and weights, 5880 columns 0.73 and 0.77. But f64 with smoothing, 3143 columns 0.63 and 0.62.
+/// has a share for every class that the statistics sum, they are fewer: fewer vectors then remain
+/// at the end of a row, where they are computed one by one. H200, 2026-11-28, ceiling ÷ ours with four
+/// and with two: f16 from probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91.
+/// But f64 with smoothing, 3143 columns 0.63 and 0.62.
 pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
-    match mode {
-        mode::CLASS => 4,
-        mode::SMOOTHED | mode::WEIGHTED if size_of::<E>() == 8 => 4,
-        _ => 2,
-    }
+    let has_share_sums = mode::is_dense(mode) && !mode::has_late_shares(mode, size_of::<E>());
+    if has_share_sums && (mode == mode::PROBABILITIES || size_of::<E>() < 8) { 2 } else { 4 }
 }
 
 /// The most threads of a `_split` block: as many as registers allow without spills, with two blocks

@@ -10,7 +10,7 @@
 //! threads. Which ones, [`batches`] says.
 
 use super::finish::{finish_grid, publish_terms};
-use super::label::{normaliser, sum_normaliser};
+use super::label::{normaliser, sum_class_weights, sum_normaliser};
 use super::mode;
 use super::pass::{Pass, Total, scales_of_row, writes};
 use super::row_group::Rows;
@@ -18,7 +18,7 @@ use super::stats::Stats;
 use crate::abi::{CACHE_LINE, CrossEntropyArgs, Matrix, NORMALISER_FLIGHT};
 use crate::cut::{Cut, Row};
 use crate::element::{Element, Real};
-use crate::reduce::{self, Workspace};
+use crate::reduce::{self, Workspace, block_sums};
 use cuda_std::SharedArray;
 use cuda_std::memory::{Vec16, wait_for_copies};
 use cuda_std::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
@@ -58,12 +58,12 @@ type BlockRank = reduce::BlockRank<1>;
 /// 2. The grid has `normaliser_blocks` blocks that sum the normaliser, and behind them one of
 ///    `abi::grid_of_workers`.
 /// 3. A block has dynamic shared memory for as many vectors as a row may have, with those of its
-///    first cache line that are before the row; unless the target has a share for every class, for
+///    first cache line that are before the row; unless the statistics sum the target's shares, for
 ///    a multiple of [`STAGED_BATCH_VECTORS`](crate::abi::STAGED_BATCH_VECTORS).
 /// 4. `staged_vectors` is 0, or the number of vectors of condition 3, and shared memory has room
 ///    for twice as many. It is not 0 if probabilities are the target, of which no gradients are
 ///    computed. Unless [`stages_misaligned`](crate::abi::stages_misaligned) says otherwise, the
-///    probabilities, or else the class weights, are aligned like the logits of each row.
+///    probabilities are aligned like the logits of each row.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const FLIGHT: usize>(
     args: &CrossEntropyArgs,
@@ -76,7 +76,7 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const 
     };
     if block_idx_x() < args.normaliser_blocks {
         // SAFETY: the kernels' conditions 1 and 2.
-        unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
+        unsafe { StagedRow::<E, MODE, FLIGHT>::sum_ahead(args) };
         return;
     }
     let rank = || BlockRank::with_shift(args.adder_shift, args.normaliser_blocks);
@@ -107,8 +107,11 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const 
                 if args.z_loss != 0.0 {
                     set(1, pass.scale(row, normaliser, Total::Rows));
                 }
+                if StagedRow::<E, MODE, FLIGHT>::HAS_LATE_SHARES {
+                    set(2, pass.sum_of_shares(workspace));
+                }
             }
-            let stats = if label.counts {
+            let mut stats = if label.counts {
                 staged.statistics().of_row()
             } else {
                 wait_for_copies::<0>();
@@ -116,20 +119,32 @@ pub(crate) unsafe fn forward_backward_staged<E: Element, const MODE: u32, const 
                 Stats::NONE
             };
             let scale = |index| E::Real::from_bits64(scales_of_row().get(index));
+            if StagedRow::<E, MODE, FLIGHT>::HAS_LATE_SHARES {
+                stats.weight = scale(2);
+            }
             let factors = pass.factors(&label, stats, scale(0), || scale(1));
             let next = row_at(index + 1);
-            if first {
+            let mut finish = |stats| {
                 let of_row =
                     pass.finish_row::<{ writes::LOSS }>(row, &label, stats, logit, workspace);
                 terms = [terms[0] + of_row[0], terms[1] + of_row[2]];
                 if next.is_none() {
-                    // Before the gradients: the end of the grid waits for it.
                     let terms = [terms[0], terms[1], 0.0, 0.0];
                     publish_terms::<E::Real, _>(rank(), terms, 1, workspace);
                 }
+            };
+            // Before the gradients, if possible: the end of the grid waits for it.
+            if first && !StagedRow::<E, MODE, FLIGHT>::HAS_LATE_SHARES {
+                finish(stats);
             }
             let at_class = pass.at_class(&label, &factors, logit);
-            staged.store_gradients(row, &label, &factors, factors.factor, at_class, None);
+            let dot = staged.store_gradients(row, &label, &factors, factors.factor, at_class, None);
+            if StagedRow::<E, MODE, FLIGHT>::HAS_LATE_SHARES {
+                [stats.dot] = block_sums::<E::Real, false, 1>([dot]);
+                if first {
+                    finish(stats);
+                }
+            }
             let Some(next) = next else { return };
             row = next;
         }
@@ -148,8 +163,8 @@ pub(super) struct StagedRow<'a, E: Element, const MODE: u32, const FLIGHT: usize
     vectors: SharedArray<Vec16>,
     /// The address of the cache line that the row begins in, where vectors are numbered from.
     line: u64,
-    /// The address that corresponds to `line` in what is staged beside the logits, the target's
-    /// probabilities or class weights, and the index of its first vector in shared memory.
+    /// The address that corresponds to `line` in the target's probabilities, if these are staged
+    /// beside the logits, and the index of their first vector in shared memory.
     target_line: u64,
     targets: u32,
     /// The vector that the part, and shared memory, begins with.
@@ -174,14 +189,36 @@ struct Peeled<R> {
 
 impl<'a, E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'a, E, MODE, FLIGHT> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
+    const HAS_LATE_SHARES: bool = Pass::<E, MODE>::HAS_LATE_SHARES;
+    /// Whether the statistics include sums of the target's shares.
+    const HAS_SHARE_SUMS: bool = Self::DENSE && !Self::HAS_LATE_SHARES;
     /// Whether the target's probabilities are staged beside the logits.
     const HAS_PROBABILITIES: bool = MODE == mode::PROBABILITIES;
-    /// Whether class weights may be, in the same place. In f64 that is slower.
-    const STAGES_WEIGHTS: bool = MODE == mode::WEIGHTED && size_of::<E>() < 8;
     /// Whether gradients subtract the shares of a vector at a time. In f64 that spills.
     const HAS_SHARE_VECTORS: bool = size_of::<E>() < 8;
     /// Whether exponentials replace their logits until the gradients are computed.
     pub(super) const KEEPS_EXPS: bool = size_of::<E>() > 4;
+
+    /// Sums this block's part of what blocks of rows wait for: the normaliser, and all class
+    /// weights where shares are late.
+    ///
+    /// # Safety
+    /// As [`sum_normaliser`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn sum_ahead(args: &CrossEntropyArgs) {
+        // SAFETY: the caller's conditions.
+        unsafe {
+            if !(Self::HAS_LATE_SHARES && MODE == mode::WEIGHTED) {
+                sum_normaliser::<E, NORMALISER_FLIGHT>(args);
+                return;
+            }
+            sum_class_weights::<E>(args);
+            if args.divisor == 0.0 {
+                sync_threads();
+                sum_normaliser::<E, NORMALISER_FLIGHT>(args);
+            }
+        }
+    }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new(pass: &'a Pass<'a, E, MODE>, row: u64) -> Self {
@@ -203,7 +240,7 @@ impl<'a, E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'a, E, MODE
             let CrossEntropyArgs { target: start, target_stride: row_stride, .. } = *args;
             Row::<E>::address(Matrix { start, row_stride }, row_index).wrapping_add(before)
         } else {
-            args.weight.wrapping_add(before)
+            0
         };
         let targets = args.staged_vectors;
         StagedRow {

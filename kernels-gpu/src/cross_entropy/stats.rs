@@ -52,6 +52,8 @@ impl<R: Real> Stats<R> {
             self.ties = R::ZERO;
             self.dot = if MODE == mode::LOG_PROB {
                 log_prob::rescaled_dot(self.dot, [factor, self.rest], self.max, max, scale)
+            } else if MODE == mode::CLASS {
+                self.dot
             } else {
                 self.dot + self.weight * (self.center() - max)
             };
@@ -254,16 +256,16 @@ impl<R: Real> Stats<R> {
     }
 
     /// Merges the parts of a row that blocks exchange in a round. All lanes of the warp have the
-    /// result.
+    /// result. In a `MODE` without shares, the dots are added as they are.
     ///
     /// # Safety
     /// As [`Exchange::wait`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) unsafe fn wait_merged(exchange: Exchange, round: u32) -> Self {
+    pub(crate) unsafe fn wait_merged<const MODE: u32>(exchange: Exchange, round: u32) -> Self {
         let count = exchange.blocks();
         // SAFETY: the caller's condition.
         let wait = |index| unsafe { exchange.wait(round, index, index >= count) };
-        Self::merge_published::<{ mode::CLASS }>(count, R::ONE, wait)
+        Self::merge_published::<MODE>(count, R::ONE, wait)
     }
 
     /// Merges `count` parts, which `load` reads as they were published, one per lane. All lanes of

@@ -20,6 +20,6 @@ pub(crate) use block_rank::BlockRank;
 pub(crate) use exchange::Exchange;
 pub(crate) use grid_sums::{grid_sums, is_last_block};
 pub(crate) use last_block::sum_words_in_last_block;
-pub(crate) use normaliser::Normaliser;
+pub(crate) use normaliser::{ClassWeights, Normaliser};
 pub(crate) use warp::{group_max, sums_in_lane, warp_max, warp_sums};
 pub(crate) use workspace::{F64Words, Workspace};

@@ -118,36 +118,9 @@ impl Normaliser {
     /// 3. The block has not called [`group_sums`](super::group_sums) since its last barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn sum_over_blocks(self, values: [f64; 2], blocks: u32) {
-        let of_block = block_sums::<f64, false, 2>(values);
-        let block = block_idx_x();
-        if thread_idx_x() == 0 {
-            unrolled!(for index in 0..2; {
-                let at = Self::BLOCK_SUMS + index as u32 * blocks + block;
-                // SAFETY: each block has its own words.
-                unsafe { self.workspace.publish(at, of_block[index]) };
-            });
-        }
-        if block + 1 < blocks {
-            return;
-        }
-        // This block's own sums are published, and the shared memory of `block_sums` is free again.
-        sync_threads();
-        let (thread, step) = (thread_idx_x(), block_dim_x());
-        // SAFETY: the blocks before this one publish these words, and this one has.
-        let shares = unsafe {
-            self.workspace.share::<F64Words, 2, 4>(
-                [0.0; 2],
-                [Self::BLOCK_SUMS, blocks],
-                (0, blocks),
-                (thread, step),
-            )
-        };
-        let totals = block_sums::<f64, false, 2>(shares);
-        if thread == 0 {
-            unrolled!(for index in 0..2; {
-                // SAFETY: only the last of the blocks publishes the totals.
-                unsafe { self.workspace.publish(Self::TOTALS + index as u32, totals[index]) };
-            });
+        // SAFETY: the caller's conditions; the words are the normaliser's.
+        unsafe {
+            sum_over_first_blocks(self.workspace, values, blocks, [Self::BLOCK_SUMS, Self::TOTALS]);
         }
     }
 
@@ -190,5 +163,111 @@ impl Normaliser {
             store(self.workspace.partial(Self::TOTALS + 1), 0);
         }
         totals
+    }
+}
+
+/// The sum of all class weights, which the first blocks of a grid add up like the
+/// [`Normaliser`].
+#[derive(Clone, Copy)]
+pub(crate) struct ClassWeights {
+    workspace: Workspace,
+}
+
+impl ClassWeights {
+    /// The first word of the blocks' partial sums.
+    const BLOCK_SUMS: u32 = Normaliser::TOTALS + 2;
+    /// The word of the total.
+    const TOTAL: u32 = Self::BLOCK_SUMS + MAX_NORMALISER_BLOCKS;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn new(workspace: Workspace) -> Self {
+        ClassWeights { workspace }
+    }
+
+    /// Sums `value` over the first `blocks` blocks, and publishes the total. This block is one of
+    /// them.
+    ///
+    /// # Safety
+    /// 1. `blocks` is at most `abi::MAX_NORMALISER_BLOCKS`.
+    /// 2. Every thread of these blocks calls this, once a launch.
+    /// 3. The block has not called [`group_sums`](super::group_sums) since its last barrier.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn sum_over_blocks(self, value: f64, blocks: u32) {
+        // SAFETY: the caller's conditions; the words are those of this sum.
+        unsafe {
+            sum_over_first_blocks(self.workspace, [value], blocks, [Self::BLOCK_SUMS, Self::TOTAL]);
+        }
+    }
+
+    /// Waits for the total.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn wait(self) -> f64 {
+        loop {
+            // SAFETY: within the workspace; another block writes it by a store for which this load
+            // is made.
+            let word = unsafe { load_shared_by_grid(self.workspace.partial(Self::TOTAL)) };
+            if word != 0 {
+                return f64::from_bits(word);
+            }
+            spin();
+        }
+    }
+
+    /// Makes the word of the total zero again.
+    ///
+    /// # Safety
+    /// No thread waits for the total any more, and one thread clears it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) unsafe fn clear(self) {
+        // SAFETY: within the workspace; nothing else accesses it any more.
+        unsafe { store(self.workspace.partial(Self::TOTAL), 0) };
+    }
+}
+
+/// Sums each of `values` over the first `blocks` blocks, one of which is this block, and publishes
+/// the sums in the words from `totals` on. The blocks' own sums are in the words from `block_sums`
+/// on.
+///
+/// # Safety
+/// 1. `blocks` is at most `abi::MAX_NORMALISER_BLOCKS`; the words are used for nothing else.
+/// 2. Every thread of these blocks calls this, once a launch for these words.
+/// 3. The block has not called [`group_sums`](super::group_sums) since its last barrier.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn sum_over_first_blocks<const N: usize>(
+    workspace: Workspace,
+    values: [f64; N],
+    blocks: u32,
+    [words_of_blocks, totals]: [u32; 2],
+) {
+    let of_block = block_sums::<f64, false, N>(values);
+    let block = block_idx_x();
+    if thread_idx_x() == 0 {
+        unrolled!(for index in 0..N; {
+            let at = words_of_blocks + index as u32 * blocks + block;
+            // SAFETY: each block has its own words.
+            unsafe { workspace.publish(at, of_block[index]) };
+        });
+    }
+    if block + 1 < blocks {
+        return;
+    }
+    // This block's own sums are published, and the shared memory of `block_sums` is free again.
+    sync_threads();
+    let (thread, step) = (thread_idx_x(), block_dim_x());
+    // SAFETY: the blocks before this one publish these words, and this one has.
+    let shares = unsafe {
+        workspace.share::<F64Words, N, 4>(
+            [0.0; N],
+            [words_of_blocks, blocks],
+            (0, blocks),
+            (thread, step),
+        )
+    };
+    let of_grid = block_sums::<f64, false, N>(shares);
+    if thread == 0 {
+        unrolled!(for index in 0..N; {
+            // SAFETY: only the last of the blocks publishes the totals.
+            unsafe { workspace.publish(totals + index as u32, of_grid[index]) };
+        });
     }
 }

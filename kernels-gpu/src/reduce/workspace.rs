@@ -1,7 +1,7 @@
 //! The scratch memory through which blocks pass each other partial sums.
 
 use super::warp::MAX_SUMS;
-use crate::abi::{MAX_NORMALISER_BLOCKS, MAX_PARTIALS, attempt, workspace};
+use crate::abi::{MAX_PARTIALS, NORMALISER_WORDS, attempt, workspace};
 use crate::element::{MAX_LANES, unrolled};
 use cuda_std::atomic::{fence, fetch_add, fetch_max};
 use cuda_std::hint::{opaque, spin};
@@ -9,7 +9,7 @@ use cuda_std::memory::{load_shared_by_grid, store, store_shared_by_grid};
 use cuda_std::warp::any;
 
 /// Words from `abi::workspace::PARTIALS` on: partial sums, followed by those of the normaliser.
-const WORDS: u32 = MAX_PARTIALS + 2 * MAX_NORMALISER_BLOCKS + 2;
+const WORDS: u32 = MAX_PARTIALS + NORMALISER_WORDS;
 
 /// The scratch memory where blocks publish partial sums for the block that adds them up.
 ///

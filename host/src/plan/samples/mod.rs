@@ -111,7 +111,7 @@ pub(crate) struct SamplesKernels {
     pub(crate) staged: Option<(Device, u32)>,
     /// The largest power of two, up to 128, to which all rows that are read are aligned, in bytes.
     pub(crate) alignment: usize,
-    /// Tensors of which a row is staged: the logits, and the probabilities or class weights.
+    /// Tensors of which a row is staged: the logits and, where they are the target, probabilities.
     pub(crate) tensors: usize,
     /// Vectors of a row that a thread has in registers in [`Regime::Long`] in the forward-backward
     /// pass, in addition to those that its block stages.
@@ -121,6 +121,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) shared_bytes: usize,
     /// Whether classes are smoothed.
     pub(crate) is_smoothed: bool,
+    /// Whether there are class weights.
+    pub(crate) has_weights: bool,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
     /// Whether each row of a gradient is aligned to 16 bytes in the same way as the row that it is

@@ -5,7 +5,8 @@ use crate::plan::Pass;
 use crate::plan::packed::{Device, Packed, Rows};
 use crate::plan::staged::{self, Staged};
 use kernels_gpu::abi::{
-    ADDER_SHIFT, STAGED_BATCH_VECTORS, max_workers, vectors_within, words_of_worker,
+    ADDER_SHIFT, STAGED_BATCH_VECTORS, has_late_shares, max_workers, vectors_within,
+    words_of_worker,
 };
 
 /// The rows of a pass, and the kernels that there are for them.
@@ -63,7 +64,8 @@ impl Shape {
         }
         let SamplesKernels { tensors, alignment, is_smoothed, .. } = self.kernels;
         // If all classes have a share, the rest of a row is computed vector by vector.
-        let is_dense = is_smoothed || tensors == 2;
+        let is_late = has_late_shares(self.element_bytes, self.kernels.has_weights);
+        let is_dense = is_smoothed && !is_late || tensors == 2;
         let batch = if is_dense { 1 } else { STAGED_BATCH_VECTORS };
         let cut = (alignment, batch as usize);
         staged::plan(self.rows, self.vectors, self.element_bytes, tensors, cut, limits)

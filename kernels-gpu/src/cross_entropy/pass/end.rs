@@ -6,7 +6,7 @@ use crate::cross_entropy::label::normaliser;
 use crate::cross_entropy::mode;
 use crate::element::{Element, Real};
 use crate::math::quotient;
-use crate::reduce::{Normaliser, Workspace};
+use crate::reduce::{ClassWeights, Normaliser, Workspace};
 use cuda_std::hint::opaque;
 use cuda_std::memory::store;
 
@@ -126,6 +126,10 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             // SAFETY: condition 2; all blocks have published their sums, so none of them waits for
             // the normaliser any more.
             [weights, count] = unsafe { normaliser(self.args).take(asked) };
+        }
+        if Self::HAS_LATE_SHARES && MODE == mode::WEIGHTED {
+            // SAFETY: condition 2; as above, none of the blocks waits for the total any more.
+            unsafe { ClassWeights::new(workspace).clear() };
         }
         if Self::HAS_ATTEMPTS && self.args.attempt != attempt::ONLY {
             // SAFETY: condition 2; all blocks of rows have published their sums. One that adds up

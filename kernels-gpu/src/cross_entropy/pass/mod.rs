@@ -8,6 +8,7 @@ use super::label::{Label, class_weight, label, load_class, load_classes};
 use super::mode;
 use crate::abi::CrossEntropyArgs;
 use crate::element::{Element, Real, unrolled};
+use crate::reduce::{ClassWeights, Workspace};
 use core::marker::PhantomData;
 use cuda_std::hint::opaque;
 use cuda_std::memory::load;
@@ -22,7 +23,7 @@ mod shares;
 pub(crate) use gradient::{Factors, Saved};
 pub(crate) use normaliser::{LoadedNormaliser, Total};
 pub(crate) use row::writes;
-pub(in crate::cross_entropy) use shares::{Classes, ShareSums, weights};
+pub(in crate::cross_entropy) use shares::{Classes, ShareSums, SmoothedFactors, weights};
 
 /// Terms that a row adds to the sums over the grid: its loss, the weight of its class, its squared
 /// log-sum-exp (for the z-loss), and 1 if it is not ignored.
@@ -92,6 +93,8 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(crate) const DENSE: bool = mode::is_dense(MODE);
     /// Whether gradients need the logits themselves, in addition to their exponentials.
     pub(crate) const NEEDS_LOGITS: bool = MODE != mode::CLASS;
+    /// See [`mode::has_late_shares`].
+    pub(crate) const HAS_LATE_SHARES: bool = mode::has_late_shares(MODE, size_of::<E>());
     /// See [`mode::has_attempts`].
     pub(crate) const HAS_ATTEMPTS: bool = mode::has_attempts(MODE, size_of::<E>());
 
@@ -201,10 +204,29 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         E::Real::from_bits64(bits)
     }
 
+    /// The number by which the [`unit`](Self::unit) is multiplied to give 1.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn units(&self) -> E::Real {
+        let power = u64::from(u32::BITS - self.args.cols.leading_zeros());
+        let bits =
+            if size_of::<E::Real>() == 4 { (127 + power) << 23 } else { (1023 + power) << 52 };
+        E::Real::from_bits64(bits)
+    }
+
     /// The sum of all classes' shares, where each is one [`unit`](Self::unit).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) fn sum_of_units(&self) -> E::Real {
         E::Real::from_i32(self.args.cols as i32) * self.unit()
+    }
+
+    /// The sum of all classes' shares, for labels with smoothing whose shares are
+    /// [late](mode::has_late_shares).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn sum_of_shares(&self, workspace: Workspace) -> E::Real {
+        if MODE == mode::SMOOTHED {
+            return self.sum_of_units();
+        }
+        E::Real::from_f64(ClassWeights::new(workspace).wait() * self.unit().to_f64())
     }
 
     /// ε/C divided by the [`unit`](Self::unit): what turns a sum of shares into its part of the

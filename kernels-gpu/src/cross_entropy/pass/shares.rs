@@ -10,6 +10,20 @@ use cuda_std::memory::{Vec16, load, load_vector};
 /// The sums of shares: Σ q (x − center) and Σ q.
 pub(in crate::cross_entropy) type ShareSums<R> = [R; 2];
 
+/// What [`Pass::smoothed_gradients`] needs to know of a row. Products with the unit, a power of
+/// two, are exact unless they are subnormal.
+#[derive(Clone, Copy)]
+pub(in crate::cross_entropy) struct SmoothedFactors<R> {
+    /// The [unit](Pass::unit) of class weights, and minus the largest logit in this unit.
+    unit: R,
+    center: R,
+    /// What a difference of logits in the unit is multiplied by for the argument of `ex2`.
+    exponent: R,
+    /// The factors of the exponential and of the class's weight in a gradient.
+    by_exp: R,
+    by_weight: R,
+}
+
 /// The classes of a whole vector: `first`, and every `step`th after it.
 #[derive(Clone, Copy)]
 pub(in crate::cross_entropy) struct Classes {
@@ -31,23 +45,16 @@ pub(in crate::cross_entropy) mod weights {
     pub(in crate::cross_entropy) const NONE: u32 = 0;
     /// In global memory.
     pub(in crate::cross_entropy) const LOADED: u32 = 1;
-    /// In shared memory, in place of the target's probabilities, if `staged_vectors` is not 0;
-    /// otherwise in global memory.
-    pub(in crate::cross_entropy) const STAGED: u32 = 2;
 }
 
 /// Runs `$body`, where `$weight_of(k, lane)` is the weight of element `lane` of vector k of
-/// `$count` whole vectors of `$classes`; `$staged` is the same for weights that are staged. The
-/// branches are around the whole body: a branch between vectors would delay the loads of one until
-/// the arithmetic of the one before, and LLVM keeps a vector that is written in branches in local
-/// memory.
+/// `$count` whole vectors of `$classes`. The branches are around the whole body: a branch between
+/// vectors would delay the loads of one until the arithmetic of the one before, and LLVM keeps a
+/// vector that is written in branches in local memory.
 macro_rules! with_weights {
-    ($pass:expr, $classes:expr, $count:expr, $staged:expr, $weight_of:ident; $body:block) => {
+    ($pass:expr, $classes:expr, $count:expr, $weight_of:ident; $body:block) => {
         if WEIGHTS == weights::NONE || MODE != mode::WEIGHTED && $pass.weights() == 0 {
             let $weight_of = |_, _| E::Real::ONE;
-            $body
-        } else if WEIGHTS == weights::STAGED && $pass.args.staged_vectors != 0 {
-            let $weight_of = $staged;
             $body
         } else if WEIGHTS == weights::LOADED && $pass.has_vectors_of_weights($classes[0]) {
             let mut weights = [Vec16::default(); $count];
@@ -90,8 +97,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     }
 
     /// Adds the shares of N whole vectors of logits `x`, of these `classes`, to `sums`. `t` has the
-    /// probabilities, where these are the target, or the staged class weights, as
-    /// [`WEIGHTS`](weights) says.
+    /// probabilities, where these are the target.
     ///
     /// # Safety
     /// The kernels' condition 1; the row has these classes. The first classes of the vectors differ
@@ -121,8 +127,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             let elements = N as i32 * E::LANES as i32;
             sum[0] = self.unit().fma(E::Real::from_i32(elements), sum[0]);
         } else {
-            let staged = |k: usize, lane: usize| of(t[k], lane);
-            with_weights!(self, classes, N, staged, weight_of; {
+            with_weights!(self, classes, N, weight_of; {
                 unrolled!(for k in 0..N; {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         let share = self.share_by_weight(weight_of(k, lane), of(t[k], lane));
@@ -214,7 +219,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             return;
         }
         if MODE == mode::PROBABILITIES {
-            with_weights!(self, [classes], 1, |_, lane| t(lane), weight_of; {
+            with_weights!(self, [classes], 1, weight_of; {
                 unrolled!(for lane in 0..E::LANES as usize; {
                     let share = self.share_by_weight(weight_of(0, lane), t(lane));
                     gradients[lane] = (-factors.by_share).fma(share, gradients[lane]);
@@ -224,7 +229,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         }
         // The unit is a power of two, so this product is exact unless it is subnormal.
         let by_weight = -(factors.by_share * self.unit());
-        with_weights!(self, [classes], 1, |_, lane| t(lane), weight_of; {
+        with_weights!(self, [classes], 1, weight_of; {
             unrolled!(for lane in 0..E::LANES as usize; {
                 gradients[lane] = by_weight.fma(weight_of(0, lane), gradients[lane]);
             });
@@ -270,6 +275,59 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         if factors.counts { factors.by_share * share } else { E::Real::ZERO }
     }
 
+    /// Computes the gradients of N whole vectors of logits `x` with label smoothing, of these
+    /// `classes`, and adds the sum of their shares relative to the center, Σ q (x − center), to
+    /// `dot`.
+    ///
+    /// # Safety
+    /// As [`add_shares`](Self::add_shares).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) unsafe fn smoothed_gradients<
+        const N: usize,
+        const WEIGHTS: u32,
+    >(
+        &self,
+        x: [Vec16; N],
+        smoothed: SmoothedFactors<E::Real>,
+        dot: &mut E::Real,
+        classes: [Classes; N],
+    ) -> [Vec16; N] {
+        let SmoothedFactors { unit, center, exponent, by_exp, by_weight } = smoothed;
+        let mut gradients = [Vec16::default(); N];
+        let mut dots = [*dot, E::Real::ZERO];
+        with_weights!(self, classes, N, weight_of; {
+            unrolled!(for k in 0..N; {
+                let mut values = [E::Real::ZERO; MAX_LANES];
+                unrolled!(for lane in 0..E::LANES as usize; {
+                    let apart = E::extract(x[k], lane as u32).widen().fma(unit, center);
+                    let weight = weight_of(k, lane);
+                    dots[lane % 2] = weight.fma(apart, dots[lane % 2]);
+                    let exp = apart.exp_shifted(exponent, E::Real::ZERO);
+                    values[lane] = by_weight.fma(weight, exp * by_exp);
+                });
+                gradients[k] = E::narrow_all(values);
+            });
+        });
+        *dot = dots[0] + dots[1];
+        gradients
+    }
+
+    /// The factors of [`smoothed_gradients`](Self::smoothed_gradients).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn smoothed_factors_of(
+        &self,
+        factors: &Factors<E::Real>,
+    ) -> SmoothedFactors<E::Real> {
+        let unit = self.unit();
+        SmoothedFactors {
+            unit,
+            center: -(factors.center * unit),
+            exponent: E::Real::factor_of(self.units()),
+            by_exp: factors.factor,
+            by_weight: -(factors.by_share * unit),
+        }
+    }
+
     /// Computes the gradients of the probabilities of a whole vector. `x` returns its logits.
     ///
     /// # Safety
@@ -282,7 +340,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         x: impl Fn(usize) -> E::Real,
         classes: Classes,
     ) {
-        with_weights!(self, [classes], 1, |_, _| E::Real::ONE, weight_of; {
+        with_weights!(self, [classes], 1, weight_of; {
             unrolled!(for lane in 0..E::LANES as usize; {
                 gradients[lane] = by_target(factors, weight_of(0, lane), x(lane));
             });

@@ -2,11 +2,11 @@
 //!
 //! A thread computes a batch of vectors at a time, so that they hide each other's latency.
 //!
-//! For class targets, a batch is a warp's: `FLIGHT` times 32 adjacent vectors, of which a lane has
-//! every 32nd, so that one address serves all of the lane's. A batch may reach beyond the row: in
-//! shared memory, logits that change no maximum and no sum are there.
+//! If the statistics do not sum the target's shares, a batch is a warp's: `FLIGHT` times 32
+//! adjacent vectors, of which a lane has every 32nd, so that one address serves all of the lane's. A batch
+//! may reach beyond the row: in shared memory, logits that change no maximum and no sum are there.
 //!
-//! Targets that have a share for every class are computed with in whole batches, of every
+//! Targets whose shares the statistics sum are computed with in whole batches, of every
 //! `block_dim_x`th vector, and what is left vector by vector: no branches are then between the
 //! vectors of a batch, and shared memory has room for more blocks.
 
@@ -22,7 +22,7 @@ use cuda_std::warp::{WARP_SIZE, lane_id, warp_id};
 
 impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
     /// Whether batches may reach beyond the row.
-    pub(super) const IS_PADDED: bool = !Self::DENSE;
+    pub(super) const IS_PADDED: bool = !Self::HAS_SHARE_SUMS;
 
     /// Vectors of a warp's batch.
     const BATCH: u32 = {
@@ -59,7 +59,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
 
     /// Whether the part has all vectors of a warp's batch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn has_whole_batch(&self, index: u32) -> bool {
+    pub(super) fn has_whole_batch(&self, index: u32) -> bool {
         let start = index - lane_id();
         start >= self.begin && start + Self::BATCH <= self.end
     }
@@ -136,7 +136,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     }
 
     /// Starts to copy vector `index + behind` of the logits, and that of the same classes'
-    /// probabilities or weights where these are staged.
+    /// probabilities where these are staged.
     ///
     /// # Safety
     /// As [`copy`](Self::copy), and the vector is this thread's.
@@ -150,7 +150,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         unsafe {
             let slots = self.vectors.from(index - self.base);
             slots.copy(behind, from(self.line));
-            if self.stages_targets() {
+            if Self::HAS_PROBABILITIES {
                 let (slots, from) = (slots.from(self.targets), from(self.target_line));
                 let is_aligned = self.target_line.is_multiple_of(VECTOR_BYTES.into());
                 if !stages_misaligned(size_of::<E>()) || is_aligned {
@@ -250,24 +250,18 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         vectors
     }
 
-    /// The probabilities or weights of the classes of N vectors from `index` on; where neither are
-    /// staged, vectors of zeros, which are not used.
+    /// The probabilities of the classes of N vectors from `index` on; where they are not staged,
+    /// vectors of zeros, which are not used.
     ///
     /// # Safety
     /// As [`get`](Self::get).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn get_targets<const N: usize>(&self, index: u32) -> [Vec16; N] {
-        if self.stages_targets() {
+        if Self::HAS_PROBABILITIES {
             // SAFETY: the caller's conditions.
             unsafe { self.get(self.targets + index) }
         } else {
             [Vec16::default(); N]
         }
-    }
-
-    /// Whether probabilities or weights are staged beside the logits.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stages_targets(&self) -> bool {
-        Self::HAS_PROBABILITIES || Self::STAGES_WEIGHTS && self.targets != 0
     }
 }

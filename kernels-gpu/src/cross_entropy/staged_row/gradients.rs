@@ -2,7 +2,7 @@
 
 use super::{Peeled, StagedRow};
 use crate::cross_entropy::label::Label;
-use crate::cross_entropy::pass::{Classes, Factors, weights};
+use crate::cross_entropy::pass::{Classes, Factors, SmoothedFactors, weights};
 use crate::cross_entropy::stats::Relative;
 use crate::cut::Row;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
@@ -19,7 +19,8 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     /// Writes the gradients of the part, `at_class` for the row's class. The gradient of any other
     /// logit is `by_exp` times its exponential, if exponentials are stored in shared memory;
     /// otherwise it is as [`Factors`] says. Starts to copy the same part of the `next` row, batch
-    /// by batch, into the shared memory that has just been read.
+    /// by batch, into the shared memory that has just been read. Returns this thread's sum of the
+    /// target's shares relative to the largest logit, if shares are late.
     ///
     /// # Safety
     /// The kernels' conditions 1 and 3. Unless the row is ignored, its part is
@@ -33,15 +34,20 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         by_exp: E::Real,
         at_class: E::Real,
         next: Option<&Self>,
-    ) {
+    ) -> E::Real {
+        let mut dot = E::Real::ZERO;
         let to = Row::<E>::new(self.pass.args.grad_input, row, self.row.start());
         // SAFETY: the caller's conditions.
         unsafe {
             if factors.counts && Relative::<_, MODE>::is_far(factors.center, E::Real::ONE) {
                 each_batch!(self.subtract(factors.center));
             }
-            let exponentials = Self::exponentials(factors.center, by_exp);
-            each_batch!(self.store_vectors(to, factors, exponentials, next));
+            if Self::HAS_LATE_SHARES {
+                self.store_smoothed(to, factors, &mut dot, next);
+            } else {
+                let exponentials = Self::exponentials(factors.center, by_exp);
+                each_batch!(self.store_vectors(to, factors, exponentials, next));
+            }
             if let Some(next) = next {
                 next.copy_beside(self);
             }
@@ -50,12 +56,111 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                 if Self::DENSE {
                     gradient = gradient - self.pass.gradient_of_share(factors, index, t);
                 }
+                if Self::HAS_LATE_SHARES && factors.counts {
+                    let mut shares = [dot, E::Real::ZERO];
+                    self.pass.add_share(&mut shares, factors.center, (x, t), index);
+                    [dot, _] = shares;
+                }
                 let gradient = if factors.counts { gradient } else { E::Real::ZERO };
                 to.store(index, E::narrow(gradient));
             }
             if label.counts && label.has_class(self.pass.args.cols) && self.has(label.class) {
                 to.store(label.class, E::narrow(at_class));
             }
+        }
+        dot
+    }
+
+    /// Writes the gradients of the part's vectors where the target's shares are
+    /// [late](crate::cross_entropy::mode::has_late_shares), and adds the sum of these shares,
+    /// relative to the largest logit, to `dot`.
+    ///
+    /// # Safety
+    /// As [`store_gradients`](Self::store_gradients).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_smoothed(
+        &self,
+        to: Row<E>,
+        factors: &Factors<E::Real>,
+        dot: &mut E::Real,
+        next: Option<&Self>,
+    ) {
+        let smoothed = self.pass.smoothed_factors_of(factors);
+        let mut index = self.first;
+        while self.has_batch(index) {
+            // SAFETY: the caller's conditions; the vectors are this thread's.
+            unsafe {
+                if factors.counts && self.has_whole_batch(index) {
+                    self.store_smoothed_vectors::<FLIGHT>(to, index, smoothed, dot);
+                } else {
+                    self.store_edge(to, factors, index, smoothed, dot);
+                }
+                if let Some(next) = next {
+                    next.copy_over::<FLIGHT>(index);
+                }
+            }
+            index += self.step;
+        }
+    }
+
+    /// [`store_smoothed`](Self::store_smoothed) of the batch from `index` on, of which the part may
+    /// have only some vectors, or of a row that is ignored: vector by vector.
+    ///
+    /// # Safety
+    /// As [`store_vectors`](Self::store_vectors).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_edge(
+        &self,
+        to: Row<E>,
+        factors: &Factors<E::Real>,
+        index: u32,
+        smoothed: SmoothedFactors<E::Real>,
+        dot: &mut E::Real,
+    ) {
+        let mut vector = index;
+        while vector < (index + FLIGHT as u32 * Self::stride()).min(self.end) {
+            // SAFETY: the caller's conditions.
+            unsafe {
+                if !factors.counts {
+                    let zeros = [E::pack([E::narrow(E::Real::ZERO); MAX_LANES])];
+                    to.store_vectors(
+                        self.cut.vector(vector),
+                        zeros,
+                        |_| 0,
+                        |_| vector >= self.begin,
+                    );
+                } else if vector >= self.begin {
+                    self.store_smoothed_vectors::<1>(to, vector, smoothed, dot);
+                }
+            }
+            vector += Self::stride();
+        }
+    }
+
+    /// [`store_smoothed`](Self::store_smoothed) of N vectors from `index` on, all of which the part
+    /// has.
+    ///
+    /// # Safety
+    /// As [`store_vectors`](Self::store_vectors).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_smoothed_vectors<const N: usize>(
+        &self,
+        to: Row<E>,
+        index: u32,
+        smoothed: SmoothedFactors<E::Real>,
+        dot: &mut E::Real,
+    ) {
+        let behind = |k: usize| k as u32 * Self::stride();
+        let mut classes = [Classes::from(0); N];
+        unrolled!(for k in 0..N; {
+            classes[k] = Classes::from(self.cut.vector(index + behind(k)).first);
+        });
+        // SAFETY: the caller's conditions; the row has the classes.
+        unsafe {
+            let x = self.get::<N>(index);
+            let gradients =
+                self.pass.smoothed_gradients::<N, { weights::LOADED }>(x, smoothed, dot, classes);
+            to.store_vectors(self.cut.vector(index), gradients, behind, |_| true);
         }
     }
 
@@ -177,11 +282,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             let t = |lane: usize| E::extract(targets, lane as u32).widen();
             if Self::HAS_SHARE_VECTORS {
                 let (pass, classes) = (self.pass, Classes::from(first));
-                if Self::STAGES_WEIGHTS {
-                    pass.subtract_shares::<{ weights::STAGED }>(values, factors, t, classes);
-                } else {
-                    pass.subtract_shares::<{ weights::LOADED }>(values, factors, t, classes);
-                }
+                pass.subtract_shares::<{ weights::LOADED }>(values, factors, t, classes);
                 return;
             }
             unrolled!(for lane in 0..E::LANES as usize; {

@@ -2,6 +2,7 @@
 
 use super::{Peeled, StagedRow};
 use crate::cross_entropy::lagging::{CERTAIN, is_near_top};
+use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Classes, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
@@ -18,9 +19,9 @@ cuda_std::shared_array! {
 
 impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FLIGHT> {
     /// Whether one pass over the logits computes their statistics. One pass is not enough where
-    /// exponentials are stored, because all are relative to one center, nor where all classes have
-    /// shares.
-    const IS_ONLINE: bool = !Self::KEEPS_EXPS && !Self::DENSE;
+    /// exponentials are stored, because all are relative to one center, nor where shares are summed
+    /// too.
+    const IS_ONLINE: bool = !Self::KEEPS_EXPS && !Self::HAS_SHARE_SUMS;
 
     /// The statistics of the part, in all threads. With [`KEEPS_EXPS`](Self::KEEPS_EXPS), replaces
     /// the logits in shared memory by their exponentials relative to `max`. The threads synchronise
@@ -60,7 +61,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn online_statistics(&self, peeled: Option<Peeled<E::Real>>) -> Stats<E::Real> {
         let one = E::Real::ONE;
-        let mut online = Online::<E::Real, MODE>::new();
+        let mut online = Online::<E::Real>::new();
         // SAFETY: the caller's conditions.
         unsafe {
             each_batch!(self.add_vectors(&mut online));
@@ -76,7 +77,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                 sync_warp();
                 return stats;
             }
-            stats.block_merge::<MODE, true>(one)
+            stats.block_merge::<{ mode::CLASS }, true>(one)
         }
     }
 
@@ -85,7 +86,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     /// # Safety
     /// As [`statistics`](Self::statistics); all lanes of the warp call it for one of its batches.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn add_vectors<const N: usize>(&self, index: u32, online: &mut Online<E::Real, MODE>) {
+    unsafe fn add_vectors<const N: usize>(&self, index: u32, online: &mut Online<E::Real>) {
         self.wait_for_batch(index);
         // SAFETY: the caller's conditions.
         let x = unsafe { self.get::<N>(index) };
@@ -122,12 +123,12 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             }
             if let Some(Peeled { index, x, t }) = peeled {
                 stats.rest = (x - max).exp_below();
-                if Self::DENSE {
+                if Self::HAS_SHARE_SUMS {
                     self.pass.absorb_share(&mut stats, index, x, t);
                 }
             }
             each_batch!(self.exponentiate(&mut stats));
-            if Self::DENSE {
+            if Self::HAS_SHARE_SUMS {
                 let of_warp = stats.of_group::<MODE>(WARP_SIZE);
                 return of_warp.block_merge::<MODE, true>(E::Real::ONE);
             }
@@ -151,7 +152,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             let mut add = |Peeled { index, x, t }: Peeled<E::Real>| {
                 stats = stats.relative_to::<MODE>(x, one);
                 stats.absorb::<MODE>(x, one);
-                if Self::DENSE {
+                if Self::HAS_SHARE_SUMS {
                     self.pass.absorb_share(&mut stats, index, x, t);
                 }
             };
@@ -206,7 +207,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         // SAFETY: the caller's conditions.
         unsafe {
             let x = self.get::<N>(index);
-            if Self::DENSE {
+            if Self::HAS_SHARE_SUMS {
                 self.add_shares(index, x, stats);
             }
             let slots = self.vectors.from(index - self.base);
@@ -220,7 +221,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             };
             let base = Base::Center(stats.center(), E::Real::ONE);
             // Masks would spill if all classes have shares.
-            if Self::DENSE { E::exps(x, base, add) } else { E::masked_exps(x, base, add) }
+            if Self::HAS_SHARE_SUMS { E::exps(x, base, add) } else { E::masked_exps(x, base, add) }
         }
         stats.rest = stats.rest + (sums[0] + sums[1]);
     }
@@ -245,28 +246,24 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         // SAFETY: the caller's conditions; the row has the classes.
         unsafe {
             let tensors = (x, self.get_targets::<N>(index));
-            if Self::STAGES_WEIGHTS {
-                pass.add_shares::<N, { weights::STAGED }>(&mut shares, center, tensors, classes);
-            } else {
-                pass.add_shares::<N, { weights::LOADED }>(&mut shares, center, tensors, classes);
-            }
+            pass.add_shares::<N, { weights::LOADED }>(&mut shares, center, tensors, classes);
         }
         [stats.dot, stats.weight] = shares;
     }
 }
 
 /// The online softmax of a warp.
-struct Online<R, const MODE: u32> {
+struct Online<R> {
     /// The largest logit of the warp.
     max: R,
     /// The sum of this lane's exponentials relative to it.
     rest: R,
     /// How exponentials are computed, and their unit.
-    relative: Relative<R, MODE>,
+    relative: Relative<R, { mode::CLASS }>,
     unit: R,
 }
 
-impl<R: Real, const MODE: u32> Online<R, MODE> {
+impl<R: Real> Online<R> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn new() -> Self {
         let relative = Relative::to(R::ZERO, R::ONE);

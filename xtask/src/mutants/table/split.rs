@@ -39,8 +39,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "split_normaliser_reuse",
         what: "no barrier between the sums of the normaliser and the first row",
         file: "cross_entropy/split.rs",
-        lines: "unsafe { sum_normaliser::<E, NORMALISER_FLIGHT>(args) };
-            sync_threads();",
+        lines: "unsafe { StagedRow::<E, MODE, FLIGHT>::sum_ahead(args) };
+        sync_threads();",
         from: "sync_threads();",
         to: "",
         test: "split_rows::rounds_and_launches_take_the_same_words_again",
@@ -155,6 +155,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         what: "a ticket's words have the sums of the tickets before it, too",
         file: "cross_entropy/split.rs",
         lines: "workspace.set_sum(tickets + ticket, terms[1]);
+            }
             terms = [0.0; 2];",
         from: "terms = [0.0; 2];",
         to: "",

@@ -213,7 +213,7 @@ pub const fn early_blocks(blocks: u32) -> u32 {
 pub const NORMALISER_FLIGHT: usize = 2;
 
 /// Whether the kernels of staged rows sum the target's shares in the pass that writes the
-/// gradients, if there is label smoothing: each class weight is then loaded once, and the
+/// gradients, if there is label smoothing: each row then loads a class weight once, and the
 /// statistics take one pass over the logits. Not so in f64, whose logits have been replaced by
 /// their exponentials by then.
 ///

@@ -186,7 +186,8 @@ fn rows_with_weights_smoothing_and_z_loss() {
 }
 
 /// Class weights with label smoothing, in rows with the alignment of the weights and in rows that
-/// do not have it, or not all. A separate backward pass takes the sum of the weights from the forward pass.
+/// do not have it, or not all. A separate backward pass takes the sum of the weights from the
+/// forward pass.
 #[test]
 fn weights_of_rows_at_any_alignment() {
     fn check<T: Number>()

@@ -224,9 +224,9 @@ impl<'a> Launches<'a> {
         Some(1)
     }
 
-    /// How many of the first blocks of a grid sum what the others wait for: the
-    /// normaliser and, if the shares of staged rows are late, all class weights. `room` is how many
-    /// blocks can be resident at once.
+    /// How many of the first blocks of a grid sum what the others wait for: the normaliser and, if
+    /// rows are staged and their shares [late](has_late_shares), all class weights. `room` is how
+    /// many blocks can be resident at once.
     fn normaliser_blocks(
         &self,
         is_staged: bool,
@@ -239,8 +239,8 @@ impl<'a> Launches<'a> {
         if args.divisor != 0.0 && !sums_weights {
             return 0;
         }
-        let numbers = if sums_weights { self.rows.max(self.cols) } else { self.rows };
-        plan::normaliser_blocks(numbers, threads, room)
+        let summands = if sums_weights { self.rows.max(self.cols) } else { self.rows };
+        plan::normaliser_blocks(summands, threads, room)
     }
 
     /// The kernel that computes loss and gradients with several blocks per row, and its launch, if

@@ -29,7 +29,7 @@ const MIN_PART_TILES: usize = 4;
 /// can take rows of any length, but reads most of a long row twice: its registers and shared memory
 /// have room for 260 KB of a row in f32, 290 KB in 16 bits, and too little in f64. With label
 /// smoothing, whose blocks are half as large, several blocks hide the loads of the class weights
-/// better. If probabilities or class weights are staged too, several blocks share all rows that one
+/// better. If probabilities are staged too, several blocks share all rows that one
 /// block has no room to stage.
 ///
 /// H200, 2026-11-26, ceiling ÷ ours with a block and with several blocks per row:
@@ -38,7 +38,8 @@ const MIN_PART_TILES: usize = 4;
 /// - bf16: 151936 columns 0.87 and 0.83, 200000 columns 0.73 and 0.81
 /// - f64: 16384 columns 0.59 and 0.73, 131072 columns 0.54 and 0.78
 ///
-/// With label smoothing (2026-11-27):
+/// With label smoothing (2026-11-27, when the shares were not
+/// [late](kernels_gpu::abi::has_late_shares) yet):
 ///
 /// - bf16: 58000 columns 0.46 and 0.43, 70000 columns 0.41 and 0.47, 131072 columns 0.37 and 0.52
 /// - f32: 32000 columns 0.53 and 0.55, 65536 columns 0.40 and 0.57
@@ -64,7 +65,7 @@ pub(crate) fn is_split(
 }
 
 /// The launch over `rows` rows of `cols` elements and of this `alignment`. The rows are of logits,
-/// with `tensors` of 2 also of probabilities or class weights. A block has at most `threads`
+/// with `tensors` of 2 also of probabilities. A block has at most `threads`
 /// threads, and at most `dynamic_bytes` of dynamic shared memory, which it gets if it is alone on
 /// its multiprocessor. `None` if there is no row, or one has more bytes than the shared memory of
 /// the whole device.

@@ -67,7 +67,7 @@ pub(super) fn most_lead(alignment: usize) -> usize {
 }
 
 /// How rows of `vectors` vectors and of this `alignment` are staged, of logits alone or, with
-/// `tensors` of 2, also of probabilities or class weights, in blocks of at most `most_threads`
+/// `tensors` of 2, also of probabilities, in blocks of at most `most_threads`
 /// threads. The room for a row is rounded up to whole batches, of `batch` vectors each. `None` if
 /// rows are too short or too long to be staged.
 pub(super) fn plan(

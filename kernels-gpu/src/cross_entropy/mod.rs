@@ -336,8 +336,9 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     }
 }
 
-/// Resident blocks of the `_staged` kernels: as many as registers allow without spills; but with
-/// class weights and smoothing, they spill up to 76 bytes in f32 and 16 bits.
+/// Resident blocks of the `_staged` kernels: as many as registers allow without spills, but for
+/// smoothing with class weights in f32 and 16 bits: those kernels spill to a stack of up to 64
+/// bytes (ptxas 13.5, sm_90).
 pub(crate) const fn staged_blocks<E: Element>(mode: u32) -> u32 {
     if mode::is_dense(mode) && !mode::has_late_shares(mode, size_of::<E>()) { 2 } else { 3 }
 }
@@ -362,9 +363,9 @@ pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u
 
 /// Vectors that a thread of the `_staged` and `_split` kernels computes at a time. If the target
 /// has a share for every class that the statistics sum, they are fewer: fewer vectors then remain
-/// at the end of a row, where they are computed one by one. H200, 2026-11-28, ceiling ÷ ours with four
-/// and with two: f16 from probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and 0.91.
-/// But f64 with smoothing, 3143 columns 0.63 and 0.62.
+/// at the end of a row, where they are computed one by one. H200, 2026-11-28, ceiling ÷ ours with
+/// four and with two: f16 from probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and
+/// 0.91. But f64 with smoothing, 3143 columns 0.63 and 0.62.
 pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
     let has_share_sums = mode::is_dense(mode) && !mode::has_late_shares(mode, size_of::<E>());
     if has_share_sums && (mode == mode::PROBABILITIES || size_of::<E>() < 8) { 2 } else { 4 }

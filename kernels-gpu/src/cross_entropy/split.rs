@@ -7,8 +7,8 @@
 //! the others of its group, other blocks of its multiprocessor load, compute or store.
 //!
 //! Where the target's shares are [late](mode::has_late_shares), their sum over a row's part is
-//! known only when its gradients are written. The blocks exchange it with the statistics of the group's
-//! next row, so a row is finished one round later.
+//! known only when its gradients are written. The blocks exchange it with the statistics of the
+//! group's next row, so a row is finished one round later.
 //!
 //! All blocks are resident at the same time (a cooperative launch), since each waits for all others
 //! of its group.
@@ -77,7 +77,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
         unsafe { StagedRow::<E, MODE, FLIGHT>::sum_ahead(args) };
         sync_threads();
     }
-    let has_late_shares = const { mode::has_late_shares(MODE, size_of::<E>()) };
+    let has_late_shares = Pass::<E, MODE>::HAS_LATE_SHARES;
     let mut terms = [0.0; 2];
     // Adds the terms of a row, in the first thread of the group.
     let mut finish = |Finished { row, label, stats, logit }: Finished<_>, ends: bool| {
@@ -244,7 +244,7 @@ pub(crate) unsafe fn forward_backward_split<E: Element, const MODE: u32, const F
 }
 
 cuda_std::shared_array! {
-    /// What is known of a row whose shares are late, for [`Finished`].
+    /// A row whose shares are late, as [`Finished::store`] stores it.
     fn unfinished_row() -> [u64; 8];
 }
 
@@ -260,7 +260,6 @@ cuda_std::shared_array! {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn dot_of_block<R: Real>() -> R {
     let has = lane_id() < block_dim_x() / WARP_SIZE;
-    // SAFETY: the caller's condition.
     let mut of_lane = R::ZERO;
     if has {
         // SAFETY: the caller's condition.

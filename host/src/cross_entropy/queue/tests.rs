@@ -221,6 +221,25 @@ fn what_is_staged_beside_the_logits() {
     assert_staged::<bf16>(Probabilities, elsewhere, None, "16 bits elsewhere in a vector");
 }
 
+/// Where shares are late, blocks sum all class weights, even if a call has a fixed divisor and so no
+/// normaliser: as many as the classes need, if there are fewer rows than classes.
+#[test]
+fn late_shares_have_blocks_that_sum_the_class_weights() {
+    fn blocks<T: Float>(change: fn(&mut CrossEntropyArgs)) -> Option<u32> {
+        let ask = |launches: &Launches<'_>, args: &CrossEntropyArgs| {
+            launches.normaliser_blocks(true, args, 256, 1000)
+        };
+        of_call::<T, _>((Pass::ForwardBackward, Smoothed), [2, 51_200], change, ask)
+    }
+    fn weights(args: &mut CrossEntropyArgs) {
+        (args.weight, args.divisor) = (args.input.start, 1.0);
+    }
+    assert!(blocks::<f32>(weights).is_none_or(|blocks| blocks == 100));
+    assert!(blocks::<f64>(weights).is_none_or(|blocks| blocks == 0));
+    let no_weights = |args: &mut CrossEntropyArgs| args.divisor = 1.0;
+    assert!(blocks::<f32>(no_weights).is_none_or(|blocks| blocks == 0));
+}
+
 /// Removes the gradient of the probabilities.
 fn of_logits(args: &mut CrossEntropyArgs) {
     args.grad_target = Matrix::default();

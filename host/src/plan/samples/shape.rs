@@ -63,10 +63,10 @@ impl Shape {
             return None;
         }
         let SamplesKernels { tensors, alignment, is_smoothed, .. } = self.kernels;
-        // If all classes have a share, the rest of a row is computed vector by vector.
+        // If the statistics sum the target's shares, the rest of a row is computed vector by vector.
         let is_late = has_late_shares(self.element_bytes, self.kernels.has_weights);
-        let is_dense = is_smoothed && !is_late || tensors == 2;
-        let batch = if is_dense { 1 } else { STAGED_BATCH_VECTORS };
+        let sums_shares = is_smoothed && !is_late || tensors == 2;
+        let batch = if sums_shares { 1 } else { STAGED_BATCH_VECTORS };
         let cut = (alignment, batch as usize);
         staged::plan(self.rows, self.vectors, self.element_bytes, tensors, cut, limits)
     }

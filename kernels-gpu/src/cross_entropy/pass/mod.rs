@@ -23,7 +23,7 @@ mod shares;
 pub(crate) use gradient::{Factors, Saved};
 pub(crate) use normaliser::{LoadedNormaliser, Total};
 pub(crate) use row::writes;
-pub(in crate::cross_entropy) use shares::{Classes, ShareSums, SmoothedFactors, weights};
+pub(in crate::cross_entropy) use shares::{Classes, LateFactors, ShareSums, weights};
 
 /// Terms that a row adds to the sums over the grid: its loss, the weight of its class, its squared
 /// log-sum-exp (for the z-loss), and 1 if it is not ignored.

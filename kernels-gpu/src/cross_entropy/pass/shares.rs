@@ -13,7 +13,7 @@ pub(in crate::cross_entropy) type ShareSums<R> = [R; 2];
 /// What [`Pass::smoothed_gradients`] needs to know of a row. Products with the unit, a power of
 /// two, are exact unless they are subnormal.
 #[derive(Clone, Copy)]
-pub(in crate::cross_entropy) struct SmoothedFactors<R> {
+pub(in crate::cross_entropy) struct LateFactors<R> {
     /// The [unit](Pass::unit) of class weights, and minus the largest logit in this unit.
     unit: R,
     center: R,
@@ -288,11 +288,11 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     >(
         &self,
         x: [Vec16; N],
-        smoothed: SmoothedFactors<E::Real>,
+        smoothed: LateFactors<E::Real>,
         dot: &mut E::Real,
         classes: [Classes; N],
     ) -> [Vec16; N] {
-        let SmoothedFactors { unit, center, exponent, by_exp, by_weight } = smoothed;
+        let LateFactors { unit, center, exponent, by_exp, by_weight } = smoothed;
         let mut gradients = [Vec16::default(); N];
         let mut dots = [*dot, E::Real::ZERO];
         with_weights!(self, classes, N, weight_of; {
@@ -314,12 +314,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
 
     /// The factors of [`smoothed_gradients`](Self::smoothed_gradients).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(in crate::cross_entropy) fn smoothed_factors_of(
+    pub(in crate::cross_entropy) fn late_factors(
         &self,
         factors: &Factors<E::Real>,
-    ) -> SmoothedFactors<E::Real> {
+    ) -> LateFactors<E::Real> {
         let unit = self.unit();
-        SmoothedFactors {
+        LateFactors {
             unit,
             center: -(factors.center * unit),
             exponent: E::Real::factor_of(self.units()),

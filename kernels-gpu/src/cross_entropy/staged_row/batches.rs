@@ -3,8 +3,9 @@
 //! A thread computes a batch of vectors at a time, so that they hide each other's latency.
 //!
 //! If the statistics do not sum the target's shares, a batch is a warp's: `FLIGHT` times 32
-//! adjacent vectors, of which a lane has every 32nd, so that one address serves all of the lane's. A batch
-//! may reach beyond the row: in shared memory, logits that change no maximum and no sum are there.
+//! adjacent vectors, of which a lane has every 32nd, so that one address serves all of the lane's.
+//! A batch may reach beyond the row: in shared memory, logits that change no maximum and no sum are
+//! there.
 //!
 //! Targets whose shares the statistics sum are computed with in whole batches, of every
 //! `block_dim_x`th vector, and what is left vector by vector: no branches are then between the

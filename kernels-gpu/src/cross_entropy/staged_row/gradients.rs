@@ -2,7 +2,7 @@
 
 use super::{Peeled, StagedRow};
 use crate::cross_entropy::label::Label;
-use crate::cross_entropy::pass::{Classes, Factors, SmoothedFactors, weights};
+use crate::cross_entropy::pass::{Classes, Factors, LateFactors, weights};
 use crate::cross_entropy::stats::Relative;
 use crate::cut::Row;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
@@ -85,7 +85,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         dot: &mut E::Real,
         next: Option<&Self>,
     ) {
-        let smoothed = self.pass.smoothed_factors_of(factors);
+        let smoothed = self.pass.late_factors(factors);
         let mut index = self.first;
         while self.has_batch(index) {
             // SAFETY: the caller's conditions; the vectors are this thread's.
@@ -114,7 +114,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         to: Row<E>,
         factors: &Factors<E::Real>,
         index: u32,
-        smoothed: SmoothedFactors<E::Real>,
+        smoothed: LateFactors<E::Real>,
         dot: &mut E::Real,
     ) {
         let mut vector = index;
@@ -147,7 +147,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         &self,
         to: Row<E>,
         index: u32,
-        smoothed: SmoothedFactors<E::Real>,
+        smoothed: LateFactors<E::Real>,
         dot: &mut E::Real,
     ) {
         let behind = |k: usize| k as u32 * Self::stride();

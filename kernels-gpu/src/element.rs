@@ -88,16 +88,21 @@ pub trait Element: Word {
         });
         top
     }
-    /// [`exps`](Self::exps) of finite elements that are at most 700 above the base, for sums with a
-    /// number that is not tiny: in f64, an exponential that would be less than 3e-308 is 3e-308.
-    /// The exponentials of other elements are arbitrary numbers.
+    /// Calls `with` for each of N vectors, with its index and the exponentials of its elements
+    /// relative to `near`, as [`Real::exp_near`] computes them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps_near<const N: usize>(
         from: [Vec16; N],
-        base: Base<Self::Real>,
-        with: impl FnMut(usize, [Self::Real; MAX_LANES]),
+        near: <Self::Real as Real>::Near,
+        mut with: impl FnMut(usize, [Self::Real; MAX_LANES]),
     ) {
-        Self::exps(from, base, with);
+        unrolled!(for k in 0..N; {
+            let mut exps = [Self::Real::ZERO; MAX_LANES];
+            unrolled!(for lane in 0..Self::LANES as usize; {
+                exps[lane] = Self::extract(from[k], lane as u32).widen().exp_near(near);
+            });
+            with(k, exps);
+        });
     }
     /// Calls `with` for each of N vectors, with its index and the exponentials of its elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -255,16 +260,16 @@ impl Element for f64 {
         base: Base<f64>,
         with: impl FnMut(usize, [f64; MAX_LANES]),
     ) {
-        float64::for_pairs(from, base, float64::exps_below::<4>, with);
+        float64::for_pairs(from, |x| float64::exps_below(float64::from_base(x, base)), with);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn exps_near<const N: usize>(
         from: [Vec16; N],
-        base: Base<f64>,
+        near: float64::Near,
         with: impl FnMut(usize, [f64; MAX_LANES]),
     ) {
-        float64::for_pairs(from, base, float64::exps_or_least::<4>, with);
+        float64::for_pairs(from, |x| near.exps(x), with);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -273,7 +278,8 @@ impl Element for f64 {
         base: Base<f64>,
         with: impl FnMut(usize, [f64; MAX_LANES]),
     ) {
-        float64::for_pairs(from, base, float64::masked_exps_below::<4>, with);
+        let exps = |x| float64::masked_exps_below(float64::from_base(x, base));
+        float64::for_pairs(from, exps, with);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

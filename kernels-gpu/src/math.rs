@@ -292,6 +292,62 @@ mod tests {
         }
     }
 
+    /// The expected value is eˣ divided by a power of two, which is exact.
+    #[test]
+    fn exponentials_near_a_center_in_f64_to_the_last_digit() {
+        for octaves in [0, 1, -3, 100, -1000] {
+            let center = f64::from(octaves) * core::f64::consts::LN_2;
+            let near = f64::near(center);
+            for apart in numbers(14, 9.3).take(20_000).flat_map(|apart| [-apart, apart]) {
+                let x = center + apart;
+                if !(-707.0..=699.0).contains(&apart) || x.abs() > 700.0 {
+                    continue;
+                }
+                // Both factors are normal numbers, so scaling is exact.
+                let half = f64::power_of_two(octaves / 2);
+                let got = x.exp_near(near) * half * f64::power_of_two(octaves - octaves / 2);
+                if !got.is_normal() {
+                    continue;
+                }
+                let most = 1.1 + x.abs() / 7.8;
+                assert!(units_off_exp(got, x) <= most, "exp({x}) near {center}: {got}");
+            }
+        }
+    }
+
+    #[test]
+    fn exponentials_near_a_center_vanish() {
+        for center in [0.0, 1.0, -300.5, 709.0, 709.2, 16_383.9, -16_383.9, 12_345.678] {
+            let near = f64::near(center);
+            let below = numbers(17, 12.0).take(1000).map(|apart| center - 709.5 - apart);
+            for x in below.chain([center - 709.5, -1e5, -1e300]) {
+                assert_eq!(x.exp_near(near), 0.0, "exp({x}) near {center}");
+            }
+            for apart in [-708.5, -708.0] {
+                let exp = (center + apart).exp_near(near);
+                assert!((0.0..6e-308).contains(&exp), "exp({apart}) near {center}: {exp}");
+            }
+        }
+    }
+
+    /// From one center to another, not a digit changes.
+    #[test]
+    fn factors_between_centers_in_f64() {
+        let of = |center: f64, other: f64| f64::near_over(f64::near(center), f64::near(other));
+        assert_eq!((of(-2000.0, 0.0), of(2000.0, 0.0)), (0.0, 1023.0_f64.exp2()));
+        for (center, x) in numbers(15, 13.9).zip(numbers(16, 9.0)).take(20_000) {
+            let near = f64::near(center);
+            for x in [center - x, center + x] {
+                // Exponentials relative to the center and then to x are those relative to x.
+                let of_x = x.exp_near(near) * f64::near_over_exp(near, x);
+                assert_near(of_x, 1.0, 4e-16, &format!("{x} near {center}"));
+                let other = f64::near(x);
+                let of_other = x.exp_near(near) * f64::near_over(near, other);
+                assert_eq!(of_other, x.exp_near(other), "{x} near {center} and near itself");
+            }
+        }
+    }
+
     /// Bit for bit, also where exponentials vanish and for NaNs.
     #[test]
     fn masked_exponentials_are_those_that_are_selected() {

@@ -32,6 +32,6 @@ pub mod math;
 pub mod memory;
 mod shared;
 pub use shared::SharedArray;
-mod table;
+pub mod table;
 pub mod thread;
 pub mod warp;

@@ -1,22 +1,37 @@
 //! Tables that are known when a kernel is compiled.
 
+/// How a thread computes the address of a word in a table. Which is the fastest depends on the code
+/// around it.
+pub mod address {
+    /// The table's address is in a uniform register. An addition to it takes two instructions, and
+    /// a predicate register for the carry from the lower to the upper half.
+    pub const UNIFORM: u32 = 0;
+    /// The index is put into bits of the table's address that are 0. This takes one more
+    /// instruction, but no predicate.
+    pub const BITS: u32 = 1;
+    /// The table's address is in two registers of the thread, where the instructions of several
+    /// lookups do not wait for each other's predicate. The assembler must not know that all threads
+    /// have the same address, or it would move that to a uniform register.
+    pub const THREAD: u32 = 2;
+}
+
 /// Declares a table in global memory and a function that looks up a word by an index, which may
 /// differ from thread to thread. The index wraps around at the end of the table.
 ///
 /// ```
+/// use cuda_std::table::address::{THREAD, UNIFORM};
 /// cuda_std::lookup_table! {
 ///     /// The squares.
 ///     pub fn square() -> [u64; 4] = [0, 1, 4, 9];
 /// }
-/// assert_eq!((square::<false>(3), square::<true>(6)), (9, 4));
+/// assert_eq!((square::<{ UNIFORM }>(3), square::<{ THREAD }>(6)), (9, 4));
 /// ```
 ///
 /// The table stays in the first-level cache, so a block need not copy it to shared memory first.
 /// The largest table, of 16 words, is one line of the cache, and all threads of a warp read it
 /// without a conflict.
 ///
-/// The function's parameter says whether there is a predicate register for computing the address of
-/// the word. Without one, it takes one more instruction.
+/// The function's parameter is an [`address`](crate::table::address).
 #[macro_export]
 macro_rules! lookup_table {
     (
@@ -25,19 +40,42 @@ macro_rules! lookup_table {
     ) => {
         $(#[$meta])*
         #[inline(always)]
-        $vis fn $name<const PREDICATE: bool>(index: u32) -> u64 {
+        $vis fn $name<const ADDRESS: u32>(index: u32) -> u64 {
             const { assert!(u32::is_power_of_two($len) && $len <= 16) };
             let index = index % $len;
             #[cfg(target_arch = "nvptx64")]
             {
                 let word: u64;
-                // SAFETY: both read the table declared beside the function, inside of it. The table
+                // SAFETY: all read the table declared beside the function, inside of it. The table
                 // is aligned to 128 bytes and is not longer, so the address of a word differs from
-                // the table's only in bits that are 0 in the latter. These bits are set by an OR;
-                // an addition would need a predicate for the carry from the lower to the upper
-                // half.
+                // the table's only in bits that are 0 in the latter. Bit 31 is 0 in each mask of
+                // the lanes below.
                 unsafe {
-                    if PREDICATE {
+                    if ADDRESS == $crate::table::address::THREAD {
+                        let table: u64;
+                        core::arch::asm!(
+                            "{{",
+                            ".reg .b32 zero;",
+                            concat!("mov.b64 {0}, ", stringify!($name), ";"),
+                            "mov.u32 zero, %lanemask_lt;",
+                            "shr.u32 zero, zero, 31;",
+                            "mad.wide.u32 {0}, zero, 8, {0};",
+                            "}}",
+                            out(reg64) table,
+                            options(pure, nomem, nostack, preserves_flags),
+                        );
+                        core::arch::asm!(
+                            "{{",
+                            ".reg .b64 at;",
+                            "mad.wide.u32 at, {1}, 8, {2};",
+                            "ld.global.nc.b64 {0}, [at];",
+                            "}}",
+                            out(reg64) word,
+                            in(reg32) index,
+                            in(reg64) table,
+                            options(pure, nomem, nostack, preserves_flags),
+                        );
+                    } else if ADDRESS == $crate::table::address::UNIFORM {
                         core::arch::asm!(
                             "{{",
                             ".reg .b64 table;",

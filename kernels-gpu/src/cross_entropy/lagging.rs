@@ -1,9 +1,11 @@
 //! Sums of exponentials relative to a center that lags behind the largest logit.
 //!
-//! Any logit near the largest can be subtracted, as long as the sum is rescaled to the largest at
-//! the end. So exponentials need not wait for the maximum, and rows whose parts have similar maxima
-//! need no pass for it. In f64 that gains more than it costs: a maximum takes three instructions
-//! per element, one of which runs on the f64 units.
+//! Exponentials can be relative to any number near that of the largest logit, as long as the sum is
+//! rescaled at the end. So they need not wait for the maximum, and rows whose parts have similar
+//! maxima need no pass for it. In f64 that gains more than it costs: a maximum takes three
+//! instructions per element, one of which runs on the f64 units.
+//!
+//! The number is a power of two ([`Real::near`]), so the digits of a sum do not depend on it.
 
 use super::mode;
 use crate::element::{Element, Real};
@@ -15,14 +17,14 @@ pub(crate) const fn lags<R>(mode: u32) -> bool {
     size_of::<R>() == 8 && mode != mode::LOG_PROB
 }
 
-/// How far the center may be from the largest logit. The difference of a logit from the center is
-/// rounded by up to 2⁻⁵³ of this, while the difference from the largest logit may be exact. The
-/// value was chosen for accuracy, not for speed.
-const LAG: f64 = 16.0;
+/// How far the center may be from the largest logit. Sums would overflow from about 680 on.
+/// Exponentials of logits that are more than 640 below the largest count as 0 at worst.
+const LAG: f64 = 64.0;
 
 /// If the largest logit is below this, its [top](Element::raise_top) differs from it by less than
-/// 1/16, and a sum relative to the top is as good as one relative to the logit.
-const FAR: f64 = 65_536.0;
+/// 1/64, and a sum relative to the top is as good as one relative to the logit. It is also the
+/// limit of [`Real::near`].
+const FAR: f64 = 16_384.0;
 
 /// A sum Σ exp(x − m) − 1 below this has lost digits that the loss needs: it was computed as the
 /// difference of a sum near 1 and 1.
@@ -37,23 +39,31 @@ pub(crate) fn is_near_top<R: Real>(max: R) -> bool {
 
 /// A center, and the largest logit so far.
 #[derive(Clone, Copy)]
-pub(crate) struct Lagging<R> {
-    center: R,
+pub(crate) struct Lagging<R: Real> {
+    /// The number near the exponential of the center that sums are relative to.
+    near: R::Near,
     top: u32,
 }
 
 impl<R: Real> Lagging<R> {
-    /// No logit yet. The center is the number with this [top](Real::to_top); 0 if it is none.
+    /// No logit yet. The center is near the number with this [top](Real::to_top), but 0 if that is
+    /// not [near enough](is_near_top) to a logit.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(near: u32) -> Self {
-        const SIGN: u32 = 1 << 31;
-        let is_number = near & !SIGN < f32::INFINITY.to_bits();
-        Lagging { center: R::from_top(if is_number { near } else { 0 }), top: R::NO_TOP }
+        let center = R::from_top(near);
+        let center = if is_near_top(center) { center } else { R::ZERO };
+        Lagging { near: R::near(center), top: R::NO_TOP }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn center(&self) -> R {
-        self.center
+        R::center_of(self.near)
+    }
+
+    /// What the exponentials of logits are relative to.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn near(&self) -> R::Near {
+        self.near
     }
 
     /// A number less than 1/16 from the largest logit, if the sum is [valid](Self::is_valid).
@@ -98,7 +108,7 @@ impl<R: Real> Lagging<R> {
     /// relative to the center is wrong.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn is_near(&self) -> bool {
-        let (apart, lag) = (self.max() - self.center, R::from_f64(LAG));
+        let (apart, lag) = (self.max() - self.center(), R::from_f64(LAG));
         apart <= lag && apart >= -lag
     }
 
@@ -108,12 +118,20 @@ impl<R: Real> Lagging<R> {
         self.is_near() && is_near_top(self.max())
     }
 
-    /// Makes the largest logit the center. Returns the old center minus the new one: sums are
-    /// rescaled by the exponential of this difference.
+    /// What a sum is multiplied by to be relative to [`max`](Self::max).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) fn recenter(&mut self) -> R {
-        let apart = self.center - self.max();
-        self.center = self.max();
-        apart
+    pub(crate) fn unit(&self) -> R {
+        R::near_over_exp(self.near, self.max())
+    }
+
+    /// Moves the center to the largest logit so far, unless a sum relative to that would not be
+    /// valid. Returns what sums are multiplied by for that, and the old center minus the new one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn recenter(&mut self) -> (R, R) {
+        let old = *self;
+        if is_near_top(self.max()) {
+            self.near = R::near(self.max());
+        }
+        (R::near_over(old.near, self.near), old.center() - self.center())
     }
 }

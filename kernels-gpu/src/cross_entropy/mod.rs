@@ -248,11 +248,11 @@ macro_rules! kernels {
                 forward_backward_long::<E, MODE, { vectors_beside(size_of::<E>()) }>,
                 (CrossEntropyArgs), (block::<E>($block)) by 1, 8 barriers;
             FORWARD_BACKWARD_SPLIT = forward_backward_split:
-                forward_backward_split::<E, MODE, { staged_flight::<E>(MODE) }>,
+                forward_backward_split::<E, MODE, { staged_flight::<E>(MODE, true) }>,
                 (CrossEntropyArgs), (split_block::<E>(MODE)) by 2,
                 (staged_barriers::<E>(MODE, 13)) barriers of $split;
             FORWARD_BACKWARD_STAGED = forward_backward_staged:
-                forward_backward_staged::<E, MODE, { staged_flight::<E>(MODE) }>,
+                forward_backward_staged::<E, MODE, { staged_flight::<E>(MODE, false) }>,
                 (CrossEntropyArgs), 256 by staged_blocks::<E>(MODE),
                 (staged_barriers::<E>(MODE, 10)) barriers of $staged;
             BACKWARD = backward:
@@ -336,9 +336,8 @@ pub(crate) const fn stream_blocks<E: Element>(mode: u32) -> u32 {
     }
 }
 
-/// Resident blocks of the `_staged` kernels: as many as registers allow without spills, but for
-/// smoothing with class weights in f32 and 16 bits: those kernels spill to a stack of up to 64
-/// bytes (ptxas 13.5, sm_90).
+/// Resident blocks of the `_staged` kernels: as many as registers allow without spills, but in f32
+/// the kernel for smoothing with class weights spills to a stack of 16 bytes (ptxas 13.5, sm_90).
 pub(crate) const fn staged_blocks<E: Element>(mode: u32) -> u32 {
     if mode::is_dense(mode) && !mode::has_late_shares(mode, size_of::<E>()) { 2 } else { 3 }
 }
@@ -361,14 +360,22 @@ pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u
     of_classes + of_two_passes + of_late_shares - of_ignored
 }
 
-/// Vectors that a thread of the `_staged` and `_split` kernels computes at a time. If the target
-/// has a share for every class that the statistics sum, they are fewer: fewer vectors then remain
-/// at the end of a row, where they are computed one by one. H200, 2026-11-28, ceiling ÷ ours with
-/// four and with two: f16 from probabilities, 3608 columns 0.82 and 0.86, 23,888 columns 0.85 and
-/// 0.91. But f64 with smoothing, 3143 columns 0.63 and 0.62.
-pub(crate) const fn staged_flight<E: Element>(mode: u32) -> usize {
-    let has_share_sums = mode::is_dense(mode) && !mode::has_late_shares(mode, size_of::<E>());
-    if has_share_sums && (mode == mode::PROBABILITIES || size_of::<E>() < 8) { 2 } else { 4 }
+/// Vectors that a thread of the `_staged` and, with `is_split`, the `_split` kernels computes at a
+/// time. If the target has a share for every class that the statistics sum, they are fewer: fewer
+/// vectors then remain at the end of a row, where they are computed one by one. H200, 2026-11-28,
+/// ceiling ÷ ours with four and with two: f16 from probabilities, 3608 columns 0.82 and 0.86,
+/// 23,888 columns 0.85 and 0.91. But f64 with smoothing, 3143 columns 0.63 and 0.62.
+///
+/// In 16 bits with class weights, the staged kernel would spill with four. H200, 2026-11-30: bf16,
+/// 1423 columns 0.46 and 0.50, 2048 columns 0.68 and 0.70, 32,768 columns 0.58 and 0.74, but 8192
+/// columns 0.72 and 0.71; split rows of 131,072 columns 0.67 and 0.61; f32, 2048 columns 0.82 and
+/// 0.75.
+pub(crate) const fn staged_flight<E: Element>(mode: u32, is_split: bool) -> usize {
+    let has_late_shares = mode::has_late_shares(mode, size_of::<E>());
+    let has_share_sums = mode::is_dense(mode) && !has_late_shares;
+    let sums_few = has_share_sums && (mode == mode::PROBABILITIES || size_of::<E>() < 8);
+    let would_spill = mode == mode::WEIGHTED && size_of::<E>() == 2 && !is_split;
+    if sums_few || would_spill { 2 } else { 4 }
 }
 
 /// The most threads of a `_split` block: as many as registers allow without spills, with two blocks

@@ -19,7 +19,7 @@ use cuda_std::warp::{WARP_SIZE, any, ballot, max_of_warp};
 /// largest logit until the statistics are [settled](RowStats::settled). A lagging center rarely
 /// changes: exponentials need not wait for the maximum of their tile, and are seldom rescaled.
 #[derive(Clone, Copy)]
-pub(crate) struct OnlineSoftmax<R, const MODE: u32> {
+pub(crate) struct OnlineSoftmax<R: Real, const MODE: u32> {
     /// The largest logit, m; −∞ if there is none yet.
     pub(super) max: R,
     /// Σ exp(x − m) − 1; −1 if there is no logit yet. Until lagging statistics are settled,
@@ -73,27 +73,22 @@ impl<R: Real, const MODE: u32> OnlineSoftmax<R, MODE> {
         (sum, if MODE == mode::CLASS { R::ZERO } else { dot })
     }
 
-    /// Adds `sum`, Σ exp(x − center) over the next logits, if the largest logit is near the center
-    /// or all are [padding](Lagging::padding). Returns whether it did. `lagging` already includes
-    /// these logits.
+    /// Whether sums over N vectors of logits, which `lagging` already includes, may be added. For
+    /// several vectors, the largest logit has to be near the center, or all logits have to be
+    /// [padding](Lagging::padding); for a single one, the center has been moved if it can be.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn add_near(&mut self, lagging: Lagging<R>, sum: R) -> bool {
-        if !lagging.is_near() && (Self::DENSE || !lagging.is_empty()) {
-            return false;
-        }
-        self.others = self.others + sum;
-        self.lagging = lagging;
-        true
+    pub(super) fn takes<const N: usize>(lagging: Lagging<R>) -> bool {
+        N == 1 || lagging.is_near() || !Self::DENSE && lagging.is_empty()
     }
 
-    /// Makes the largest logit the center. `lagging` already includes the next logits.
+    /// Moves the center to the largest logit ([`Lagging::recenter`]). `lagging` already includes
+    /// the next logits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn recenter(&mut self, mut lagging: Lagging<R>) {
-        let apart = lagging.recenter();
-        // While there is no logit, the sum is 0, and the center may be any number. An exponential
-        // of a logit is never 0.
-        if self.others > R::ZERO {
-            self.others = self.others * apart.exp_below();
+        let (factor, apart) = lagging.recenter();
+        // While there is no logit, the sums are 0, and the center may be any number.
+        if self.others > R::ZERO || Self::DENSE && self.weight != R::ZERO {
+            self.others = self.others * factor;
             self.dot = self.weight.fma(apart, self.dot);
         }
         self.lagging = lagging;
@@ -127,15 +122,14 @@ impl<R: Real, const MODE: u32> RowStats for OnlineSoftmax<R, MODE> {
         if !Self::LAGS {
             return self;
         }
-        let mut lagging = self.lagging;
+        let lagging = self.lagging;
         if lagging.is_empty() && self.others == R::ZERO {
             return Self::none();
         }
         let is_valid = lagging.is_valid();
-        let apart = lagging.recenter();
-        let others = self.others.fma(apart.exp_below(), -R::ONE);
+        let others = self.others.fma(lagging.unit(), -R::ONE);
         let others = if is_valid { others } else { R::NAN };
-        let dot = self.weight.fma(apart, self.dot);
+        let dot = self.weight.fma(lagging.center() - lagging.max(), self.dot);
         Self::from_parts([lagging.max(), others, dot, self.weight])
     }
 

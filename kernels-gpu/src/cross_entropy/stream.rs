@@ -31,6 +31,16 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
     }
 }
 
+/// Adds the exponentials of vector `k` to `sums`; two accumulators halve the chain of dependent
+/// additions.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn add_to<E: Element>(sums: &mut [E::Real; 2], k: usize, exps: [E::Real; MAX_LANES]) {
+    unrolled!(for lane in 0..E::LANES as usize; {
+        let is_first = k == 0 && lane < 2;
+        sums[lane % 2] = if is_first { exps[lane] } else { sums[lane % 2] + exps[lane] };
+    });
+}
+
 /// Σ exp((x − center) · scale) over N vectors and, with `EXACT`, the sum of those exponentials that
 /// are not 1. Writes the vectors' dot (see [`log_prob`]) to `dot`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -40,25 +50,18 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     dot: &mut E::Real,
 ) -> (E::Real, E::Real) {
     let (zero, one) = (E::Real::ZERO, E::Real::ONE);
-    // Two accumulators for each sum halve the chain of dependent additions.
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
     let base = Base::Center(center, scale);
     let add = |k, exps: [E::Real; MAX_LANES]| {
-        unrolled!(for lane in 0..E::LANES as usize; {
-            let exp = exps[lane];
-            sums[lane % 2] = if k == 0 && lane < 2 { exp } else { sums[lane % 2] + exp };
-            if EXACT {
-                let rest = if exp == one { zero } else { exp };
-                rests[lane % 2] = rests[lane % 2] + rest;
-            }
-        });
+        add_to::<E>(&mut sums, k, exps);
+        if EXACT {
+            add_to::<E>(&mut rests, k, exps.map(|exp| if exp == one { zero } else { exp }));
+        }
     };
     if MODE == mode::LOG_PROB {
         *dot = exps_and_dot::<E, N>(x, base, [center, scale], add);
-    } else if EXACT {
-        E::exps(x, base, add);
     } else {
-        E::exps_near(x, base, add);
+        E::exps(x, base, add);
     }
     (sums[0] + sums[1], rests[0] + rests[1])
 }
@@ -148,23 +151,28 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             lagging = stats.lagging;
         }
         let center = lagging.center();
-        let mut dot = E::Real::ZERO;
         let mut sum = E::Real::ZERO;
         if WHOLE {
-            (sum, _) = sum_of_exps::<E, MODE, N, false>(x, [center, E::Real::ONE], &mut dot);
+            let mut sums = [E::Real::ZERO; 2];
+            E::exps_near(x, lagging.near(), |k, exps| add_to::<E>(&mut sums, k, exps));
+            sum = sums[0] + sums[1];
         } else {
             unrolled!(for lane in 0..E::LANES as usize; {
                 if (lane as u32) < counts[0] {
-                    sum = sum + (element(lane) - center).exp_below();
+                    sum = sum + element(lane).exp_near(lagging.near());
                 }
             });
         }
-        let is_near = stats.add_near(lagging, sum);
-        if Self::DENSE && is_near {
+        if !OnlineSoftmax::<_, MODE>::takes::<N>(lagging) {
+            return false;
+        }
+        stats.others = stats.others + sum;
+        stats.lagging = lagging;
+        if Self::DENSE {
             // SAFETY: the caller's conditions.
             unsafe { self.add_shares_to::<N, WHOLE>(stats, center, (x, t), columns, counts) };
         }
-        is_near
+        true
     }
 }
 

@@ -129,3 +129,35 @@ pub(super) fn exp_shifted(x: f32, factor: f32, shift: f32) -> f32 {
 pub(super) fn unshift(center: f32, factor: f32, shift: f32) -> f32 {
     math::exp2_approx_f32((-center).fma(factor, -shift))
 }
+
+/// The exponential of a center. In f32 no kernel computes exponentials relative to a number near
+/// the exponential of a center, since subtracting a center takes no operation of its own.
+#[derive(Clone, Copy)]
+pub struct Near(f32);
+
+impl Near {
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn to(center: f32) -> Self {
+        Near(center)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn center(self) -> f32 {
+        self.0
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn exp(self, x: f32) -> f32 {
+        exp(x - self.0)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn over_exp(self, x: f32) -> f32 {
+        exp(self.0 - x)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn over(self, other: Self) -> f32 {
+        exp(self.0 - other.0)
+    }
+}

@@ -4,8 +4,10 @@
 
 use super::real::{Real, horner, ln_of_parts, upper};
 use super::{Base, Element, MAX_LANES, unrolled};
+use core::f64::consts::{LN_2, LOG2_E};
 use cuda_std::math;
 use cuda_std::memory::Vec16;
+use cuda_std::table::address;
 
 /// The sign bit in the upper 32 bits of an f64.
 const SIGN: u32 = 1 << 31;
@@ -102,7 +104,7 @@ cuda_std::constant_numbers! {
     /// What [`exp_parts`] multiplies by: 16 log₂ e, ln 2/16 in two parts, and the coefficients of
     /// the polynomial, highest first.
     fn exp_number() -> [f64; 10] = [
-        16.0 * core::f64::consts::LOG2_E,
+        16.0 * LOG2_E,
         0.043_321_698_773_070_24, 1.192_634_330_794_117_1e-11,
         0.001_388_950_320_205_260_9, 0.008_333_497_147_443_041, 0.041_666_666_542_850_53,
         0.166_666_666_229_369_2, 0.499_999_998_804_066_3, 0.999_999_997_608_131,
@@ -139,8 +141,8 @@ fn exp_parts<const N: usize>(x: [f64; N]) -> ([u32; N], [f64; N]) {
 
 /// (1 + δ) 2^(n/16), if that is a normal number.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn power<const PREDICATE: bool>(n: u32) -> f64 {
-    let bits = power_of_root::<PREDICATE>(n);
+fn power<const ADDRESS: u32>(n: u32) -> f64 {
+    let bits = power_of_root::<ADDRESS>(n);
     from_halves(((bits >> 32) as u32).wrapping_add(n << 16), bits as u32)
 }
 
@@ -151,7 +153,7 @@ pub(crate) fn exp(x: f64) -> f64 {
     // Beyond 1000 all exponentials are infinite or 0.
     let near = (upper!(f64, x) & !SIGN).min(upper!(f64, 1000.0)) | upper!(f64, x) & SIGN;
     let ([n], [part]) = exp_parts([from_halves(near, lower(x))]);
-    let root = power::<true>(n % 16);
+    let root = power::<{ address::UNIFORM }>(n % 16);
     let value = root.fma(part, root);
     // Scale in two steps, because 2ᵏ alone may overflow. Only the second step rounds, if the result
     // is subnormal.
@@ -171,7 +173,7 @@ const VANISHING: u32 = upper!(f64, -708.0);
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
     const LAST: u32 = upper!(f64, f64::NEG_INFINITY);
-    let mut exps = exps_of_normal::<N, true>(x);
+    let mut exps = exps_of_normal::<N, { address::UNIFORM }>(x);
     unrolled!(for i in 0..N; {
         let vanishes = upper!(f64, x[i]).wrapping_sub(VANISHING) <= LAST - VANISHING;
         let [upper, lower] =
@@ -200,7 +202,7 @@ pub(crate) fn masked_exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
         let shifted = upper!(f64, x[i]).wrapping_sub(VANISHING).wrapping_sub(RANGE);
         mask[i] = math::mask_below(shifted, RANGE.wrapping_neg());
     });
-    let mut exps = exps_of_normal::<N, false>(x);
+    let mut exps = exps_of_normal::<N, { address::BITS }>(x);
     unrolled!(for i in 0..N; {
         exps[i] = from_halves(upper!(f64, exps[i]) & mask[i], lower(exps[i]) & mask[i]);
     });
@@ -210,26 +212,136 @@ pub(crate) fn masked_exps_below<const N: usize>(x: [f64; N]) -> [f64; N] {
 /// eˣ of each x that is above −708 and whose eˣ does not overflow; for other x, an arbitrary
 /// number.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn exps_of_normal<const N: usize, const PREDICATE: bool>(x: [f64; N]) -> [f64; N] {
+fn exps_of_normal<const N: usize, const ADDRESS: u32>(x: [f64; N]) -> [f64; N] {
     let (n, part) = exp_parts(x);
     let mut exps = [0.0; N];
     unrolled!(for i in 0..N; {
-        let power = power::<PREDICATE>(n[i]);
+        let power = power::<ADDRESS>(n[i]);
         exps[i] = power.fma(part[i], power);
     });
     exps
 }
 
-/// eˣ of each x, none of which is NaN, +∞ or beyond the range of the exponential. From −708 down
-/// the result is that of −708, 3e-308, which does not change a sum with a number near 1. This takes
-/// one instruction, while a result of 0 takes four.
+cuda_std::lookup_table! {
+    /// [`power_of_root`] with δ = 0: each entry is the nearest number to its power, and entry 0 is
+    /// 1, so that 2⁻¹⁰²³, which is not a normal number, comes out as 0.
+    fn rounded_power_of_root() -> [u64; 16] = [
+        0x3ff0_0000_0000_0000, 0x3fef_b558_6cf9_890f, 0x3fef_72b8_3c7d_517b, 0x3fef_387a_6e75_6238,
+        0x3fef_06fe_0a31_b715, 0x3fee_dea6_4c12_3422, 0x3fee_bfda_d536_2a27, 0x3fee_ab07_dd48_5429,
+        0x3fee_a09e_667f_3bcd, 0x3fee_a114_73eb_0187, 0x3fee_ace5_422a_a0db, 0x3fee_c491_82a3_f090,
+        0x3fee_e89f_995a_d3ad, 0x3fef_199b_dd85_529c, 0x3fef_5818_dcfb_a487, 0x3fef_a4af_a2a4_90da,
+    ];
+}
+
+cuda_std::constant_numbers! {
+    /// 16 log₂ e, and the coefficients of 2^(f/16) − 1 from that of f⁶ to that of f. The polynomial
+    /// is a Remez fit for |f| up to 1/2, with an error of 1.4e-17.
+    fn near_number() -> [f64; 7] = [
+        16.0 * LOG2_E,
+        9.181_373_485_033_566e-12, 1.271_615_617_112_314_9e-9, 1.467_610_032_063_389e-7,
+        1.355_080_777_527_685_8e-5, 9.383_847_928_089_881e-4, 0.043_321_698_784_996_75,
+    ];
+}
+
+/// 2ᵏ, a power of two near the exponential of a center. Other exponentials take two operations less
+/// relative to it than relative to that of the center itself: the center need not be subtracted,
+/// and one product leads from a logit to its distance from the nearest multiple of (ln 2)/16.
+/// Relative to another power of two, they have the same digits, so results do not depend on the
+/// center.
+///
+/// That product has the rounding error of 16 log₂ e: exponentials are those of logits that are all
+/// larger by a factor of 1 − 1.4e-17. No logit is off by more than an eighth of a unit in its last
+/// place.
+#[derive(Clone, Copy)]
+pub struct Near {
+    /// [`Real::WHOLE`] − 16 k.
+    shift: f64,
+    /// The upper half of (k − 1023) ln 2, whose exponential comes out as 0.
+    least: u32,
+}
+
+impl Near {
+    /// The power nearest to the exponential of `center`, which is below 2¹⁴ in magnitude; for other
+    /// centers, an arbitrary power.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn to(center: f64) -> Self {
+        // Numbers near this one have a unit in the last place of 16.
+        const WHOLE_16: f64 = 16.0 * f64::WHOLE;
+        let k_16 = center.fma(near_number::<0>(), WHOLE_16) - WHOLE_16;
+        Self::from_exponent(k_16)
+    }
+
+    /// The power with an exponent of k, of which 16 times is given.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn from_exponent(k_16: f64) -> Self {
+        let least = k_16.fma(LN_2 / 16.0, -1023.0 * LN_2);
+        Near { shift: f64::WHOLE - k_16, least: upper!(f64, least) }
+    }
+
+    /// k ln 2.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn center(self) -> f64 {
+        (f64::WHOLE - self.shift) * (LN_2 / 16.0)
+    }
+
+    /// eˣ/2ᵏ of each x, where x is off by up to 1.4e-17 of itself. The error is 1.1 units in the
+    /// last place. The result is 0 for an x that is 709.5 or more below the center, and less than
+    /// 6e-308 from 708 below on. It is NaN for an x that is not finite, or 2¹⁰¹⁷ or more in
+    /// magnitude; for any other x that is 700 or more above the center, it is an arbitrary number.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn exps<const N: usize>(self, mut x: [f64; N]) -> [f64; N] {
+        unrolled!(for i in 0..N; {
+            // As f32s, the upper halves have the order of the numbers.
+            let top = math::max_or_nan_f32_bits(upper!(f64, x[i]), self.least);
+            x[i] = from_halves(top, lower(x[i]));
+        });
+        let (mut n, mut f, mut part) = ([0; N], [0.0; N], [0.0; N]);
+        let factor = near_number::<0>();
+        unrolled!(for i in 0..N; { f[i] = x[i].fma(factor, self.shift); });
+        unrolled!(for i in 0..N; { n[i] = lower(f[i]); });
+        unrolled!(for i in 0..N; { f[i] = self.shift - f[i]; });
+        unrolled!(for i in 0..N; { f[i] = x[i].fma(factor, f[i]); });
+        unrolled!(for i in 0..N; { part[i] = near_number::<1>().fma(f[i], near_number::<2>()); });
+        unrolled!(for i in 0..N; { part[i] = part[i].fma(f[i], near_number::<3>()); });
+        unrolled!(for i in 0..N; { part[i] = part[i].fma(f[i], near_number::<4>()); });
+        unrolled!(for i in 0..N; { part[i] = part[i].fma(f[i], near_number::<5>()); });
+        unrolled!(for i in 0..N; { part[i] = part[i].fma(f[i], near_number::<6>()); });
+        unrolled!(for i in 0..N; { part[i] *= f[i]; });
+        unrolled!(for i in 0..N; {
+            let power = rounded_power(n[i]);
+            part[i] = power.fma(part[i], power);
+        });
+        part
+    }
+
+    /// 2ᵏ/eˣ, for an x that is less than 700 below the center and not NaN. The result is 0 for an x
+    /// that is 709.5 or more above the center.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn over_exp(self, x: f64) -> f64 {
+        let [exp] = Self::from_exponent(self.shift - f64::WHOLE).exps([-x]);
+        exp
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn exp(self, x: f64) -> f64 {
+        let [exp] = self.exps([x]);
+        exp
+    }
+
+    /// This power divided by another: 0 from 2⁻¹⁰²³ down, and 2¹⁰²³ from there up.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn over(self, other: Self) -> f64 {
+        const MOST: f64 = 16.0 * 1023.0;
+        let apart_16 = (other.shift - self.shift).clamp(-MOST, MOST);
+        from_upper(upper!(f64, 1.0).wrapping_add(lower(f64::WHOLE + apart_16) << 16))
+    }
+}
+
+/// 2^(n/16), if that is a normal number; 0 for 2⁻¹⁰²³.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
-    unrolled!(for i in 0..N; {
-        // As an unsigned integer, the upper half is smaller the nearer a negative number is to 0.
-        x[i] = from_halves(upper!(f64, x[i]).min(VANISHING), lower(x[i]));
-    });
-    exps_of_normal::<N, true>(x)
+fn rounded_power(n: u32) -> f64 {
+    let bits = rounded_power_of_root::<{ address::THREAD }>(n);
+    from_halves(((bits >> 32) as u32).wrapping_add(n << 16), bits as u32)
 }
 
 /// Calls `with` for each of N vectors, with its index and what `exps` returns for its elements.
@@ -239,14 +351,9 @@ pub(crate) fn exps_or_least<const N: usize>(mut x: [f64; N]) -> [f64; N] {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn for_pairs<const N: usize>(
     from: [Vec16; N],
-    base: Base<f64>,
     exps: impl Fn([f64; 4]) -> [f64; 4],
     mut with: impl FnMut(usize, [f64; MAX_LANES]),
 ) {
-    let lane = |k: usize, lane: u32| match base {
-        Base::Center(center, scale) => (f64::extract(from[k], lane) - center) * scale,
-        Base::Shift(shift, factor) => (f64::extract(from[k], lane) + shift) * factor,
-    };
     let of_vector = |first, second| {
         let mut exps = [0.0; MAX_LANES];
         [exps[0], exps[1]] = [first, second];
@@ -255,6 +362,7 @@ pub(crate) fn for_pairs<const N: usize>(
     unrolled!(for pair in 0..N.div_ceil(2); {
         let k = 2 * pair;
         let other = if k + 1 < N { k + 1 } else { k };
+        let lane = |k: usize, lane| f64::extract(from[k], lane);
         // If N is odd, the compiler removes the last pair's second vector.
         let [a, b, c, d] = exps([lane(k, 0), lane(k, 1), lane(other, 0), lane(other, 1)]);
         with(k, of_vector(a, b));
@@ -262,6 +370,18 @@ pub(crate) fn for_pairs<const N: usize>(
             with(other, of_vector(c, d));
         }
     });
+}
+
+/// The arguments of the exponentials of `x` relative to a base.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn from_base<const N: usize>(mut x: [f64; N], base: Base<f64>) -> [f64; N] {
+    unrolled!(for i in 0..N; {
+        x[i] = match base {
+            Base::Center(center, scale) => (x[i] - center) * scale,
+            Base::Shift(shift, factor) => (x[i] + shift) * factor,
+        };
+    });
+    x
 }
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -124,6 +124,21 @@ pub trait Real:
     fn exp_shifted(self, factor: Self, shift: Self) -> Self;
     /// A factor near 1 that corrects for the rounding of the shift.
     fn unshift(center: Self, factor: Self, shift: Self) -> Self;
+    /// What [`exp_near`](Self::exp_near) is relative to: a number near the exponential of a center.
+    type Near: Copy;
+    /// The number for a center whose magnitude is below 2¹⁴. Any other center has an arbitrary one.
+    fn near(center: Self) -> Self::Near;
+    /// A number whose exponential is within 2⁻⁴⁰ of `near`.
+    fn center_of(near: Self::Near) -> Self;
+    /// eˣ divided by `near`, for a finite x that is less than 700 above the center and, in f64,
+    /// less than 2¹⁰¹⁷ in magnitude. For any other x, an arbitrary number. In f64 the result is 0
+    /// from 709.5 below the center on.
+    fn exp_near(self, near: Self::Near) -> Self;
+    /// What exponentials relative to `near` are multiplied by to be relative to that of x, which is
+    /// less than 700 from the center.
+    fn near_over_exp(near: Self::Near, x: Self) -> Self;
+    /// What exponentials relative to `near` are multiplied by to be relative to `other`.
+    fn near_over(near: Self::Near, other: Self::Near) -> Self;
     /// If a scaled center has this magnitude or more, its shift is rounded too coarsely to be
     /// corrected.
     const FAR: Self;
@@ -156,6 +171,8 @@ macro_rules! reals {
         $name:ident: $bits:ty, $from_i32:path, $fma:path, $divide:path, $quickly_divide:path,
         $from_upper:path, $min_max:path, $exp_of:path, $exp_below:path,
         shift $factor_of:path, $shift_from:path, $exp_shifted:path, $unshift:path, $far:expr,
+        near $near:ty, $near_to:path, $center_of:path,
+        $exp_near:path, $near_over_exp:path, $near_over:path,
         $quick_ln:path, unit $ln_unit:expr, $less_ln:path, whole $whole:literal, ln_2 $high:literal $low:literal,
         tails $artanh:path, $exp:path;
     )+) => {$(
@@ -253,6 +270,33 @@ macro_rules! reals {
                 $unshift(center, factor, shift)
             }
 
+            type Near = $near;
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn near(center: Self) -> Self::Near {
+                $near_to(center)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn center_of(near: Self::Near) -> Self {
+                $center_of(near)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn exp_near(self, near: Self::Near) -> Self {
+                $exp_near(near, self)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn near_over_exp(near: Self::Near, x: Self) -> Self {
+                $near_over_exp(near, x)
+            }
+
+            #[cfg_attr(target_arch = "nvptx64", inline(always))]
+            fn near_over(near: Self::Near, other: Self::Near) -> Self {
+                $near_over(near, other)
+            }
+
             const FAR: Self = $far;
 
             const PLAIN_RANKS: u32 = upper!($name, 4.0) - upper!($name, 4.0 * $name::MIN_POSITIVE);
@@ -334,12 +378,16 @@ reals! {
         f32::from_bits, float32::min_max, float32::exp, float32::exp_below,
         shift float32::factor_of, float32::shift_from, float32::exp_shifted, float32::unshift,
         16_777_216.0,
+        near float32::Near, float32::Near::to, float32::Near::center,
+            float32::Near::exp, float32::Near::over_exp, float32::Near::over,
         float32::quick_ln, unit float32::LN_UNIT, float32::less_ln, whole 12_582_912.0, ln_2 0.693_138_12 9.058_000_6e-6,
         tails float32::artanh_tail, float32::exp_tail;
     f64: u64, float64::from_i32, math::fma_f64, float64::quickly_divide, float64::quickly_divide,
         float64::from_upper, float64::min_max, float64::exp, float64::exp_below,
         shift float64::factor_of, float64::shift_from, float64::exp_shifted, float64::unshift,
         f64::NAN,
+        near float64::Near, float64::Near::to, float64::Near::center,
+            float64::Near::exp, float64::Near::over_exp, float64::Near::over,
         float64::quick_ln, unit 1.0, float64::less_ln, whole 6_755_399_441_055_744.0,
         ln_2 0.693_147_180_369_123_8 1.908_214_929_270_587_7e-10,
         tails float64::artanh_tail, float64::exp_tail;

@@ -14,11 +14,21 @@ pub(super) const MUTANTS: &[Mutant] = &[
         seen: Seen::OnEmulator,
     },
     Mutant {
+        name: "near_least_off",
+        what: "the exponential of padding is not 0",
+        file: "element/float64.rs",
+        lines: "let least = k_16.fma(LN_2 / 16.0, -1023.0 * LN_2);",
+        from: "-1023.0 * LN_2",
+        to: "-1022.0 * LN_2",
+        test: "float64_rows::rows_far_apart",
+        seen: Seen::OnEmulator,
+    },
+    Mutant {
         name: "lagging_sum_kept",
         what: "a sum is not rescaled to the next center",
         file: "cross_entropy/online_softmax.rs",
-        lines: "self.others = self.others * apart.exp_below();",
-        from: "self.others * apart.exp_below()",
+        lines: "self.others = self.others * factor;",
+        from: "self.others * factor",
         to: "self.others",
         test: "float64_rows::logits_that_grow",
         seen: Seen::OnEmulator,
@@ -27,8 +37,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "lagging_dot_kept",
         what: "a dot is not rescaled to the next center",
         file: "cross_entropy/online_softmax.rs",
-        lines: "if self.others > R::ZERO {
-            self.others = self.others * apart.exp_below();
+        lines: "self.others = self.others * factor;
             self.dot = self.weight.fma(apart, self.dot);",
         from: "self.weight.fma(apart, self.dot)",
         to: "self.dot",
@@ -39,8 +48,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "lagging_unsettled",
         what: "a sum stays relative to the center",
         file: "cross_entropy/online_softmax.rs",
-        lines: "let others = self.others.fma(apart.exp_below(), -R::ONE);",
-        from: "self.others.fma(apart.exp_below(), -R::ONE)",
+        lines: "let others = self.others.fma(lagging.unit(), -R::ONE);",
+        from: "self.others.fma(lagging.unit(), -R::ONE)",
         to: "self.others - R::ONE",
         test: "float64_rows::rows_far_apart",
         seen: Seen::OnEmulator,
@@ -64,8 +73,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         to: "self.others == R::ZERO",
         test: "float64_rows::logits_that_are_not_finite",
         seen: Seen::Nowhere(
-            "no exponential of a logit is 0, and that of one that is not finite is NaN, so a sum \
-             of 0 has none",
+            "exponentials that sum to 0 add nothing to a row whose largest logit is near the \
+             center, and any other row is computed again",
         ),
     },
     Mutant {

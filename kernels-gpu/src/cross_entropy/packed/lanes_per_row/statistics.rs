@@ -8,7 +8,7 @@ use crate::cross_entropy::packed::part::{Pairs, Part};
 use crate::cross_entropy::pass::{Pass, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::cross_entropy::{log_prob, mode};
-use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
+use crate::element::{Element, MAX_LANES, Real, unrolled};
 use crate::row::Split;
 use cuda_std::math::max_or_nan_f32_bits;
 use cuda_std::memory::{Vec16, load};
@@ -223,8 +223,6 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         // SAFETY: the caller's conditions.
         unsafe {
             padded.for_each(Self::PAIRS, |chunk, vector| {
-                lagging.add::<E, 1>([vector]);
-                let base = Base::Center(center, one);
                 let add = |_, exps: [E::Real; MAX_LANES]| {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         sums[lane % 2] = sums[lane % 2] + exps[lane];
@@ -233,20 +231,16 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                         x.store(chunk, E::narrow_all(exps));
                     }
                 };
-                // The gradient of a logit whose exponential vanishes is 0.
-                if KEEPS_EXPS {
-                    E::masked_exps([vector], base, add);
-                } else {
-                    E::exps_near([vector], base, add);
-                }
+                lagging.add::<E, 1>([vector]);
+                E::exps_near([vector], lagging.near(), add);
                 if Self::DENSE {
                     self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
                 }
             });
         }
-        let mut lagging = lagging.over(|top| split.over_row(top, max_or_nan_f32_bits));
+        let lagging = lagging.over(|top| split.over_row(top, max_or_nan_f32_bits));
         let is_valid = lagging.is_valid();
-        let mut unit = lagging.recenter().exp_below();
+        let mut unit = lagging.unit();
         let others = split.over_row(sums[0] + sums[1], add).fma(unit, -one);
         if Self::DENSE {
             stats.dot = split.over_row(stats.dot, add);

@@ -88,7 +88,7 @@ fn rows_far_apart() {
 }
 
 /// The first part of each row is far below the rest, as masked logits are: so far that a sum must
-/// not be relative to one of them. The largest logits of every other row are as far above.
+/// not be relative to one of them. In every other row, the rest is far above 0.
 #[test]
 fn parts_of_rows_far_below() {
     const MASKED: [f64; 6] = [-300.0, -2e4, -1e6, -1e9, -1e300, f64::MIN];

@@ -41,6 +41,8 @@ const MIN_PART_TILES: usize = 4;
 ///
 /// - bf16, class weights: 60000 columns 0.50 and 0.66, 62000 columns 0.50 and 0.59
 /// - bf16: 62000 columns 0.72 and 0.72
+/// - f32, class weights: 30000 columns 0.52 and 0.71
+/// - f32: 29000 columns 0.79 and 0.82
 ///
 /// From probabilities (2026-11-28):
 ///

@@ -221,8 +221,8 @@ fn what_is_staged_beside_the_logits() {
     assert_staged::<bf16>(Probabilities, elsewhere, None, "16 bits elsewhere in a vector");
 }
 
-/// Where shares are late, blocks sum all class weights, even if a call has a fixed divisor and so no
-/// normaliser: as many as the classes need, if there are fewer rows than classes.
+/// Where shares are late, blocks sum all class weights, even if a call has a fixed divisor and so
+/// no normaliser: as many as the classes need, if there are fewer rows than classes.
 #[test]
 fn late_shares_have_blocks_that_sum_the_class_weights() {
     fn blocks<T: Float>(change: fn(&mut CrossEntropyArgs)) -> Option<u32> {

@@ -63,7 +63,7 @@ impl Shape {
             return None;
         }
         let SamplesKernels { tensors, alignment, is_smoothed, .. } = self.kernels;
-        // If the statistics sum the target's shares, the rest of a row is computed vector by vector.
+        // If the statistics sum the target's shares, the rest of a row is computed by the vector.
         let is_late = has_late_shares(self.element_bytes, self.kernels.has_weights);
         let sums_shares = is_smoothed && !is_late || tensors == 2;
         let batch = if sums_shares { 1 } else { STAGED_BATCH_VECTORS };

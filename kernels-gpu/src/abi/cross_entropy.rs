@@ -205,9 +205,9 @@ pub struct CrossEntropyArgs {
     /// loaded as an `i32`: from 2³¹ on it becomes negative, and is not a class either way.
     pub class_bytes: u32,
     /// How many of the grid's first blocks sum the normaliser for the blocks that compute
-    /// gradients; 0 if `divisor` is not 0, or if a separate launch sums the normaliser. In `_staged`
-    /// and `_split` kernels with class weights and [late shares](super::has_late_shares), they sum
-    /// all class weights too, and are not 0.
+    /// gradients; 0 if `divisor` is not 0, or if a separate launch sums the normaliser. In
+    /// `_staged` and `_split` kernels with class weights and
+    /// [late shares](super::has_late_shares), they sum all class weights too, and are not 0.
     pub normaliser_blocks: u32,
     /// Rows that each worker of a grid of [`grid_of_workers`](super::grid_of_workers) takes: one
     /// after the other, or as many at a time as it has row groups.

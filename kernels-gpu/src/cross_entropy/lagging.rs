@@ -17,8 +17,9 @@ pub(crate) const fn lags<R>(mode: u32) -> bool {
     size_of::<R>() == 8 && mode != mode::LOG_PROB
 }
 
-/// How far the center may be from the largest logit. Sums would overflow from about 680 on.
-/// Exponentials of logits that are more than 640 below the largest count as 0 at worst.
+/// How far the center may be from the largest logit; chosen, not searched for. From about 680 on,
+/// sums would overflow. The exponential of a logit may count as 0 if the logit is 709 below the
+/// center, which is 645 below the largest logit at worst.
 const LAG: f64 = 64.0;
 
 /// If the largest logit is below this, its [top](Element::raise_top) differs from it by less than

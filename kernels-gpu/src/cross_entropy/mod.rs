@@ -373,9 +373,9 @@ pub(crate) const fn staged_barriers<E: Element>(mode: u32, of_classes: u32) -> u
 pub(crate) const fn staged_flight<E: Element>(mode: u32, is_split: bool) -> usize {
     let has_late_shares = mode::has_late_shares(mode, size_of::<E>());
     let has_share_sums = mode::is_dense(mode) && !has_late_shares;
-    let sums_few = has_share_sums && (mode == mode::PROBABILITIES || size_of::<E>() < 8);
+    let few_are_faster = has_share_sums && (mode == mode::PROBABILITIES || size_of::<E>() < 8);
     let would_spill = mode == mode::WEIGHTED && size_of::<E>() == 2 && !is_split;
-    if sums_few || would_spill { 2 } else { 4 }
+    if few_are_faster || would_spill { 2 } else { 4 }
 }
 
 /// The most threads of a `_split` block: as many as registers allow without spills, with two blocks

@@ -34,7 +34,7 @@ pub(crate) unsafe fn forward_stream<E: Element, const MODE: u32>(args: &CrossEnt
 /// Adds the exponentials of vector `k` to `sums`; two accumulators halve the chain of dependent
 /// additions.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn add_to<E: Element>(sums: &mut [E::Real; 2], k: usize, exps: [E::Real; MAX_LANES]) {
+fn add_exps<E: Element>(sums: &mut [E::Real; 2], k: usize, exps: [E::Real; MAX_LANES]) {
     unrolled!(for lane in 0..E::LANES as usize; {
         let is_first = k == 0 && lane < 2;
         sums[lane % 2] = if is_first { exps[lane] } else { sums[lane % 2] + exps[lane] };
@@ -53,9 +53,9 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
     let base = Base::Center(center, scale);
     let add = |k, exps: [E::Real; MAX_LANES]| {
-        add_to::<E>(&mut sums, k, exps);
+        add_exps::<E>(&mut sums, k, exps);
         if EXACT {
-            add_to::<E>(&mut rests, k, exps.map(|exp| if exp == one { zero } else { exp }));
+            add_exps::<E>(&mut rests, k, exps.map(|exp| if exp == one { zero } else { exp }));
         }
     };
     if MODE == mode::LOG_PROB {
@@ -154,7 +154,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let mut sum = E::Real::ZERO;
         if WHOLE {
             let mut sums = [E::Real::ZERO; 2];
-            E::exps_near(x, lagging.near(), |k, exps| add_to::<E>(&mut sums, k, exps));
+            E::exps_near(x, lagging.near(), |k, exps| add_exps::<E>(&mut sums, k, exps));
             sum = sums[0] + sums[1];
         } else {
             unrolled!(for lane in 0..E::LANES as usize; {

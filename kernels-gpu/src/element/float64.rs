@@ -250,8 +250,7 @@ cuda_std::constant_numbers! {
 /// center.
 ///
 /// That product has the rounding error of 16 log₂ e: exponentials are those of logits that are all
-/// larger by a factor of 1 − 1.4e-17. No logit is off by more than an eighth of a unit in its last
-/// place.
+/// multiplied by 1 − 1.4e-17, which is an eighth of a unit in their last place at most.
 #[derive(Clone, Copy)]
 pub struct Near {
     /// [`Real::WHOLE`] − 16 k.

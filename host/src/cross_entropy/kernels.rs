@@ -1,11 +1,12 @@
 //! The row kernels, by the kind of targets and by what they compute.
 
-use crate::plan::Regime;
+use crate::plan::{Regime, Target};
 use kernels_gpu::Family;
 use kernels_gpu::abi::CrossEntropyArgs;
 
 /// The kernels for one kind of targets, or for log-probabilities.
 pub(super) struct Kernels {
+    pub(super) target: Target,
     /// Vectors (16 bytes) of a row that a thread has in registers.
     pub(super) per_thread: usize,
     /// The same, for rows of which a block has the other vectors in shared memory, by the bytes of
@@ -73,9 +74,10 @@ impl PassKernels {
 }
 
 macro_rules! kernels {
-    ($loss:ident) => {{
+    ($loss:ident, $target:ident) => {{
         use kernels_gpu::kernels::$loss::*;
         Kernels {
+            target: Target::$target,
             per_thread: VECTORS,
             vectors_beside,
             vectors_with_gradients,
@@ -127,13 +129,14 @@ macro_rules! kernels {
     }};
 }
 
-static CLASSES: Kernels = kernels!(cross_entropy);
-static SMOOTHED: Kernels = kernels!(cross_entropy_smoothed);
-static WEIGHTED: Kernels = kernels!(cross_entropy_weighted);
-static PROBABILITIES: Kernels = kernels!(cross_entropy_prob);
+static CLASSES: Kernels = kernels!(cross_entropy, Class);
+static SMOOTHED: Kernels = kernels!(cross_entropy_smoothed, Smoothed);
+static WEIGHTED: Kernels = kernels!(cross_entropy_weighted, Weighted);
+static PROBABILITIES: Kernels = kernels!(cross_entropy_prob, Probabilities);
 static LOG_PROB: Kernels = {
     use kernels_gpu::kernels::log_prob::*;
     Kernels {
+        target: Target::Class,
         per_thread: VECTORS,
         vectors_beside,
         vectors_with_gradients,

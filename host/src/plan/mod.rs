@@ -16,8 +16,8 @@ pub(crate) use elementwise::{Dense, IndexedTiles, backward_by_row, elementwise, 
 pub(crate) use prefetch::early_bytes;
 pub(crate) use prefetch::{Ahead, Cache, ahead, early, wants_shared_of_one_more};
 pub(crate) use samples::{
-    Regime, SamplesKernels, SamplesLaunch, is_optimistic, normaliser_blocks, retry_blocks, samples,
-    staged_vectors,
+    Regime, SamplesKernels, SamplesLaunch, Target, is_optimistic, normaliser_blocks, retry_blocks,
+    samples, staged_vectors,
 };
 
 pub(crate) use split::{Split, is_split, split};

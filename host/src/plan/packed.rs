@@ -4,6 +4,7 @@
 mod banks;
 mod rows;
 mod space;
+mod waves;
 
 pub(crate) use rows::Rows;
 
@@ -82,6 +83,18 @@ const MOST_ROW_BYTES_OF_TWO: usize = 6000;
 /// - 513 columns 0.41 and 0.71, 700 columns 0.53 and 0.73, 1300 columns 0.70 and 0.59
 const MOST_ROW_BYTES_F64: [usize; 2] = [8000, 8400];
 
+/// The same for gradients from probabilities in 16 bits, of rows on 16-byte boundaries.
+///
+/// H200, 2026-11-30, bf16, ceiling ÷ ours packed and with a block per row: 768 columns 0.93 and
+/// 0.87, 1024 columns 0.92 and 0.97, 2040 columns 0.91 and 0.95.
+const MOST_ROW_BYTES_BACKWARD_OF_TWO: usize = 2040;
+
+/// The same for gradients in f64, of rows on 16-byte boundaries.
+///
+/// H200, 2026-11-30, ceiling ÷ ours packed and with a block per row: 320 columns 0.86 and 0.67, 384
+/// columns 0.82 and 0.81, 448 columns 0.86 and 0.87, 510 columns 0.87 and 0.91.
+const MOST_ROW_BYTES_BACKWARD_F64: usize = 3500;
+
 /// The same for elementwise losses. Packing is faster even for the longest rows that were compared,
 /// except in one small call.
 ///
@@ -115,6 +128,8 @@ fn most_row_bytes(pass: Pass, rows: Rows) -> usize {
         }
         _ if rows.is_elementwise => MOST_ROW_BYTES_ELEMENTWISE,
         (Pass::Forward, 8) if is_single => MOST_ROW_BYTES_F64[usize::from(is_off)],
+        (Pass::Backward, 2) if rows.tiles == 2 && !is_off => MOST_ROW_BYTES_BACKWARD_OF_TWO,
+        (Pass::Backward, 8) if !is_off => MOST_ROW_BYTES_BACKWARD_F64,
         (Pass::Backward, _) | (_, 8) => MOST_ROW_BYTES,
         (Pass::Forward, 4) if is_off => MOST_ROW_BYTES_OFF_BOUNDARIES,
         (Pass::Forward, _) => MOST_ROW_BYTES_FORWARD,
@@ -143,57 +158,10 @@ pub(crate) struct Packed {
     /// [`Regime::Packed`], or a regime with one lane per row.
     pub(crate) regime: Regime,
     is_elementwise: bool,
+    element_bytes: usize,
 }
 
 impl Packed {
-    /// The blocks of a launch over `rows` rows: at most [`waves`](Self::waves) times the number
-    /// that the device has room for. With several waves, all blocks take the same number of tiles,
-    /// because a mix of three and two would make the last wave wait.
-    pub(crate) fn blocks(&self, pass: Pass, rows: usize, device: Device) -> usize {
-        let waves = self.waves(pass);
-        let room = device.blocks(self.shared_bytes);
-        let most = room * waves;
-        let blocks = rows.div_ceil(self.block_rows);
-        if waves == 1 {
-            return blocks.min(most);
-        }
-        // A warp with only one tile cannot use its second stage, so give each two tiles if there
-        // are enough.
-        let has_two_stages = self.args.stage_bytes != 0;
-        let least = if has_two_stages && blocks > room { 2 } else { 1 };
-        blocks.div_ceil(blocks.div_ceil(most).max(least))
-    }
-
-    /// How many waves of blocks a launch has, at most; a wave is the number of blocks that the
-    /// device has room for. Blocks that begin in the order of memory keep their accesses closer
-    /// together than persistent ones, but each costs a start and an end. So a forward pass with
-    /// several lanes per row has one wave unless its loss is elementwise, and other passes have
-    /// several.
-    ///
-    /// H200, share of the memory's limit with several waves instead of one:
-    ///
-    /// - forward-backward, 524288×256 f32: 0.92 instead of 0.88
-    /// - forward, several lanes per row: no gain
-    /// - forward, one lane per row, 3 columns of f32: 0.92 instead of 0.87
-    ///
-    /// With 8, 16 and 32 waves (2026-11-27):
-    ///
-    /// - f32 forward-backward: 1000 MiB of 33 columns 0.89, 0.91, 0.92
-    /// - f32 backward: 500 MiB of 229 columns 0.91, 0.94, 0.96
-    /// - f16 forward-backward: 500 MiB of 6 columns 0.68, 0.68, 0.66; 180 MiB of 42 columns 0.80,
-    ///   0.77, 0.77
-    /// - bf16 forward, with 8 and 16 only: 300 MiB of 9 columns 0.81, 0.80; 256 MiB of 10 columns
-    ///   0.83, 0.80
-    ///
-    /// Forward passes of elementwise losses with one lane per row were not tried.
-    fn waves(&self, pass: Pass) -> usize {
-        match (pass, self.regime) {
-            (Pass::Forward, Regime::Packed) if !self.is_elementwise => 1,
-            (Pass::Forward, _) => FORWARD_WAVES,
-            _ => WAVES,
-        }
-    }
-
     /// The arguments of the kernels for `rows` rows.
     pub(crate) fn args_of(&self, rows: usize) -> TileArgs {
         let tile_rows = self.args.rows as usize;
@@ -208,12 +176,6 @@ impl Packed {
         Launch { blocks: blocks as u32, threads: PACKED_BLOCK, shared_bytes, cooperative: false }
     }
 }
-
-/// See [`Packed::waves`].
-const WAVES: usize = 16;
-
-/// The same in the forward pass.
-const FORWARD_WAVES: usize = 8;
 
 /// Bytes of shared memory that the driver reserves in each block.
 pub(crate) const RESERVED: usize = 1 << 10;
@@ -310,8 +272,9 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
         gradients: gradients as u32,
         words: word_steps(&rows, read.steps[0], 32 / warp_rows),
     };
-    let (block_rows, is_elementwise) = (WARPS * tile_rows, rows.is_elementwise);
-    Some(Packed { args, block_rows, shared_bytes, regime, is_elementwise })
+    let (block_rows, element_bytes) = (WARPS * tile_rows, rows.element_bytes);
+    let is_elementwise = rows.is_elementwise;
+    Some(Packed { args, block_rows, shared_bytes, regime, is_elementwise, element_bytes })
 }
 
 #[cfg(test)]

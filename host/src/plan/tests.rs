@@ -99,8 +99,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     vectors_beside: 2,
     multiprocessors: 132,
     shared_bytes: 228 << 10,
-    is_smoothed: false,
-    has_weights: false,
+    target: Target::Class,
     whole: true,
     alike: true,
     collide: false,
@@ -293,11 +292,11 @@ fn blocks_of_packed_rows_fill_a_device() {
     let blocks = |pass, rows| samples(pass, rows, 10, 4, kernels(10)).rows.launch.blocks;
     // Registers and shared memory of a multiprocessor allow five blocks each.
     assert_eq!(blocks(Pass::Forward, 1 << 24), grid_of_workers(132 * 5, ADDER_SHIFT));
-    // With sixteen times as many blocks, each takes an equal number of tiles, and no tile is left
+    // With 32 times as many blocks, each takes an equal number of tiles, and no tile is left
     // for one more block.
     let rows_of_tiles = 4 * samples(Pass::Backward, 1 << 24, 10, 4, kernels(10)).tile.rows;
     let tiles = (1_u32 << 24).div_ceil(rows_of_tiles);
-    let each = tiles.div_ceil(132 * 5 * 16);
+    let each = tiles.div_ceil(132 * 5 * 32);
     assert!(each > 1);
     assert_eq!(blocks(Pass::Backward, 1 << 24), tiles.div_ceil(each));
     assert_eq!(
@@ -392,15 +391,16 @@ fn a_wave_of_blocks_sums_inputs_that_are_neither_small_nor_large() {
 /// another.
 #[test]
 fn a_block_per_long_row_leaves_room_for_another() {
-    let threads = |cols, is_smoothed| {
-        let kernels = SamplesKernels { long_block: 1024, is_smoothed, ..KERNELS };
+    let threads = |cols, target| {
+        let kernels = SamplesKernels { long_block: 1024, target, ..KERNELS };
         samples(Pass::ForwardBackward, 4096, cols, 4, kernels).rows.launch.threads
     };
     // 2 vectors per thread in registers, and 7040 that a block may stage: 113 KiB.
-    assert_eq!((threads(4 * 8056, false), threads(4 * 8057, false)), (512, 672));
-    assert_eq!(threads(4 * 8056, true), 672);
+    let of_class = |cols| threads(cols, Target::Class);
+    assert_eq!((of_class(4 * 8056), of_class(4 * 8057)), (512, 672));
+    assert_eq!(threads(4 * 8056, Target::Smoothed), 672);
     // Three blocks fit if rows are shorter. With eight, a thread would have too many vectors.
-    assert_eq!((threads(4 * 4096, false), threads(4 * 2049, false)), (320, 128));
+    assert_eq!((of_class(4 * 4096), of_class(4 * 2049)), (320, 128));
     // With one row per multiprocessor, a block has it to itself.
     let few = SamplesKernels { long_block: 1024, ..KERNELS };
     let plan = samples(Pass::ForwardBackward, 132, 4 * 4096, 4, few);

@@ -322,19 +322,31 @@ impl Space<'_> {
     ///   and 0.78 with 32
     /// - backward: 255 columns 0.87 and 0.81
     ///
-    /// With half the rows: f32 backward, 192 columns, one element off, 0.68 before and 0.86 after.
+    /// With half the rows:
+    ///
+    /// - f32 backward, 192 columns, one element off: 0.68 and 0.86
+    /// - where twice the rows take too much memory (2026-11-30), bf16 forward-backward: 700 columns
+    ///   0.66 and 0.80, 828 columns 0.67 and 0.83
     fn with_few_conflicts(&self, pass: Pass, mut rows: usize) -> usize {
         let step = self.read.steps[0];
         let conflicts = |rows| banks::fewest_conflicts(self.rows, step, 32 / rows);
         while rows > 1 && conflicts(rows) >= 8 {
             rows /= 2;
         }
-        let is_doubled = pass != Pass::Backward
-            && rows < 32
-            && conflicts(rows) >= 4
-            && 2 * conflicts(2 * rows) <= conflicts(rows)
+        let has_conflicts = pass != Pass::Backward
             && self.rows.element_bytes < 8
-            && self.warp_bytes(2 * rows, 1) <= MOST_WARP_BYTES;
-        if is_doubled { 2 * rows } else { rows }
+            && rows < 32
+            && conflicts(rows) >= 4;
+        // Whether there are half the conflicts with `other` rows instead.
+        let is_better = |other: usize| 2 * conflicts(other) <= conflicts(rows);
+        if !has_conflicts {
+            rows
+        } else if is_better(2 * rows) && self.warp_bytes(2 * rows, 1) <= MOST_WARP_BYTES {
+            2 * rows
+        } else if rows > 1 && is_better(rows / 2) {
+            rows / 2
+        } else {
+            rows
+        }
     }
 }

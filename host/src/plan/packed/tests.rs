@@ -379,6 +379,8 @@ fn a_turn_has_rows_without_many_conflicts() {
         let both = if cols == 401 { 16 } else { forward };
         assert_eq!(rows(Pass::ForwardBackward, cols), both, "{cols} columns");
     }
+    // With 700 columns there is room for eight rows, which conflict, but not for 16.
+    assert_eq!([692, 700].map(|cols| rows(Pass::ForwardBackward, cols)), [8, 4]);
     // Rows of 768 bytes off a boundary all begin in one bank.
     let off = Rows { alignment: 4, store_alignment: 4, ..dense(192, 4) };
     assert_eq!(turn(Pass::Backward, off, usize::MAX).0, 4);
@@ -398,6 +400,78 @@ fn warps_with_two_stages_have_two_tiles() {
     let resident = 132 * 5;
     assert_eq!([resident, resident + 1, 4 * resident].map(|n| blocks(two, n)), [660, 331, 1320]);
     assert_eq!([resident, resident + 1, 4 * resident].map(|n| blocks(one, n)), [660, 661, 2640]);
+}
+
+/// The blocks of a launch of `tiles` tiles for each warp that the device has room for.
+fn blocks_of_tiles(pass: Pass, rows: Rows, registers_for: usize, tiles: usize) -> [usize; 2] {
+    let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for };
+    let packed = packed(pass, rows).expect("a short row");
+    let room = device.blocks(packed.shared_bytes);
+    [packed.blocks(pass, tiles * room * packed.block_rows, device), room]
+}
+
+/// Forward passes with one lane per row and few blocks per multiprocessor have persistent blocks,
+/// until warps have many tiles. With more blocks, there are several waves of these.
+#[test]
+fn few_blocks_are_persistent() {
+    let waves = |rows, tiles| {
+        let [blocks, room] = blocks_of_tiles(Pass::Forward, rows, 7, tiles);
+        (room / 132, blocks as f64 / room as f64)
+    };
+    assert_eq!(
+        [2, 31, 32].map(|tiles| waves(dense(60, 4), tiles)),
+        [(3, 1.0), (3, 1.0), (3, 16.0)]
+    );
+    assert_eq!([2, 31, 32].map(|tiles| waves(dense(4, 8), tiles)), [(5, 1.0), (5, 1.0), (5, 8.0)]);
+    assert_eq!([2, 4, 32].map(|tiles| waves(dense(24, 4), tiles)), [(7, 1.0), (7, 2.0), (7, 16.0)]);
+    assert_eq!(waves(dense(48, 2), 32), (7, 8.0));
+}
+
+/// With loss and gradients, blocks with one lane per row are persistent if warps have few tiles.
+/// Otherwise they have three tiles each, or two if a tile takes one turn.
+#[test]
+fn few_tiles_with_gradients_have_persistent_blocks() {
+    let waves = |rows, tiles| {
+        let [blocks, room] = blocks_of_tiles(Pass::ForwardBackward, rows, 7, tiles);
+        blocks as f64 / room as f64
+    };
+    assert_eq!([7, 9, 48, 96].map(|tiles| waves(dense(4, 4), tiles)), [1.0, 3.0, 16.0, 32.0]);
+    assert_eq!([7, 8, 48].map(|tiles| waves(dense(32, 4), tiles)), [1.0, 4.0, 24.0]);
+    assert_eq!(waves(dense(9, 2), 96), 16.0);
+    // A warp with one stage has one tile.
+    assert_eq!([2, 7].map(|tiles| waves(dense(4, 8), tiles)), [2.0, 7.0]);
+}
+
+/// Gradients take less time with several lanes for rows of more than 144 bytes, or, if the loss is
+/// computed too, of more than 208 bytes in 16 bits and 240 in f32.
+#[test]
+fn wide_rows_with_gradients_are_shorter_than_without() {
+    let is_wide = |pass, [cols, element_bytes]: [usize; 2]| {
+        let packed = packed(pass, dense(cols, element_bytes)).expect("a short row");
+        packed.regime == Regime::WideRows
+    };
+    use Pass::{Backward, Forward, ForwardBackward};
+    for (pass, within, beyond) in [
+        (Forward, [[128, 2], [80, 4]], [[130, 2], [81, 4]]),
+        (ForwardBackward, [[104, 2], [60, 4]], [[106, 2], [61, 4]]),
+        (Backward, [[72, 2], [36, 4]], [[74, 2], [37, 4]]),
+    ] {
+        assert_eq!(within.map(|rows| is_wide(pass, rows)), [true; 2], "{pass:?}");
+        assert_eq!(beyond.map(|rows| is_wide(pass, rows)), [false; 2], "{pass:?}");
+    }
+}
+
+/// In backward passes, a block per row is faster for the longest rows on 16-byte boundaries.
+#[test]
+fn long_rows_of_backward_passes_are_not_packed() {
+    let is_packed = |rows| packed(Pass::Backward, rows).is_some();
+    assert_eq!([437, 439, 440].map(|cols| is_packed(dense(cols, 8))), [true, true, false]);
+    let of_two = |cols| {
+        let mut all = shapes().filter(|rows| rows.tiles == 2 && rows.element_bytes == 2);
+        let is_dense = |rows: &Rows| rows.strides[0] == rows.row_bytes() && rows.alike;
+        all.find(|rows| rows.cols == cols && is_dense(rows)).expect("a short row")
+    };
+    assert_eq!([1016, 1023, 1024].map(|cols| is_packed(of_two(cols))), [true, true, false]);
 }
 
 /// Resident blocks share the multiprocessor's shared memory. The driver takes a KiB of it for each

@@ -223,7 +223,7 @@ fn long_forward_backward(shape: &Shape) -> SamplesLaunch {
         blocks * bytes <= kernels.shared_bytes && shape.vectors <= MOST_LONG_VECTORS * threads
     };
     // Few rows have more threads each.
-    let most = if kernels.is_smoothed { 1 } else { MOST_LONG_BLOCKS };
+    let most = if kernels.target.is_smoothed() { 1 } else { MOST_LONG_BLOCKS };
     let most = most.min(shape.rows.div_ceil(MULTIPROCESSORS));
     let threads = match (2..=most).rev().find(fits) {
         Some(blocks) => threads_of(blocks),

@@ -93,6 +93,24 @@ pub(crate) enum Regime {
     Stream,
 }
 
+/// What the target of a row is, as far as it decides which kernels are fast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Target {
+    /// A class.
+    Class,
+    /// A class with label smoothing.
+    Smoothed,
+    /// A class with label smoothing and class weights: each class has a share of its own.
+    Weighted,
+    Probabilities,
+}
+
+impl Target {
+    pub(crate) fn is_smoothed(self) -> bool {
+        matches!(self, Target::Smoothed | Target::Weighted)
+    }
+}
+
 /// Which regimes the kernels of a pass can use for the rows of a call, and the limits of each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SamplesKernels {
@@ -119,10 +137,7 @@ pub(crate) struct SamplesKernels {
     /// Multiprocessors, and bytes of shared memory of each.
     pub(crate) multiprocessors: usize,
     pub(crate) shared_bytes: usize,
-    /// Whether classes are smoothed.
-    pub(crate) is_smoothed: bool,
-    /// Whether there are class weights.
-    pub(crate) has_weights: bool,
+    pub(crate) target: Target,
     /// Whether all rows begin and end on 16-byte boundaries.
     pub(crate) whole: bool,
     /// Whether each row of a gradient is aligned to 16 bytes in the same way as the row that it is

@@ -1,6 +1,6 @@
 //! Which regimes can take the rows of a pass, and which is faster where several can.
 
-use super::SamplesKernels;
+use super::{SamplesKernels, Target};
 use crate::plan::Pass;
 use crate::plan::packed::{Device, Packed, Rows};
 use crate::plan::staged::{self, Staged};
@@ -38,7 +38,8 @@ impl Shape {
         self.takes_fewer_turns_than(1)
     }
 
-    fn takes_fewer_turns_than(&self, turns: usize) -> bool {
+    /// Whether the rows would fill the device's shared memory less than `turns` times.
+    pub(super) fn takes_fewer_turns_than(&self, turns: usize) -> bool {
         let bytes = self.rows.saturating_mul(self.vectors * 16);
         bytes < turns * self.kernels.multiprocessors * self.kernels.shared_bytes
     }
@@ -59,13 +60,15 @@ impl Shape {
     pub(super) fn staged(&self) -> Option<Staged> {
         let limits = self.kernels.staged?;
         let is_packed = self.packed().is_some();
-        if !self.prefers_staged() && (is_packed || self.prefers_registers()) {
+        if !self.prefers_staged() && (is_packed || self.prefers_registers())
+            || self.prefers_registers_of_weighted()
+        {
             return None;
         }
-        let SamplesKernels { tensors, alignment, is_smoothed, .. } = self.kernels;
+        let SamplesKernels { tensors, alignment, target, .. } = self.kernels;
         // If the statistics sum the target's shares, the rest of a row is computed by the vector.
-        let is_late = has_late_shares(self.element_bytes, self.kernels.has_weights);
-        let sums_shares = is_smoothed && !is_late || tensors == 2;
+        let is_late = has_late_shares(self.element_bytes, target == Target::Weighted);
+        let sums_shares = target.is_smoothed() && !is_late || tensors == 2;
         let batch = if sums_shares { 1 } else { STAGED_BATCH_VECTORS };
         let cut = (alignment, batch as usize);
         staged::plan(self.rows, self.vectors, self.element_bytes, tensors, cut, limits)
@@ -83,7 +86,20 @@ impl Shape {
     /// - probabilities (2026-11-28): f32, 512 columns 0.79 and 0.87, 2048 columns 0.91 and 0.95,
     ///   3848 columns 0.82 and 0.95; f16, 2391 columns 0.46 and 0.77
     fn prefers_staged(&self) -> bool {
-        self.element_bytes == 8 || self.kernels.is_smoothed || self.kernels.tensors == 2
+        self.element_bytes == 8 || self.kernels.target.is_smoothed() || self.kernels.tensors == 2
+    }
+
+    /// Whether rows of f32 with smoothing and class weights, which are longer than packed ones, are
+    /// faster in the registers of a block than staged.
+    ///
+    /// H200, 2026-11-30, forward-backward, ceiling ÷ ours staged and in registers: 1536 columns
+    /// 0.82 and 0.89, 2048 columns 0.83 and 0.91, 3072 columns 0.86 and 0.89, 4096 columns 0.82 and
+    /// 0.90, 6000 columns 0.86 and 0.75.
+    fn prefers_registers_of_weighted(&self) -> bool {
+        self.element_bytes == 4
+            && self.kernels.target == Target::Weighted
+            && self.packed().is_none()
+            && self.prefers_registers()
     }
 
     /// Whether rows are faster in the registers of a block than staged.

@@ -57,6 +57,55 @@ fn registers_that_are_not_full_are_packed_instead() {
     }
 }
 
+/// With label smoothing and from probabilities, fewer rows are faster in registers than with classes
+/// alone.
+#[test]
+fn targets_with_a_share_for_every_class_are_packed_sooner() {
+    use Pass::{Forward, ForwardBackward};
+    use Target::{Class, Probabilities, Smoothed, Weighted};
+    let is_short = |target, pass, turns, cols: usize, bytes| {
+        let rows = rows_of_turns(turns, cols * bytes) - 1;
+        let kernels = SamplesKernels { target, ..kernels(cols * bytes / 4) };
+        samples(pass, rows, cols, bytes, kernels).regime == Regime::ShortWhole
+    };
+    // For each kind of target: of one turn, few, and many.
+    for (pass, cols, bytes, of_classes, of_smoothed, of_probabilities) in [
+        (Forward, 256, 4, [true, true, true], [true, true, false], [true, false, false]),
+        (Forward, 64, 4, [true, true, true], [true, false, false], [true, false, false]),
+        (Forward, 512, 2, [true, true, true], [true, true, false], [true, false, false]),
+        (Forward, 192, 2, [true, true, false], [true, false, false], [true, false, false]),
+        (ForwardBackward, 256, 4, [true; 3], [true; 3], [true; 3]),
+        (ForwardBackward, 96, 4, [true; 3], [true, true, false], [true, false, false]),
+        (ForwardBackward, 512, 2, [true; 3], [true, true, false], [true; 3]),
+        (ForwardBackward, 1024, 2, [true; 3], [true; 3], [true; 3]),
+        (ForwardBackward, 128, 8, [true, false, false], [true, false, false], [true, true, false]),
+    ] {
+        for (target, expected) in [
+            (Class, of_classes),
+            (Smoothed, of_smoothed),
+            (Weighted, of_smoothed),
+            (Probabilities, of_probabilities),
+        ] {
+            let short = [1, 6, 7].map(|turns| is_short(target, pass, turns, cols, bytes));
+            assert_eq!(short, expected, "{target:?}, {pass:?}, {cols} columns of {bytes} bytes");
+        }
+    }
+}
+
+/// Rows of f32 with smoothing and class weights that are too long to be packed are in registers
+/// rather than staged.
+#[test]
+fn weighted_rows_of_f32_are_register_resident() {
+    let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
+    let regime = |target, cols| {
+        let kernels = SamplesKernels { target, staged: Some((device, 256)), ..kernels(cols) };
+        samples(Pass::ForwardBackward, 1 << 15, cols, 4, kernels).regime
+    };
+    assert_eq!([2048, 4096].map(|cols| regime(Target::Weighted, cols)), [Regime::Registers; 2]);
+    assert_eq!([1024, 4100].map(|cols| regime(Target::Weighted, cols)), [Regime::Staged; 2]);
+    assert_eq!([2048, 4096].map(|cols| regime(Target::Smoothed, cols)), [Regime::Staged; 2]);
+}
+
 /// Loss and gradients of f64, of smoothed classes and of probabilities are staged, although the
 /// rows are short enough to be packed.
 #[test]
@@ -69,7 +118,7 @@ fn rows_that_are_staged_though_they_are_short_enough_to_be_packed() {
     };
     let of_f32 = of_classes(600);
     assert_eq!(regime(4, of_f32), Regime::Packed);
-    assert_eq!(regime(4, SamplesKernels { is_smoothed: true, ..of_f32 }), Regime::Staged);
+    assert_eq!(regime(4, SamplesKernels { target: Target::Smoothed, ..of_f32 }), Regime::Staged);
     assert_eq!(regime(4, SamplesKernels { tensors: 2, ..of_f32 }), Regime::Staged);
     let of_f64 = samples(Pass::ForwardBackward, 1 << 18, 600, 8, of_classes(1200)).regime;
     assert_eq!(of_f64, Regime::Staged);
@@ -105,7 +154,8 @@ fn rows_of_a_warp_are_register_resident_or_packed() {
     );
     for pass in [Pass::Forward, Pass::ForwardBackward] {
         let of_16_bits = |rows, cols| regime(pass, rows, cols, 2);
-        assert_eq!([few, 2 * few].map(|rows| of_16_bits(rows, 1800)), [Regime::WarpWhole; 2]);
+        let many = if pass == Pass::Forward { 2 * few } else { 8 * few / 6 };
+        assert_eq!([few, many].map(|rows| of_16_bits(rows, 1800)), [Regime::WarpWhole; 2]);
         assert_eq!(
             [(few, 1792), (2 * few, 1792)].map(|(rows, cols)| of_16_bits(rows, cols)),
             [Regime::WarpWhole, Regime::Packed]
@@ -114,6 +164,9 @@ fn rows_of_a_warp_are_register_resident_or_packed() {
             [1408, 1400].map(|cols| of_16_bits(few, cols)),
             [Regime::WarpWhole, Regime::Packed]
         );
+        // Full registers, but many turns.
+        let expected = if pass == Pass::Forward { Regime::WarpWhole } else { Regime::Packed };
+        assert_eq!(of_16_bits(2 * few, 2048), expected);
         // All rows are resident at once.
         assert_eq!(of_16_bits(1100, 1400), Regime::WarpWhole);
     }
@@ -143,8 +196,9 @@ fn rows_that_begin_anywhere_are_register_resident_or_packed() {
     for (pass, turns, bytes, cols, expected) in [
         (Pass::Forward, 1, 4, [283, 291], [false, true]),
         (Pass::ForwardBackward, 1, 4, [251, 257], [true, true]),
-        (Pass::Forward, 6, 4, [379, 383], [false, true]),
-        (Pass::ForwardBackward, 6, 2, [759, 767], [false, true]),
+        (Pass::Forward, 4, 4, [379, 383], [false, true]),
+        (Pass::ForwardBackward, 4, 2, [759, 767], [false, true]),
+        (Pass::ForwardBackward, 5, 2, [767, 895], [false, false]),
         (Pass::Forward, 7, 4, [439, 447], [false, true]),
         (Pass::ForwardBackward, 7, 4, [447, 511], [false, false]),
         (Pass::Forward, 7, 2, [895, 1023], [false, false]),
@@ -155,8 +209,10 @@ fn rows_that_begin_anywhere_are_register_resident_or_packed() {
     for (pass, turns, bytes, cols, expected) in [
         (Pass::Forward, 1, 4, [571, 577], [false, true]),
         (Pass::ForwardBackward, 1, 2, [1025, 1027], [true, true]),
-        (Pass::ForwardBackward, 6, 4, [763, 767], [false, true]),
-        (Pass::Forward, 7, 4, [699, 703], [false, true]),
+        (Pass::ForwardBackward, 4, 4, [699, 703], [false, true]),
+        (Pass::Forward, 4, 2, [1535, 1527], [true, false]),
+        (Pass::Forward, 7, 4, [635, 639], [false, true]),
+        (Pass::Forward, 7, 2, [1655, 1657], [false, true]),
         (Pass::ForwardBackward, 7, 2, [1783, 1785], [false, true]),
         (Pass::Forward, 7, 2, [2047, 2049], [true, false]),
     ] {

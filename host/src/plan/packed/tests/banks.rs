@@ -1,0 +1,150 @@
+//! Bank conflicts of packed rows.
+
+use super::*;
+use crate::plan::packed::banks::bank_conflicts;
+use kernels_gpu::abi::WordSteps;
+
+/// Eight lanes that read 16 bytes each at the same time use different banks.
+#[test]
+fn lanes_have_no_bank_conflicts() {
+    let is_whole = |rows: &Rows| {
+        rows.alignment == 16 && rows.strides[0] == rows.row_bytes() && rows.stores_span()
+    };
+    for (pass, rows) in passes().filter(|(_, rows)| is_whole(rows)) {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let row_vectors = (rows.cols * rows.element_bytes / VECTOR) as u32;
+        let warp_rows = 1 << args.warp_rows_shift;
+        // With fewer than eight rows per warp, rows of an odd number of vectors are read in two
+        // turns.
+        if args.access < 16 || (warp_rows < 8 && !row_vectors.is_multiple_of(8 / warp_rows)) {
+            continue;
+        }
+        let vector = |lane: u32| {
+            let (row, part) = (lane % warp_rows, lane / warp_rows);
+            let order = (row >> args.order_right & args.order_mask) << args.order_left;
+            assert!(part ^ order < row_vectors.max(1), "{rows:?}: within the row");
+            (row * row_vectors + (part ^ order)) % 8
+        };
+        let mut vectors: Vec<_> = (0..8).map(vector).collect();
+        vectors.sort_unstable();
+        assert_eq!(vectors, [0, 1, 2, 3, 4, 5, 6, 7], "{rows:?}: {args:?}");
+    }
+}
+
+/// If rows are read word by word, each word is read by one lane, and at most a few words of one
+/// bank are read at a time.
+#[test]
+fn lanes_have_each_word_once_and_few_bank_conflicts() {
+    for (pass, rows) in passes() {
+        let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
+        let (word, lanes) = (rows.element_bytes.max(4), 32 >> args.warp_rows_shift);
+        let (words, WordSteps { word: step, lane }) = (VECTOR / word, args.words);
+        let whole = rows.row_bytes() / (VECTOR * lanes);
+        let chunk = (VECTOR * lanes) as u32;
+        let mut times = vec![0; whole * words * lanes];
+        for (of_lane, turn) in (0..lanes).flat_map(|of_lane| (0..whole).map(move |t| (of_lane, t)))
+        {
+            for index in 0..words {
+                let [turn, index] = [turn, index].map(|number| number as u32);
+                let byte = turn * chunk + index * step + of_lane as u32 * lane;
+                times[byte as usize / word] += 1;
+            }
+        }
+        assert!(times.iter().all(|&times| times == 1), "{rows:?}: {:?}", args.words);
+    }
+    // Whole warps that take turns have no conflict, while adjacent chunks would have four.
+    assert_eq!(bank_conflicts(4004, 32, 4, 4), 1);
+    assert_eq!(bank_conflicts(4004, 32, 16, 4), 4);
+    // Rows of an odd number of words, with a lane each.
+    assert_eq!(bank_conflicts(132, 1, 0, 4), 1);
+    assert_eq!(bank_conflicts(128, 1, 0, 4), 32);
+    assert_eq!(bank_conflicts(136, 1, 0, 8), 1);
+}
+
+/// Rows that begin in one bank are read with one lane per row up to 320 bytes, or are copied one by
+/// one with a stride of an odd number of vectors.
+#[test]
+fn rows_off_boundaries_do_not_collide() {
+    let rows = |cols, element_bytes, alignment| {
+        let rows = dense(cols, element_bytes);
+        Rows { alignment, store_alignment: alignment, ..rows }
+    };
+    let packed = |pass, rows| packed(pass, rows).expect("a short row");
+    for (cols, alignment, regime) in [
+        (64, 2, Regime::WideRows),
+        (128, 2, Regime::WideRows),
+        (127, 2, Regime::Packed),
+        (256, 2, Regime::Packed),
+    ] {
+        assert_eq!(packed(Pass::Forward, rows(cols, 2, alignment)).regime, regime, "{cols}");
+    }
+    for (cols, pass, is_span) in [
+        (128, Pass::Forward, false),
+        (512, Pass::Forward, false),
+        (1024, Pass::Forward, true),
+        (128, Pass::ForwardBackward, false),
+        (512, Pass::ForwardBackward, true),
+        (128, Pass::Backward, true),
+        (100, Pass::Forward, true),
+    ] {
+        let args = packed(pass, rows(cols, 4, 4)).args;
+        assert_eq!(args.load_span != 0, is_span, "{cols} columns, {pass:?}");
+        if !is_span {
+            assert_eq!(args.step[0] as usize / VECTOR % 2, 1);
+        }
+        assert_ne!(packed(pass, rows(cols, 4, 16)).args.load_span, 0);
+    }
+}
+
+/// The same in f64, where it is worth copying rows one by one for fewer rows.
+#[test]
+fn rows_of_f64_off_boundaries() {
+    let (classes, probabilities) = (1, 2);
+    for (pass, tiles, cols, is_span) in [
+        (Pass::ForwardBackward, classes, 24, false),
+        (Pass::ForwardBackward, classes, 128, false),
+        (Pass::ForwardBackward, classes, 136, true),
+        (Pass::ForwardBackward, probabilities, 16, false),
+        (Pass::ForwardBackward, probabilities, 64, false),
+        (Pass::ForwardBackward, probabilities, 72, true),
+        (Pass::Forward, classes, 24, true),
+        (Pass::Forward, probabilities, 16, false),
+        (Pass::Forward, probabilities, 24, true),
+        (Pass::Backward, classes, 48, true),
+        (Pass::Backward, probabilities, 16, false),
+        (Pass::Backward, probabilities, 24, true),
+    ] {
+        let strides = if tiles == classes { [8 * cols, 0] } else { [8 * cols; 2] };
+        let rows = Rows { alignment: 8, tiles, strides, ..dense(cols, 8) };
+        let has_lanes = tiles == classes;
+        let rows = Rows { has_lane_rows: has_lanes, has_wide_rows: has_lanes, ..rows };
+        let args = packed(pass, rows).expect("a short row").args;
+        assert_eq!(args.load_span != 0, is_span, "{cols} columns, {tiles} tensors, {pass:?}");
+    }
+}
+
+/// Rows that begin in one bank because of the gaps between them are copied one by one. Above 128
+/// bytes, several lanes share each row.
+#[test]
+fn gaps_between_rows_that_collide() {
+    let rows = |cols, element_bytes, gap| {
+        let rows = dense(cols, element_bytes);
+        let strides = [(cols + gap) * element_bytes, 0];
+        Rows { alignment: element_bytes, store_alignment: element_bytes, strides, ..rows }
+    };
+    let passes = [Pass::Forward, Pass::ForwardBackward, Pass::Backward];
+    for (cols, element_bytes, gap, regime) in [
+        (13, 4, 3, Regime::LaneRows),
+        (26, 4, 6, Regime::WideRows),
+        (39, 4, 9, Regime::Packed),
+        (51, 2, 13, Regime::WideRows),
+    ] {
+        for pass in passes {
+            let collide = packed(pass, rows(cols, element_bytes, gap)).expect("a short row");
+            let beside = packed(pass, rows(cols, element_bytes, gap + 1)).expect("a short row");
+            assert_eq!(collide.regime, regime, "{cols} columns, {pass:?}");
+            let spans = [collide, beside].map(|packed| packed.args.load_span != 0);
+            assert_eq!(spans, [false, true], "{cols} columns, {pass:?}");
+        }
+    }
+}

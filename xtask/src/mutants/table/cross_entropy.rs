@@ -281,7 +281,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 && index < args.rows_of_block.get() && row < args.rows;",
         from: "index < args.rows_of_block.get()",
         to: "index <= args.rows_of_block.get()",
-        test: "cross_entropy::long_rows_of_f64_that_share_a_block",
+        test: "cross_entropy::long_rows_of_f64_with_probabilities_that_share_a_block",
         seen: Seen::OnEmulator,
     },
     Mutant {

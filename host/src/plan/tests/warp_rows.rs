@@ -75,6 +75,7 @@ fn targets_with_a_share_for_every_class_are_packed_sooner() {
         (Forward, 512, 2, [true, true, true], [true, true, false], [true, false, false]),
         (Forward, 192, 2, [true, true, false], [true, false, false], [true, false, false]),
         (ForwardBackward, 256, 4, [true; 3], [true; 3], [true; 3]),
+        (ForwardBackward, 64, 4, [true; 3], [true, true, false], [true; 3]),
         (ForwardBackward, 96, 4, [true; 3], [true, true, false], [true, false, false]),
         (ForwardBackward, 512, 2, [true; 3], [true, true, false], [true; 3]),
         (ForwardBackward, 1024, 2, [true; 3], [true; 3], [true; 3]),

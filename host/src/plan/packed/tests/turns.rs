@@ -115,8 +115,11 @@ fn a_turn_has_rows_without_many_conflicts() {
         let both = if cols == 401 { 16 } else { forward };
         assert_eq!(rows(Pass::ForwardBackward, cols), both, "{cols} columns");
     }
-    // With 700 columns there is room for eight rows, which conflict, but not for 16.
-    assert_eq!([692, 700].map(|cols| rows(Pass::ForwardBackward, cols)), [8, 4]);
+    // Eight rows of 444 and 700 columns conflict. There is room for 16 of the former, but not of
+    // the latter. With 2359 columns, one row has as many conflicts as two, and there is no room for
+    // four.
+    let cols = [692, 444, 700, 2359];
+    assert_eq!(cols.map(|cols| rows(Pass::ForwardBackward, cols)), [8, 16, 4, 2]);
     // Rows of 768 bytes off a boundary all begin in one bank.
     let off = Rows { alignment: 4, store_alignment: 4, ..dense(192, 4) };
     assert_eq!(turn(Pass::Backward, off, usize::MAX).0, 4);

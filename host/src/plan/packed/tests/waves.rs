@@ -54,6 +54,9 @@ fn few_tiles_with_gradients_have_persistent_blocks() {
     assert_eq!([7, 9, 48, 96].map(|tiles| waves(dense(4, 4), tiles)), [1.0, 3.0, 16.0, 32.0]);
     assert_eq!([7, 8, 48].map(|tiles| waves(dense(32, 4), tiles)), [1.0, 4.0, 24.0]);
     assert_eq!(waves(dense(9, 2), 96), 16.0);
+    // Several lanes per row have more waves, elementwise losses fewer.
+    assert_eq!(waves(dense(300, 2), 96), 32.0);
+    assert_eq!(waves(Rows { is_elementwise: true, ..dense(300, 4) }, 96), 16.0);
     // A warp with one stage has one tile.
     assert_eq!([2, 7].map(|tiles| waves(dense(4, 8), tiles)), [2.0, 7.0]);
 }

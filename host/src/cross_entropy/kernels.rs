@@ -160,12 +160,6 @@ static LOG_PROB: Kernels = {
     }
 };
 
-/// Whether each class has a share of the target that depends on its weight, which is so for label
-/// smoothing with class weights.
-pub(super) fn has_weighted_shares(args: &CrossEntropyArgs) -> bool {
-    args.class_bytes != 0 && args.share != 0.0 && args.weight != 0
-}
-
 impl Kernels {
     /// The kernels that compute what `args` asks for.
     pub(super) fn of(args: &CrossEntropyArgs) -> &'static Kernels {
@@ -173,12 +167,12 @@ impl Kernels {
             &LOG_PROB
         } else if args.class_bytes == 0 {
             &PROBABILITIES
-        } else if has_weighted_shares(args) {
-            &WEIGHTED
-        } else if args.share != 0.0 {
+        } else if args.share == 0.0 {
+            &CLASSES
+        } else if args.weight == 0 {
             &SMOOTHED
         } else {
-            &CLASSES
+            &WEIGHTED
         }
     }
 }

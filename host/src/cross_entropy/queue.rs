@@ -1,12 +1,14 @@
 //! Plans the launches of a checked call, and queues them.
 
 use super::call::Arguments;
-use super::kernels::{Kernels, has_weighted_shares};
+use super::kernels::Kernels;
 use crate::element::Float;
 use crate::error::Result;
 use crate::launch::{Argument, check_memory, launch, packed_rows, rows_are_alike};
 use crate::plan::packed;
-use crate::plan::{self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch};
+use crate::plan::{
+    self, Ahead, Launch, Pass, Regime, RowsLaunch, SamplesKernels, SamplesLaunch, Target,
+};
 use crate::stream::Stream;
 use kernels_gpu::abi::{
     CrossEntropyArgs, Dtype, Matrix, ROWS_BLOCK, attempt, has_late_shares, stages_misaligned,
@@ -166,7 +168,12 @@ impl<'a> Launches<'a> {
         let is_few = self.is_few(regime, args);
         let tensors = self.staged_tensors(args).unwrap_or(1);
         let is_long = regime == Regime::Long
-            && plan::is_split(self.row_bytes(), self.element_bytes, tensors, args.share != 0.0);
+            && plan::is_split(
+                self.row_bytes(),
+                self.element_bytes,
+                tensors,
+                self.kernels.target.is_smoothed(),
+            );
         if (is_few || is_long)
             && let Some((family, split)) = self.split(args)?
         {
@@ -234,8 +241,9 @@ impl<'a> Launches<'a> {
         threads: u32,
         room: usize,
     ) -> u32 {
-        let sums_weights =
-            is_staged && has_weighted_shares(args) && has_late_shares(self.element_bytes, true);
+        let sums_weights = is_staged
+            && self.kernels.target == Target::Weighted
+            && has_late_shares(self.element_bytes, true);
         if args.divisor != 0.0 && !sums_weights {
             return 0;
         }

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_a_block_holds_are_not_shared() {
+    fn rows_that_one_block_has_room_for_are_not_split() {
         assert!(is_split(120_000, 2, 1, true) && is_split(120_000, 4, 1, true));
         let is_split = |cols: usize, bytes| is_split(cols * bytes, bytes, 1, false);
         assert!(!is_split(65_536, 4) && is_split(80_001, 4));

@@ -67,29 +67,12 @@ mod tests {
     const DEVICE: Device =
         Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
 
-    fn f32_rows(cols: usize) -> Rows {
-        Rows {
-            cols,
-            element_bytes: 4,
-            alignment: 1 << (4 * cols).trailing_zeros().min(7),
-            store_alignment: 16,
-            alike: true,
-            strides: [4 * cols, 0],
-            store_strides: [0; 2],
-            reads_gaps: true,
-            is_elementwise: false,
-            has_lane_rows: false,
-            has_wide_rows: false,
-            tiles: 1,
-        }
-    }
-
     #[test]
     fn as_many_warps_as_are_resident_share_all_tiles() {
-        let blocks = |count, cols| layout(count, &f32_rows(cols), DEVICE).0.blocks;
+        let blocks = |count, cols| layout(count, &Rows::of_f32(cols), DEVICE).0.blocks;
         assert_eq!((blocks(32768, 4096), blocks(1500, 262_144)), (132 * 3, 132 * 3));
         // Rows of two tiles each, and a warp for each tile.
-        let warps = |count| layout(count, &f32_rows(1024), DEVICE).1.warps;
+        let warps = |count| layout(count, &Rows::of_f32(1024), DEVICE).1.warps;
         assert_eq!(
             [4, 5, 0].map(|count| (blocks(count, 1024), warps(count))),
             [(1, 8), (2, 10), (1, 1)]
@@ -100,7 +83,7 @@ mod tests {
     /// the parts of all warps of the grid.
     #[test]
     fn blocks_merge_their_parts_of_very_long_rows() {
-        let merges = |count| layout(count, &f32_rows(1 << 22), DEVICE).1.merges_blocks;
+        let merges = |count| layout(count, &Rows::of_f32(1 << 22), DEVICE).1.merges_blocks;
         assert_eq!((merges(1), merges(32), merges(33), merges(1000)), (1, 1, 0, 0));
     }
 
@@ -111,7 +94,7 @@ mod tests {
         let ring = 8 * 3 * 2048;
         let plan = |tiles: usize, shared_bytes, registers_for| {
             let device = Device { shared_bytes, registers_for, ..DEVICE };
-            layout(4, &Rows { tiles, ..f32_rows(1 << 22) }, device).0
+            layout(4, &Rows { tiles, ..Rows::of_f32(1 << 22) }, device).0
         };
         for tiles in [1, 2] {
             let block = tiles * ring + 1024;
@@ -128,13 +111,13 @@ mod tests {
     #[test]
     fn few_rows_are_less_than_half_as_many_as_warps() {
         let warps = 132 * 3 * 8;
-        assert!(are_few(warps / 2, &f32_rows(1000), DEVICE));
-        assert!(!are_few(warps / 2 + 1, &f32_rows(1000), DEVICE));
+        assert!(are_few(warps / 2, &Rows::of_f32(1000), DEVICE));
+        assert!(!are_few(warps / 2 + 1, &Rows::of_f32(1000), DEVICE));
     }
 
     #[test]
     fn a_row_off_a_line_may_have_a_tile_more() {
-        let tiles = |cols| layout(1 << 20, &f32_rows(cols), DEVICE).1.row_tiles;
+        let tiles = |cols| layout(1 << 20, &Rows::of_f32(cols), DEVICE).1.row_tiles;
         assert_eq!((tiles(4096), tiles(4097), tiles(4095)), (8, 9, 9));
     }
 
@@ -146,6 +129,6 @@ mod tests {
         const { assert!((4 + 4 * WARPS as u32) * MAX_STREAM_BLOCKS < MAX_PARTIALS) };
         assert_eq!(early_blocks(MAX_STREAM_BLOCKS), 0);
         let large = Device { multiprocessors: 1000, ..DEVICE };
-        assert_eq!(layout(1 << 20, &f32_rows(4096), large).0.blocks, MAX_STREAM_BLOCKS);
+        assert_eq!(layout(1 << 20, &Rows::of_f32(4096), large).0.blocks, MAX_STREAM_BLOCKS);
     }
 }

@@ -43,21 +43,7 @@ fn shape(plan: SamplesLaunch) -> (Regime, u32, u32, u32, u32) {
 
 /// The kernels for contiguous f32 rows of `cols` columns, on a device of 132 multiprocessors.
 fn kernels(cols: usize) -> SamplesKernels {
-    let alignment = 1 << (4 * cols).trailing_zeros().min(7);
-    let rows = packed::Rows {
-        cols,
-        element_bytes: 4,
-        alignment,
-        store_alignment: alignment,
-        alike: true,
-        strides: [4 * cols, 0],
-        store_strides: [0; 2],
-        reads_gaps: true,
-        is_elementwise: false,
-        has_lane_rows: false,
-        has_wide_rows: false,
-        tiles: 1,
-    };
+    let rows = packed::Rows::of_f32(cols);
     let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 5 };
     let packed = packed::packed(Pass::Forward, rows, usize::MAX).map(|packed| (packed, device));
     SamplesKernels { packed, whole: cols.is_multiple_of(4), ..KERNELS }

@@ -95,7 +95,6 @@ impl Rows {
     ///
     /// - bf16 forward: 100 columns 0.81 and 0.85, 127 columns 0.79 and 0.69, 140 columns 0.75 and
     ///   0.63
-    /// - bf16 with gradients: 100 columns 0.77 and 0.90, 180 columns 0.58 and 0.75
     /// - f32 forward: 90 columns 0.86 and 0.88
     ///
     /// With gradients, 2026-11-29:
@@ -257,6 +256,28 @@ impl Rows {
             (Pass::Forward, 2 | 4) => 2048,
             (Pass::Backward, 4) if self.tiles == 1 && self.collides_by_gaps() => 1024,
             _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Rows {
+    /// Rows of f32 of one tensor, without gaps or gradients, on boundaries of up to 128 bytes.
+    pub(crate) fn of_f32(cols: usize) -> Self {
+        let alignment = 1 << (4 * cols).trailing_zeros().min(7);
+        Rows {
+            cols,
+            element_bytes: 4,
+            alignment,
+            store_alignment: alignment,
+            alike: true,
+            strides: [4 * cols, 0],
+            store_strides: [0; 2],
+            reads_gaps: true,
+            is_elementwise: false,
+            has_lane_rows: false,
+            has_wide_rows: false,
+            tiles: 1,
         }
     }
 }

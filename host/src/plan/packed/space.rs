@@ -32,7 +32,7 @@ const SMALL_ROW_BYTES: usize = 128;
 /// H200, 2026-11-26, f32 forward, 10 columns, ceiling ÷ ours:
 ///
 /// - with 2400, 3680 and 5000 bytes: 0.81, 0.88, 0.89
-/// - with the present number of waves, 3680 and 5000 bytes: 0.92, 0.91
+/// - with eight waves instead of one, 3680 and 5000 bytes: 0.92, 0.91
 const LANES_STAGE_BYTES: usize = 3680;
 
 /// The same in f64, whose registers allow fewer blocks, so that each can have larger stages.
@@ -314,7 +314,8 @@ impl Space<'_> {
     /// `rows`, or half or twice that number if it has fewer bank conflicts. Rows whose length is
     /// near a power of two conflict if a warp works on few of them. Twice the rows take more shared
     /// memory than the limit; that is worth it in f32 and 16 bits, except in the backward pass,
-    /// which has less arithmetic. If eight rows begin in one bank, half the rows are faster.
+    /// which has less arithmetic. Half the rows are faster if eight rows begin in one bank, or if
+    /// there is no shared memory for twice the rows.
     ///
     /// H200, 2026-11-27, bf16, ceiling ÷ ours with `rows` and with twice that number:
     ///

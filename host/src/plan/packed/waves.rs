@@ -1,7 +1,7 @@
 //! How many blocks a launch of packed rows has. A wave is the number of blocks that the device has
 //! room for. Persistent blocks, in one wave, load a tile while they compute another until they have
 //! no more. Blocks of several waves begin in the order of memory, which keeps their accesses closer
-//! together, but each costs a start and an end, at which it overlaps nothing itself.
+//! together, but a block does not load and compute at the same time in its first and last tile.
 
 use super::{Device, Packed};
 use crate::plan::{Pass, Regime};
@@ -19,8 +19,8 @@ use crate::plan::{Pass, Regime};
 ///   0.96 and 0.95
 const MOST_WAVES: usize = 32;
 
-/// The same with one lane per row: for loss and gradients of 16-bit elements, and for forward passes
-/// of f32.
+/// The same with one lane per row: for loss and gradients of 16-bit elements, and for forward
+/// passes of f32.
 ///
 /// H200, 2026-11-30, ceiling ÷ ours with 8, 16 and 32 waves:
 ///
@@ -63,8 +63,8 @@ const MANY_TILES: usize = 32;
 /// With loss and gradients and one lane per row, blocks are persistent if warps have fewer tiles
 /// than this, and if they load one while they compute another.
 ///
-/// H200, 2026-11-30, ceiling ÷ ours with several waves and with one, of 72 MiB (6 to 7 tiles) and of
-/// 128 MiB (10 to 13 tiles):
+/// H200, 2026-11-30, ceiling ÷ ours with several waves and with one, of 72 MiB (6 to 7 tiles) and
+/// of 128 MiB (10 to 13 tiles):
 ///
 /// - bf16: 9 columns 0.76 and 0.79, 0.83 and 0.82; 32 columns 0.74 and 0.79, 0.81 and 0.80; 64
 ///   columns 0.78 and 0.78, 0.86 and 0.80

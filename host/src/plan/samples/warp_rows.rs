@@ -48,7 +48,7 @@ impl Shape {
     }
 
     /// Whether rows are faster in the registers of `row_lanes` lanes than packed. Some are only if
-    /// they fill the registers up to an eighth, or if they take few turns.
+    /// they leave less than an eighth of the registers empty, or if they take few turns.
     ///
     /// Classes, H200, 2026-11-27, ceiling ÷ ours in registers and packed:
     ///
@@ -283,6 +283,9 @@ impl Shape {
     ///   and 0.83
     /// - bf16 forward-backward: 451 columns 0.80 and 0.77, 1603 columns 0.80 and 0.74, 1803 columns
     ///   0.77 and 0.79
+    ///
+    /// Longer rows of f32 with gradients were compared only at 266 to 400 MiB; the same limit is
+    /// used for few turns.
     ///
     /// Longer rows in forward passes, of 110, 160 and 300 MiB (2026-11-30):
     ///

@@ -91,20 +91,8 @@ fn kernels_that_are_not_there_are_not_planned() {
 #[test]
 fn long_rows_are_streamed() {
     let plan = |pass, rows, cols| {
-        let layout = packed::Rows {
-            cols,
-            element_bytes: 4,
-            alignment: 128,
-            store_alignment: 128,
-            alike: true,
-            strides: [4 * cols, 0],
-            store_strides: [0; 2],
-            reads_gaps: true,
-            is_elementwise: false,
-            has_lane_rows: false,
-            has_wide_rows: false,
-            tiles: 1,
-        };
+        let layout =
+            packed::Rows { alignment: 128, store_alignment: 128, ..packed::Rows::of_f32(cols) };
         let device = Device { multiprocessors: 132, shared_bytes: 228 << 10, registers_for: 3 };
         samples(pass, rows, cols, 4, SamplesKernels { stream: Some((layout, device)), ..KERNELS })
     };

@@ -57,8 +57,8 @@ fn registers_that_are_not_full_are_packed_instead() {
     }
 }
 
-/// With label smoothing and from probabilities, fewer rows are faster in registers than with classes
-/// alone.
+/// With label smoothing and from probabilities, fewer rows are faster in registers than with
+/// classes alone.
 #[test]
 fn targets_with_a_share_for_every_class_are_packed_sooner() {
     use Pass::{Forward, ForwardBackward};

@@ -150,18 +150,10 @@ fn spans_are_the_same_in_shared_and_in_global_memory() {
 fn short_gaps_are_read() {
     let is_read = |row_bytes: usize, gap| {
         let rows = Rows {
-            cols: row_bytes / 4,
-            element_bytes: 4,
             alignment: 16,
             store_alignment: 16,
-            alike: true,
             strides: [row_bytes + gap, 0],
-            store_strides: [0; 2],
-            reads_gaps: true,
-            is_elementwise: false,
-            has_lane_rows: false,
-            has_wide_rows: false,
-            tiles: 1,
+            ..Rows::of_f32(row_bytes / 4)
         };
         packed(Pass::Forward, rows).expect("a short row").args.load_span != 0
     };

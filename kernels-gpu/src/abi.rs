@@ -124,7 +124,6 @@ pub const fn vectors_within(per_thread: usize) -> usize {
 /// The same for the kernels of rows that begin and end at any element, not counting the vectors at
 /// either end that the row has only a part of. The number is smaller, so that less than half of a
 /// thread's vectors may be used: no other kernel has such rows in registers.
-/// used: such rows have no other kernel that has them in registers.
 pub const fn peeled_vectors_within(per_thread: usize) -> usize {
     per_thread / 2 - 1
 }

@@ -107,7 +107,7 @@ const STRUCTURES: &[Structure] = &[
         gradients,
         words,
     }),
-    structure!(WordSteps { word, lane }),
+    structure!(WordSteps { word, lane, shifted }),
     structure!(StreamArgs { row_tiles, warps, merges_blocks }),
     structure!(CrossEntropyArgs {
         input,

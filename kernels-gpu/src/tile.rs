@@ -116,8 +116,9 @@ impl Shared {
     ///
     /// # Safety
     /// 1. The bytes are in global memory.
-    /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the bytes between the
-    ///    16-byte boundary before `at` and `at`.
+    /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the other bytes of the
+    ///    vectors in which the copied bytes begin and end. With `has_more`, there are 16 bytes after
+    ///    them in global memory, too. They may be written meanwhile.
     /// 3. As [`Tile::load_async`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_async<const FLIGHT: usize>(
@@ -125,6 +126,7 @@ impl Shared {
         at: u32,
         start: u64,
         bytes: u32,
+        has_more: bool,
         sharing: Lanes,
     ) {
         // All offsets count from the 16-byte boundary before the first byte.
@@ -148,6 +150,15 @@ impl Shared {
             at = opaque(u64::from(at + FLIGHT as u32 * step)) as u32;
         }
         if to == last {
+            return;
+        }
+        if has_more {
+            if sharing.lane == 0 {
+                let source = (global + u64::from(last)) as *const Vec16;
+                let first = from.saturating_sub(last);
+                // SAFETY: the caller's conditions.
+                unsafe { self.0.from_byte(shared + last).copy_part(0, source, first, to - last) };
+            }
             return;
         }
         // The tail after the last whole vector: by words, and by bytes where it has no whole word.
@@ -177,9 +188,9 @@ impl Shared {
     /// # Safety
     /// As [`copy_async`](Self::copy_async).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) unsafe fn copy_span_async(self, at: u32, start: u64, bytes: u32) {
+    pub(crate) unsafe fn copy_span_async(self, at: u32, start: u64, bytes: u32, has_more: bool) {
         // SAFETY: the caller's conditions.
-        unsafe { self.copy_async::<FLIGHT>(at, start, bytes, Lanes::all()) };
+        unsafe { self.copy_async::<FLIGHT>(at, start, bytes, has_more, Lanes::all()) };
     }
 
     /// Stores `bytes` contiguous bytes from byte `at` on to address `start`, by streaming stores.
@@ -347,16 +358,22 @@ impl<E: Element> Tile<E> {
     /// 2. The block has shared memory for the tile, which no other warp accesses.
     /// 3. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(crate) unsafe fn load_async(&self, args: &TileArgs, rows: u32) {
+    pub(crate) unsafe fn load_async(&self, args: &TileArgs, rows: u32, is_last: bool) {
         // SAFETY: the caller's conditions.
         unsafe {
             if args.load_span != 0 {
-                self.shared.copy_span_async(self.at, self.start, self.span_bytes(rows));
+                // The rows of the next tile, of which the last one may have few. Without this, the
+                // bytes of a tail that is no whole word would be loaded one by one, and the warp
+                // would wait for them. H200, 2026-11-30, bf16, one element off: 504 columns forward
+                // 0.55 of the ceiling before and 0.66 with this, 216 columns backward 0.87 and 0.93.
+                let has_more = !is_last && args.last_rows.min(16) * self.row_bytes >= VECTOR;
+                let bytes = self.span_bytes(rows);
+                self.shared.copy_span_async(self.at, self.start, bytes, has_more);
                 return;
             }
             for_each_row(args, rows, |row, sharing| {
                 let start = self.start + u64::from(row) * self.stride;
-                self.shared.copy_async::<1>(self.row(row), start, self.row_bytes, sharing);
+                self.shared.copy_async::<1>(self.row(row), start, self.row_bytes, false, sharing);
             });
         }
     }

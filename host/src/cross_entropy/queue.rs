@@ -341,6 +341,7 @@ impl<'a> Launches<'a> {
             warp_block: most_threads(Regime::WarpWhole),
             max_registers_block: most_threads(Regime::Registers),
             few_block: most_threads(Regime::Few),
+            peeled_block: most_threads(Regime::Peeled),
             long_block: most_threads(Regime::Long),
             sums: if args.z_loss == 0.0 && args.totals == 0 { 2 } else { 4 },
         };

@@ -31,6 +31,7 @@ const KERNELS: SamplesKernels = SamplesKernels {
     warp_peeled_block: 0,
     max_registers_block: 512,
     staged: None,
+    peeled_block: 256,
     few_block: 512,
     long_block: 256,
     sums: 2,

@@ -30,6 +30,8 @@ pub struct Copied {
     pub bytes: usize,
     /// The first of them that is read from global memory; those before it are written as 0.
     pub first: usize,
+    /// The first after those that are read; it and all others are written as 0.
+    pub end: usize,
     /// The position in the source that issues the copy.
     pub place: Place,
 }
@@ -153,21 +155,27 @@ pub(crate) unsafe fn copy_to_shared<T>(to: *mut T, from: *const T) {
     check_global(from, Access::Load);
     let (to, from, bytes) = (to as usize, from as usize, size_of::<T>());
     let (first, place) = (0, Location::caller());
-    machine().copy_to_shared(Copied { to, from, bytes, first, place });
+    machine().copy_to_shared(Copied { to, from, bytes, first, end: bytes, place });
 }
 
-/// Copies only the bytes from `first` on: those before may be outside of this process's memory.
 #[track_caller]
 pub(crate) unsafe fn copy_end_to_shared(to: *mut Vec16, from: *const Vec16, first: u32) {
+    // SAFETY: the caller's conditions.
+    unsafe { copy_part_to_shared(to, from, first, size_of::<Vec16>() as u32) }
+}
+
+/// Copies only the bytes from `first` to `end`: the others may be outside of this process's memory.
+#[track_caller]
+pub(crate) unsafe fn copy_part_to_shared(to: *mut Vec16, from: *const Vec16, first: u32, end: u32) {
     let (to, from, bytes, place) =
         (to as usize, from as usize, size_of::<Vec16>(), Location::caller());
-    let first = first as usize;
-    // A whole vector is aligned, but a part of one may begin at any byte.
-    let piece = if first == 0 { bytes } else { 1 };
-    for at in (first..bytes).step_by(piece) {
+    let (first, end) = (first as usize, end as usize);
+    // A whole vector is aligned, but a part of one may begin and end at any byte.
+    let piece = if end - first == bytes { bytes } else { 1 };
+    for at in (first..end).step_by(piece) {
         machine().global_access(from + at, piece, Access::Load, place);
     }
-    machine().copy_to_shared(Copied { to, from, bytes, first, place });
+    machine().copy_to_shared(Copied { to, from, bytes, first, end, place });
 }
 
 pub(crate) fn end_copies() {
@@ -176,13 +184,13 @@ pub(crate) fn end_copies() {
 
 /// The copies are made only here, so that a kernel that does not wait finds nothing.
 pub(crate) fn wait_for_copies<const BUT: u32>() {
-    for Copied { to, from, bytes, first, place } in machine().take_copies(BUT as usize) {
+    for Copied { to, from, bytes, first, end, place } in machine().take_copies(BUT as usize) {
         machine().shared_access(to, bytes, Access::Store, place);
-        // SAFETY: the machine has checked both addresses, of global memory from the first byte on.
+        // SAFETY: the machine has checked both addresses, of global memory from `first` to `end`.
         unsafe {
-            (to as *mut u8).write_bytes(0, first);
+            (to as *mut u8).write_bytes(0, bytes);
             let (to, from) = ((to + first) as *mut u8, (from + first) as *const u8);
-            to.copy_from_nonoverlapping(from, bytes - first);
+            to.copy_from_nonoverlapping(from, end - first);
         }
     }
 }

@@ -250,6 +250,18 @@ pub(crate) unsafe fn copy_end_to_shared(to: *mut Vec16, from: *const Vec16, _fir
 }
 
 #[inline(always)]
+pub(crate) unsafe fn copy_part_to_shared(
+    to: *mut Vec16,
+    from: *const Vec16,
+    _first: u32,
+    _end: u32,
+) {
+    // SAFETY: the caller's conditions; the bytes before the first and after the last are read, too.
+    // `cp.async` could leave out the latter, but compute-sanitizer reports them all the same.
+    unsafe { copy_to_shared(to, from) }
+}
+
+#[inline(always)]
 pub(crate) fn end_copies() {
     // SAFETY: ends a batch.
     unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) };

@@ -219,4 +219,17 @@ impl SharedArray<Vec16> {
         // SAFETY: the caller's conditions; the array is on a 16-byte boundary.
         unsafe { side::copy_end_to_shared(self.start.add(index as usize), from, first) }
     }
+
+    /// As [`copy_end`](Self::copy_end), but copies only the bytes before number `end`, at least 1
+    /// and at most 16. Those from there on at `index` become arbitrary, too.
+    ///
+    /// # Safety
+    /// As [`copy_end`](Self::copy_end), for the bytes that are copied. Those after them, up to the
+    /// 16th, are in the same allocation.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn copy_part(self, index: u32, from: *const Vec16, first: u32, end: u32) {
+        // SAFETY: the caller's conditions; the array is on a 16-byte boundary.
+        unsafe { side::copy_part_to_shared(self.start.add(index as usize), from, first, end) }
+    }
 }

@@ -135,6 +135,10 @@ pub struct WordSteps {
     pub word: u32,
     /// Bytes from the chunk of one lane to that of the next lane.
     pub lane: u32,
+    /// 1 if every other row is read from its third word on and its first two words last, 0 if none
+    /// is. This is for rows of 16-bit elements that are a multiple of 16 bytes apart: without it,
+    /// the words that a warp reads at a time are all in the same quarter of the banks.
+    pub shifted: u32,
 }
 
 /// How warps stream rows through rings in shared memory. Each warp has an equal share of all tiles,

@@ -101,8 +101,9 @@ pub(crate) mod mode {
 ///   several lanes compute each row, or (`_lane_rows`, `_wide_rows`) one. In `_lane_rows` the lane
 ///   has its row in registers.
 /// * `forward` and `forward_backward`: one block per row; the row is in registers, at most
-///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_few` is for
-///   grids of few rows: one vector a thread.
+///   `$vectors` (with gradients `vectors_with_gradients`) vectors a thread. `forward_peeled` is for
+///   rows that begin and end at any element, `forward_few` for grids of few rows: one vector a
+///   thread.
 /// * `forward_long`: one block per row, with one tile of the row at a time.
 /// * `forward_backward_long`: the same, but the block has the first tile in registers, and stages
 ///   as much of the rest as fits in shared memory.
@@ -227,10 +228,13 @@ macro_rules! kernels {
                 (CrossEntropyArgs), PACKED_BLOCK by resident_wide_rows::<E>(computes::GRADIENTS),
                 0 barriers of $wide_gradients;
             FORWARD = forward:
-                forward_registers::<E, MODE, $vectors, false>,
+                forward_registers::<E, MODE, $vectors, false, { alignment::BLOCK_ROW }>,
                 (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers;
+            FORWARD_PEELED = forward_peeled:
+                forward_registers::<E, MODE, $vectors, false, { alignment::BLOCK_PEELED }>,
+                (CrossEntropyArgs), 256 by resident::<E>($resident), 3 barriers of $warps;
             FORWARD_FEW = forward_few:
-                forward_registers::<E, MODE, 1, true>,
+                forward_registers::<E, MODE, 1, true, { alignment::BLOCK_ROW }>,
                 (CrossEntropyArgs), (few_block::<E>($block)) by 1, 3 barriers;
             FORWARD_LONG = forward_long:
                 forward_long::<E, MODE>,

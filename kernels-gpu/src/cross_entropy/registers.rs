@@ -7,7 +7,7 @@
 
 use super::finish::{finish_grid, has_sums};
 use super::label::{Label, normaliser, sum_normaliser};
-use super::lanes::{Lanes, OfTile, alignment};
+use super::lanes::{Lanes, OfTile, Peeled, alignment};
 use super::pass::{LoadedNormaliser, Pass, Total, scales_of_row, writes};
 use super::row_group::RowGroup;
 use super::stats::Relative;
@@ -34,13 +34,16 @@ type BlockRank = reduce::BlockRank<4>;
 /// # Safety
 /// 1. The kernels' conditions ([`super`]).
 /// 2. The grid is one of `abi::grid_of_workers`.
-/// 3. Rows are as [`alignment::BLOCK_ROW`] says, and no longer than `VECTORS` vectors a thread.
+/// 3. Rows are as `ALIGNMENT` says: [`alignment::BLOCK_ROW`] or, where the target is a class
+///    without label smoothing, [`alignment::BLOCK_PEELED`]. They are no longer than `VECTORS`
+///    vectors a thread.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn forward_registers<
     E: Element,
     const MODE: u32,
     const VECTORS: usize,
     const FEW: bool,
+    const ALIGNMENT: u32,
 >(
     args: &CrossEntropyArgs,
 ) {
@@ -55,13 +58,16 @@ pub(crate) unsafe fn forward_registers<
     unsafe { pass.begin(block_idx_x(), row, group) };
     if takes_row {
         let first = thread_idx_x() == 0;
-        let loads_class_early = FEW || Pass::<E, MODE>::DENSE;
+        let has_peeled = Lanes::<E, ALIGNMENT>::HAS_PEELED;
+        // The early load is a single load, and not a copy, which only aligned words can have.
+        let loads_class_early = FEW || Pass::<E, MODE>::DENSE || has_peeled;
         // SAFETY: the caller's conditions.
         unsafe {
-            let lanes = Lanes::<E, { alignment::BLOCK_ROW }>::new(&pass, row);
+            let lanes = Lanes::<E, ALIGNMENT>::new(&pass, row);
             // Load the row before its class is known, which takes as long to arrive. The load is
             // wasted if the row is ignored.
             let tile = lanes.tile::<VECTORS>(group.lane, group);
+            let peeled = if has_peeled { lanes.peeled_of_thread(group) } else { None };
             // Issue every load before the first use: otherwise the compiler waits for the class in
             // between.
             sync_warp();
@@ -81,9 +87,8 @@ pub(crate) unsafe fn forward_registers<
                     lanes.stage_class(class as u32);
                 }
             }
-            let no_peeled = E::Real::NEG_INFINITY;
-            let of_warp =
-                lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, no_peeled, group);
+            let peeled = Peeled::logit_of(peeled);
+            let of_warp = lanes.stats_of_tile::<MODE, VECTORS, false>(&pass, &tile, peeled, group);
             let stats = of_warp.stats.block_merge_row::<MODE, false>(pass.scale_of_logits());
             if first {
                 let publish = |row: u64, pair, terms: [f64; 2]| {
@@ -95,8 +100,7 @@ pub(crate) unsafe fn forward_registers<
                     row = of_finish().get(0);
                     let class = of_finish().get(1).cast_signed();
                     wait_for_copies::<0>();
-                    let staged =
-                        || Lanes::<E, { alignment::BLOCK_ROW }>::staged_class(class as u32);
+                    let staged = || Lanes::<E, ALIGNMENT>::staged_class(class as u32);
                     if of_finish().get(2) != 0 {
                         label = pass.plain_label(class);
                         if label.has_class(args.cols) {

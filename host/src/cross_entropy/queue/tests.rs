@@ -293,6 +293,7 @@ fn each_row_has_the_fastest_kernel() {
         (ForwardBackward, Classes, [100_000, 601], "cross_entropy_forward_backward_packed"),
         (Forward, Classes, [600, 1001], "cross_entropy_forward_warp_peeled"),
         (Forward, Classes, [600, 501], "cross_entropy_forward_short_peeled"),
+        (Forward, Classes, [2000, 2001], "cross_entropy_forward_peeled"),
         (Forward, Classes, [600, 101], "cross_entropy_forward_short_peeled"),
         (ForwardBackward, Classes, [600, 101], "cross_entropy_forward_backward_short_peeled"),
         (Forward, Classes, [6000, 41], "cross_entropy_forward_wide_rows"),

@@ -92,6 +92,11 @@ pub(super) fn registers(shape: &Shape) -> SamplesLaunch {
     rows_by_group(shape, Regime::Registers, block)
 }
 
+/// [`Regime::Peeled`].
+pub(super) fn peeled(shape: &Shape) -> SamplesLaunch {
+    rows_by_group(shape, Regime::Peeled, Block::of_row(shape.peeled_threads()))
+}
+
 /// [`Regime::Long`]. Rows are split over several blocks in the forward pass, if there are few rows
 /// or at the end of the pass, and in the backward pass, so that a part fits into the registers of a
 /// block. They are not split in the forward-backward pass.

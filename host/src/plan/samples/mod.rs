@@ -80,6 +80,8 @@ pub(crate) enum Regime {
     WarpPeeled,
     /// A block per row, register-resident.
     Registers,
+    /// The same for rows that begin and end anywhere.
+    Peeled,
     /// A block per row, register-resident, for the forward pass over few rows: a thread per vector,
     /// which has the lowest latency.
     Few,
@@ -155,6 +157,8 @@ pub(crate) struct SamplesKernels {
     pub(crate) warp_block: u32,
     /// The most threads of a block of [`Regime::Registers`].
     pub(crate) max_registers_block: u32,
+    /// The most threads of a block of [`Regime::Peeled`].
+    pub(crate) peeled_block: u32,
     /// The most threads of a block of [`Regime::Few`].
     pub(crate) few_block: u32,
     /// The most threads of a block of [`Regime::Long`].
@@ -187,6 +191,8 @@ pub(crate) fn samples(
         launch::staged(&shape, staged)
     } else if let Some((packed, device)) = shape.packed() {
         launch::packed(&shape, packed, device)
+    } else if shape.is_peeled() {
+        launch::peeled(&shape)
     } else if shape.is_few() {
         launch::few(&shape)
     } else if let Some((layout, device)) = shape.streamed() {

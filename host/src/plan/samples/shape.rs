@@ -5,8 +5,8 @@ use crate::plan::Pass;
 use crate::plan::packed::{Device, Packed, Rows};
 use crate::plan::staged::{self, Staged};
 use kernels_gpu::abi::{
-    ADDER_SHIFT, STAGED_BATCH_VECTORS, has_late_shares, max_workers, vectors_within,
-    words_of_worker,
+    ADDER_SHIFT, STAGED_BATCH_VECTORS, has_late_shares, max_workers, peeled_vectors_within,
+    vectors_within, words_of_worker,
 };
 
 /// The rows of a pass, and the kernels that there are for them.
@@ -211,6 +211,35 @@ impl Shape {
             && self.fills(self.registers_per_thread(), threads)
             && !self.has_few_rows()
             && self.has_room_for_sums(self.rows)
+    }
+
+    /// Whether the rows begin and end anywhere, have room in the registers of a block each, and are
+    /// not so few that a forward pass has other kernels for them.
+    ///
+    /// H200, 2026-11-30, forward, ceiling ÷ ours with a loop over tiles and in registers:
+    ///
+    /// - bf16: 3195 columns (f16) 0.71 and 0.82, 4157 columns 0.57 and 0.76, 6571 columns 0.79 and
+    ///   0.82; one element off, 2912 columns (f16) 0.68 and 0.91, 7432 columns 0.69 and 0.80
+    /// - f32: 1425 columns 0.73 and 0.86; one element off, 2512 columns 0.88 and 0.96
+    pub(super) fn is_peeled(&self) -> bool {
+        let threads = self.peeled_threads();
+        self.pass == Pass::Forward
+            && !self.kernels.whole
+            && threads <= self.kernels.peeled_block as usize
+            && self.fills_peeled(self.kernels.per_thread, threads)
+            && !self.has_few_rows()
+            && self.has_room_for_sums(self.rows)
+    }
+
+    /// As [`fills`](Self::fills), for rows that begin and end anywhere: the vectors at both ends of
+    /// a row may be peeled.
+    pub(super) fn fills_peeled(&self, per_thread: usize, group_threads: usize) -> bool {
+        peeled_vectors_within(per_thread) * group_threads + 2 <= self.vectors
+    }
+
+    /// Threads of a block of `Regime::Peeled`.
+    pub(super) fn peeled_threads(&self) -> usize {
+        self.vectors.div_ceil(self.kernels.per_thread).next_multiple_of(32)
     }
 
     /// Threads of a block of `Regime::Registers`.

@@ -3,7 +3,7 @@
 use super::Target;
 use super::shape::Shape;
 use crate::plan::Pass;
-use kernels_gpu::abi::{peeled_group_threads, peeled_vectors_within};
+use kernels_gpu::abi::peeled_group_threads;
 
 /// Rows of 16-bit elements that fill the device's shared memory at least this often are faster
 /// packed than in the registers of a warp; see [`Shape::prefers_warp`].
@@ -243,12 +243,10 @@ impl Shape {
     /// Whether rows have kernels with `per_thread` vectors of a row in the registers of each of
     /// `lanes` lanes, and are faster so.
     fn are_peeled(&self, block_rows: usize, per_thread: usize, lanes: usize) -> bool {
-        // The vectors at both ends of a row may be peeled.
-        let fills = peeled_vectors_within(per_thread) * lanes + 2 <= self.vectors;
         block_rows > 0
             && self.kernels.alike
             && !self.kernels.whole
-            && fills
+            && self.fills_peeled(per_thread, lanes)
             && 16 * self.vectors >= self.fewest_sixteenths(per_thread) * per_thread * lanes
             && self.has_room_for_sums(self.rows.div_ceil(block_rows))
     }

@@ -44,7 +44,7 @@ fn few_long_rows_have_a_block_each() {
 #[test]
 fn many_long_rows_have_few_threads_each() {
     let threads = |rows, cols, bytes| {
-        let kernels = SamplesKernels { whole: false, ..KERNELS };
+        let kernels = SamplesKernels { whole: false, peeled_block: 0, ..KERNELS };
         let plan = samples(Pass::Forward, rows, cols, bytes, kernels);
         assert_eq!(plan.regime, Regime::Long, "{rows}x{cols}");
         plan.rows.launch.threads
@@ -58,6 +58,27 @@ fn many_long_rows_have_few_threads_each() {
     // 132 × 32 = 4224 warps are distributed: with 704 rows, each could have six. With 500 rows,
     // each could have eight, which is enough to have all of its vectors in flight.
     assert_eq!([4224, 2112, 704, 500].map(|rows| threads(rows, 4000, 4)), [128, 128, 192, 256]);
+}
+
+/// In forward passes over many rows that begin anywhere, each row has the threads of a block that
+/// its vectors need. Two vectors may be peeled, and one of the four of each thread is not checked.
+#[test]
+fn rows_that_begin_anywhere_have_a_block_each() {
+    let plan = |pass, rows, cols: usize| {
+        let kernels = SamplesKernels { whole: false, ..KERNELS };
+        let plan = samples(pass, rows, cols, 4, kernels);
+        (plan.regime, plan.rows.launch.threads)
+    };
+    let of = |cols| plan(Pass::Forward, 10_000, cols);
+    assert_eq!([1501, 2501, 4096].map(of), [96, 160, 256].map(|n| (Regime::Peeled, n)));
+    // 4100 columns are 1025 vectors, which is one more than there is room for.
+    assert_eq!(of(4100).0, Regime::Long);
+    let shortest = (1..4096).find(|&cols| of(cols).0 == Regime::Peeled);
+    assert_eq!(shortest, Some(4 * 33 + 1), "32 unchecked vectors and two that may be peeled");
+    assert_eq!(plan(Pass::Forward, 1024, 1501).0, Regime::Long, "few rows");
+    for pass in [Pass::ForwardBackward, Pass::Backward] {
+        assert_eq!(plan(pass, 10_000, 1501).0, Regime::Long, "{pass:?}");
+    }
 }
 
 /// Few rows have a thread for each vector, unless they are short enough for a warp to stage them.

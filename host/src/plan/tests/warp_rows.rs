@@ -11,7 +11,7 @@ fn short_rows_are_packed_or_register_resident() {
     }
     assert_eq!([64, 96, 256, 512].map(|cols| regime(65536, cols)), [Regime::ShortWhole; 4]);
     assert_eq!([1025, 1216, 1407].map(|cols| regime(65536, cols)), [Regime::Packed; 3]);
-    assert_eq!(regime(65536, 1409), Regime::Long);
+    assert_eq!(regime(65536, 1409), Regime::Peeled);
     assert_ne!(regime(65536, 1220), Regime::Packed);
     // With one row more, the workspace does not have room for the partial sums of the blocks.
     let most = 32 * max_workers(1, ADDER_SHIFT) as usize;

@@ -46,6 +46,8 @@ pub(crate) mod alignment {
     /// [`peeled_group_threads`]: crate::abi::peeled_group_threads
     /// [`peeled_vectors_within`]: crate::abi::peeled_vectors_within
     pub(crate) const WARP_PEELED: u32 = 4;
+    /// As [`WARP_PEELED`], but a row is one tile of a block.
+    pub(crate) const BLOCK_PEELED: u32 = 5;
 }
 
 /// A row as the threads of a row group see it: its address, where it is cut into vectors, and
@@ -61,12 +63,15 @@ pub(crate) struct Lanes<E, const ALIGNMENT: u32> {
 
 impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     /// Whether a row is one tile, except for peeled elements.
-    const ONE_TILE: bool = ALIGNMENT == alignment::BLOCK_ROW || Self::ROW_IN_WARP;
+    const ONE_TILE: bool = ALIGNMENT == alignment::BLOCK_ROW
+        || ALIGNMENT == alignment::BLOCK_PEELED
+        || Self::ROW_IN_WARP;
     /// Whether a row group is a warp or a part of one, which has its row in registers.
     pub(crate) const ROW_IN_WARP: bool =
         ALIGNMENT == alignment::WARP_ROW || ALIGNMENT == alignment::WARP_PEELED;
     /// Whether a row that is one tile has peeled elements beside it.
-    pub(crate) const HAS_PEELED: bool = ALIGNMENT == alignment::WARP_PEELED;
+    pub(crate) const HAS_PEELED: bool =
+        ALIGNMENT == alignment::WARP_PEELED || ALIGNMENT == alignment::BLOCK_PEELED;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new<const MODE: u32>(pass: &Pass<'_, E, MODE>, row: u64) -> Self {
@@ -119,12 +124,16 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn span<const N: usize>(&self, tile: &Tile<N>, k: usize) -> Span {
         let Span { first, count } = self.cut.vector(tile.vector_index(k));
-        let unchecked = match ALIGNMENT {
-            alignment::BLOCK_ROW | alignment::WARP_ROW => vectors_within(N),
-            alignment::WARP_PEELED => peeled_vectors_within(N),
-            _ => 0,
-        };
-        let within = k < unchecked || self.cut.has(tile.vector_index(k));
+        let within = k < Self::unchecked(N) || self.cut.has(tile.vector_index(k));
         Span { first, count: if within { count } else { 0 } }
+    }
+
+    /// How many of a thread's `vectors` vectors are certain to be within a row.
+    const fn unchecked(vectors: usize) -> usize {
+        match ALIGNMENT {
+            alignment::BLOCK_ROW | alignment::WARP_ROW => vectors_within(vectors),
+            alignment::WARP_PEELED | alignment::BLOCK_PEELED => peeled_vectors_within(vectors),
+            _ => 0,
+        }
     }
 }

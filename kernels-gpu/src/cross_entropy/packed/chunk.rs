@@ -16,12 +16,15 @@ pub(super) struct Chunk {
     pub(super) step: u32,
     /// The number of its words.
     pub(super) words: u32,
+    /// The bytes of all words of the row, if it may be shifted: a word that would begin after them
+    /// is one of the first two words of the row.
+    end: u32,
     /// Elements of the row before its first word.
     head: u32,
     /// Whether it is a vector.
     pub(super) is_aligned: bool,
-    /// Whether it is the rest of the row, which fills no whole chunk. With 16-bit elements, the
-    /// last two elements of its vector are the head and the tail of the row, if the row has them.
+    /// Whether it is a part of the rest of the row. With 16-bit elements, the last two elements of
+    /// its vector are the head and the tail of the row, if the chunk has them.
     pub(super) is_rest: bool,
     pub(super) has_head: bool,
     pub(super) has_tail: bool,
@@ -35,8 +38,7 @@ pub(super) struct Chunks {
     pub(super) word: u32,
     /// Which words a lane has, as long as every lane has a whole chunk.
     pub(super) steps: WordSteps,
-    /// Whether elements have 16 bits, so that a row may have a head and a tail. Whole chunks are
-    /// then dealt to its lanes in turn, and the last chunk is the rest of the row.
+    /// Whether elements have 16 bits, so that a row may have a head and a tail.
     pub(super) has_edges: bool,
     /// The number of words of the row or, if chunks are vectors, of vectors.
     pub(super) units: u32,
@@ -46,6 +48,17 @@ pub(super) struct Chunks {
     pub(super) has_tail: bool,
     /// As in [`Part`](super::part::Part).
     pub(super) order: u32,
+    /// The byte of the first chunk of words, if the row may be [shifted](WordSteps::shifted): 8 if
+    /// it is, so that its first two words are read last, otherwise 0.
+    pub(super) shift: Option<u32>,
+}
+
+/// The [shift](Chunks::shift) of a row of `words` words. It is 0 if fewer than two words are left
+/// after the whole turns, because a whole chunk would then have words from both ends of the row.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) fn shift_of(split: Split, steps: WordSteps, words: u32) -> u32 {
+    let words_of_turn = (4 * WARP_SIZE) >> split.rows_shift;
+    if words & (words_of_turn - 1) >= 2 { (split.slot & steps.shifted) * 8 } else { 0 }
 }
 
 impl Chunks {
@@ -97,6 +110,7 @@ impl Chunks {
             at: 0,
             step: self.word,
             words: self.chunk_words(),
+            end: self.shift.map_or(u32::MAX, |_| self.units * self.word),
             head: self.head,
             is_aligned: false,
             is_rest: false,
@@ -105,68 +119,63 @@ impl Chunks {
         }
     }
 
+    /// The byte of the first chunk of words.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn first(&self) -> u32 {
+        self.shift.unwrap_or(0)
+    }
+
     /// Turns in which every lane has a whole chunk of words.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn turns(&self) -> u32 {
+    pub(super) fn turns(&self) -> u32 {
         self.units >> (self.lanes_shift() + self.chunk_words().trailing_zeros())
     }
 
-    /// This lane's chunk of words in one of its [`whole_turns`](Self::whole_turns), which begins at
-    /// byte `turn`.
+    /// This lane's chunk of words in one of the [`turns`](Self::turns), which begins at byte
+    /// `turn`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn words(&self, turn: u32) -> Chunk {
-        let WordSteps { word, lane } = self.steps;
-        Chunk { at: turn + self.split.part * lane, step: word, ..self.whole() }
-    }
-
-    /// Turns in which this lane has a whole chunk of words.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn whole_turns(&self) -> u32 {
-        if self.has_edges { self.share_of(self.units / self.chunk_words()) } else { self.turns() }
+        let WordSteps { word, lane, .. } = self.steps;
+        Chunk { at: turn + self.split.part * lane + self.first(), step: word, ..self.whole() }
     }
 
     /// How many chunks of words this lane has, including the rest of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn count(&self) -> u32 {
-        if !self.has_edges {
-            return self.turns() + u32::from(self.left().words > 0);
-        }
-        let has_rest = !self.units.is_multiple_of(self.chunk_words());
-        let has_rest = has_rest || self.head > 0 || self.has_tail;
-        self.share_of(self.units / self.chunk_words() + u32::from(has_rest))
+        self.turns() + u32::from(self.left().is_any())
     }
 
     /// This lane's chunk of words in the turn from byte `turn` on, one of its
     /// [`count`](Self::count): a whole one, or its part of the rest of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn chunk(&self, turn: u32) -> Chunk {
-        if !self.has_edges {
-            let is_whole = turn < self.turns() * self.turn_bytes();
-            return if is_whole { self.words(turn) } else { self.left() };
-        }
-        let whole = self.words(turn);
-        let is_rest = whole.at / 16 >= self.units / self.chunk_words();
-        Chunk {
-            words: if is_rest { self.units % self.chunk_words() } else { whole.words },
-            is_rest,
-            has_head: is_rest && self.head > 0,
-            has_tail: is_rest && self.has_tail,
-            ..whole
-        }
+        if turn < self.turns() * self.turn_bytes() { self.words(turn) } else { self.left() }
     }
 
-    /// Without edges, this lane's share of the words after those of [`turns`](Self::turns).
+    /// This lane's share of the rest of the row: of the words after those of
+    /// [`turns`](Self::turns), of the head and of the tail. The last lane has head and tail,
+    /// because it has fewer than four of the words.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn left(&self) -> Chunk {
+    pub(super) fn left(&self) -> Chunk {
         let shift = self.lanes_shift();
         let done = (self.turns() * self.chunk_words()) << shift;
-        let (at, step) = ((done + self.split.part) * self.word, self.word << shift);
+        let at = (done + self.split.part) * self.word + self.first();
+        let step = self.word << shift;
         let words = self.share_of(self.units - done);
-        Chunk { at, step, words, is_rest: true, ..self.whole() }
+        let is_last = self.split.part == (1 << shift) - 1;
+        let [has_head, has_tail] =
+            [self.head > 0, self.has_tail].map(|has| self.has_edges && is_last && has);
+        Chunk { at, step, words, is_rest: true, has_head, has_tail, ..self.whole() }
     }
 }
 
 impl Chunk {
+    /// Whether the chunk has any element.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn is_any(&self) -> bool {
+        self.words > 0 || self.has_head || self.has_tail
+    }
+
     /// The columns of a whole chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn columns<E: Element>(&self) -> Classes {
@@ -181,18 +190,25 @@ impl Chunk {
         self.head + self.at / size_of::<E>() as u32
     }
 
+    /// The byte of word `word`, counted from the first word of the row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) fn word_at(&self, word: u32) -> u32 {
+        let at = self.at + word * self.step;
+        if self.is_rest && at >= self.end { at - self.end } else { at }
+    }
+
     /// The column of element `lane` of the chunk's vector, if it has one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn column<E: Element>(&self, lane: u32, cols: u32) -> Option<u32> {
         let size = size_of::<E>() as u32;
-        if size == 2 && self.is_rest && lane >= E::LANES - 2 {
+        if size == 2 && (self.has_head || self.has_tail) && lane >= E::LANES - 2 {
             let is_head = lane == E::LANES - 2;
             let has = if is_head { self.has_head } else { self.has_tail };
             return has.then_some(if is_head { 0 } else { cols - 1 });
         }
         let elements = if size == 2 { 2 } else { 1 };
         let (word, within) = (lane / elements, lane % elements);
-        let word_column = self.first_column::<E>() + word * self.step / size;
+        let word_column = self.head + self.word_at(word) / size;
         (word < self.words).then_some(word_column + within)
     }
 }
@@ -204,7 +220,7 @@ mod tests {
 
     /// Checks that the lanes of a row together have each of its columns once. `head` is the number
     /// of elements before its first word.
-    fn check<E: Element>(cols: u32, head: u32, rows_shift: u32, steps: WordSteps) {
+    fn check<E: Element>(cols: u32, head: u32, [rows_shift, slot]: [u32; 2], steps: WordSteps) {
         let has_edges = size_of::<E>() == 2;
         let word = if size_of::<E>() == 8 { 8 } else { 4 };
         let of_word = word / size_of::<E>() as u32;
@@ -212,8 +228,10 @@ mod tests {
         let has_tail = head + units * of_word < cols;
         let mut times = vec![0; cols as usize];
         for lane in 0..WARP_SIZE >> rows_shift {
-            let split = Split::new(rows_shift, lane << rows_shift);
-            let chunks = Chunks { split, word, steps, has_edges, units, head, has_tail, order: 0 };
+            let split = Split::new(rows_shift, lane << rows_shift | slot);
+            let shift = has_edges.then(|| shift_of(split, steps, units));
+            let chunks =
+                Chunks { split, word, steps, has_edges, units, head, has_tail, order: 0, shift };
             for turn in 0..chunks.count() {
                 let chunk = chunks.chunk(turn * chunks.turn_bytes());
                 for lane in 0..(E::LANES as usize).min(MAX_LANES) {
@@ -223,7 +241,7 @@ mod tests {
                 }
             }
         }
-        let what = format!("{cols} columns from {head}, {rows_shift}, {steps:?}");
+        let what = format!("{cols} columns from {head}, {rows_shift}, {slot}, {steps:?}");
         assert!(times.iter().all(|&times| times == 1), "{what}: {times:?}");
     }
 
@@ -231,14 +249,17 @@ mod tests {
     fn lanes_have_each_column_once() {
         for rows_shift in 0..=5 {
             for cols in (1..80).chain([127, 255, 256, 257, 511, 700, 1001, 1023]) {
-                let by_chunks = |word| WordSteps { word, lane: 16 };
+                let by_chunks = |word| WordSteps { word, lane: 16, shifted: 0 };
                 let lanes = WARP_SIZE >> rows_shift;
-                let by_words = |word| WordSteps { word: word * lanes, lane: word };
-                check::<Bf16>(cols, 0, rows_shift, by_chunks(4));
-                check::<Bf16>(cols, 1, rows_shift, by_chunks(4));
+                let by_words = |word| WordSteps { word: word * lanes, lane: word, shifted: 0 };
                 for [of_f32, of_f64] in [[4, 8].map(by_chunks), [4, 8].map(by_words)] {
-                    check::<f32>(cols, 0, rows_shift, of_f32);
-                    check::<f64>(cols, 0, rows_shift, of_f64);
+                    check::<f32>(cols, 0, [rows_shift, 0], of_f32);
+                    check::<f64>(cols, 0, [rows_shift, 0], of_f64);
+                }
+                let shifted = WordSteps { shifted: 1, ..by_chunks(4) };
+                for slot in 0..=rows_shift.min(1) {
+                    check::<Bf16>(cols, 0, [rows_shift, slot], shifted);
+                    check::<Bf16>(cols, 1, [rows_shift, slot], shifted);
                 }
             }
         }

@@ -2,17 +2,18 @@
 //!
 //! Rows that begin and end at multiples of 16 bytes are read a vector at a time. Any other row is
 //! cut into words of 4 bytes (8 in f64), and a chunk is as many words as make 16 bytes. The words
-//! are dealt to the lanes so that there are the fewest bank conflicts ([`WordSteps`]). Rows of
-//! 16-bit elements may have a head of one element before the first word, and a tail of one after
-//! the last; head, tail and the words that fill no chunk form one last chunk, the rest of the row.
-//! So no lane accesses bytes of a row that belong to another lane, and only the last chunks check
-//! which of their elements exist.
+//! are dealt to the lanes so that there are the fewest bank conflicts ([`WordSteps`]). The words
+//! that fill no turn of whole chunks are dealt out one by one. Rows of 16-bit elements may have a
+//! head of one element before the first word, and a tail of one after the last; the last lane reads
+//! them beside its share of those words. So no lane accesses bytes of a row that belong to another
+//! lane, and only one chunk of a lane checks which of its elements exist.
 
-use super::chunk::{Chunk, Chunks};
+use super::chunk::{Chunk, Chunks, shift_of};
 use crate::abi::{TileArgs, WordSteps};
 use crate::element::{Element, MAX_LANES, unrolled};
 use crate::row::Split;
 use crate::tile::Shared;
+use cuda_std::hint::opaque;
 use cuda_std::memory::Vec16;
 
 /// A lane's part of a row.
@@ -37,8 +38,6 @@ pub(super) struct Part<E> {
 /// That doubles the code of the loop's body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pairs {
-    /// Never. `body` is then called in one place: LLVM does not inline a large closure into two.
-    None,
     /// If chunks are vectors.
     Vectors,
     /// Always.
@@ -68,8 +67,11 @@ impl<E: Element> Part<E> {
     ) -> Self {
         // For 16-bit elements, `tile.words` always has these values, and their kernels have no
         // instructions to spare: as constants, they are part of the loads and stores.
-        let steps =
-            if Self::HAS_PEELED { WordSteps { word: Self::WORD, lane: 16 } } else { tile.words };
+        let steps = if Self::HAS_PEELED {
+            WordSteps { word: Self::WORD, lane: 16, ..tile.words }
+        } else {
+            tile.words
+        };
         let is_aligned = tile.access == 16;
         Part { shared, row, cols, split, order, is_aligned, steps, padding: E::LOWEST }
     }
@@ -119,7 +121,8 @@ impl<E: Element> Part<E> {
         let (head, has_tail) = (self.head(), self.has_tail());
         let (word, has_edges) = (Self::WORD, Self::HAS_PEELED);
         let &Part { split, steps, order, .. } = self;
-        Chunks { split, word, steps, has_edges, units, head, has_tail, order }
+        let shift = Self::HAS_PEELED.then(|| shift_of(split, steps, units));
+        Chunks { split, word, steps, has_edges, units, head, has_tail, order, shift }
     }
 
     /// Calls `body(chunk, vector)` for each chunk of the lane. Where the chunk has no element, the
@@ -130,55 +133,73 @@ impl<E: Element> Part<E> {
     /// 2. Until the warp synchronises, no other thread writes the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn for_each(&self, pairs: Pairs, mut body: impl FnMut(Chunk, Vec16)) {
-        let cut = self.chunks();
+        let this = self.again();
+        let cut = this.chunks();
         let (mut turn, step) = (0, cut.turn_bytes());
         // SAFETY: the caller's conditions.
         unsafe {
-            if pairs == Pairs::None {
-                let end = self.count(&cut) * step;
-                while turn < end {
-                    let chunk = self.chunk(&cut, turn);
-                    body(chunk, self.load(chunk));
-                    turn += step;
-                }
-                return;
-            }
             // Chunks that are vectors have a separate loop: in a common loop, each chunk would cost
             // the instructions of both kinds.
             if self.is_aligned {
                 let end = cut.vectors() * step;
                 while turn + step < end {
                     let pair = [cut.vector(turn), cut.vector(turn + step)];
-                    let vectors = [self.load(pair[0]), self.load(pair[1])];
+                    let vectors = [this.load(pair[0]), this.load(pair[1])];
                     body(pair[0], vectors[0]);
                     body(pair[1], vectors[1]);
                     turn += 2 * step;
                 }
                 if turn < end {
                     let chunk = cut.vector(turn);
-                    body(chunk, self.load(chunk));
+                    body(chunk, this.load(chunk));
                 }
                 return;
             }
-            let whole_end = cut.whole_turns() * step;
+            let whole_end = cut.turns() * step;
             while pairs == Pairs::All && turn + step < whole_end {
                 let pair = [cut.words(turn), cut.words(turn + step)];
-                let vectors = [self.load(pair[0]), self.load(pair[1])];
+                let vectors = [this.load(pair[0]), this.load(pair[1])];
                 body(pair[0], vectors[0]);
                 body(pair[1], vectors[1]);
                 turn += 2 * step;
             }
-            while pairs == Pairs::Whole && turn < whole_end {
+            while turn < whole_end {
                 let chunk = cut.words(turn);
-                body(chunk, self.load(chunk));
+                body(chunk, this.load(chunk));
                 turn += step;
             }
-            let end = cut.count() * step;
-            while turn < end {
-                let chunk = cut.chunk(turn);
-                body(chunk, self.load(chunk));
-                turn += step;
+            let left = cut.left();
+            if left.is_any() {
+                body(left, this.load(left));
             }
+        }
+    }
+
+    /// The same part, for a separate loop over it. In 16 bits, the compiler would otherwise compute
+    /// how the row is cut once for all loops, and the results would occupy registers from the first
+    /// loop to the last.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn again(&self) -> Self {
+        let row = if Self::HAS_PEELED { opaque(self.row.into()) as u32 } else { self.row };
+        Part { row, ..*self }
+    }
+
+    /// As [`for_each`](Self::for_each), but calls `body` in one place: LLVM does not inline a large
+    /// closure into two.
+    ///
+    /// # Safety
+    /// As [`for_each`](Self::for_each).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(super) unsafe fn for_each_singly(&self, mut body: impl FnMut(Chunk, Vec16)) {
+        let this = self.again();
+        let cut = this.chunks();
+        let (mut turn, step) = (0, cut.turn_bytes());
+        let end = this.count(&cut) * step;
+        while turn < end {
+            let chunk = this.chunk(&cut, turn);
+            // SAFETY: the caller's conditions.
+            body(chunk, unsafe { this.load(chunk) });
+            turn += step;
         }
     }
 
@@ -245,13 +266,16 @@ impl<E: Element> Part<E> {
                     self.load_word(chunk, word, &mut vector);
                 });
                 if Self::HAS_PEELED {
-                    let half = |has: bool, at: u32| {
-                        if has { self.shared.word::<u16>(at, 0) } else { (vector.0[3]) as u16 }
-                    };
-                    let end = self.row + (self.cols - 1) * Self::SIZE;
-                    let head = half(chunk.has_head, self.row);
-                    let tail = half(chunk.has_tail, end);
-                    vector.0[3] = u32::from(head) | u32::from(tail) << 16;
+                    let halves = &mut vector.0[3];
+                    if chunk.has_head {
+                        let head = self.shared.word::<u16>(self.row, 0);
+                        *halves = *halves & 0xFFFF_0000 | u32::from(head);
+                    }
+                    if chunk.has_tail {
+                        let end = self.row + (self.cols - 1) * Self::SIZE;
+                        let tail = self.shared.word::<u16>(end, 0);
+                        *halves = *halves & 0xFFFF | u32::from(tail) << 16;
+                    }
                 }
             }
             vector
@@ -353,7 +377,11 @@ impl<E: Element> Part<E> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place(&self, chunk: Chunk, word: usize) -> (u32, u32) {
         let (at, word) = (self.at(chunk), word as u32);
-        if Self::HAS_PEELED { (at, word) } else { (at + word * chunk.step, 0) }
+        if Self::HAS_PEELED && !chunk.is_rest {
+            (at, word)
+        } else {
+            (at - chunk.at + chunk.word_at(word), 0)
+        }
     }
 
     /// # Safety

@@ -178,12 +178,13 @@ impl<'a, const MODE: u32> Stage<'a, MODE> {
         let tile = &self.args.tile;
         // SAFETY: the caller's conditions.
         unsafe {
-            self.logits::<E>().load_async(tile, self.rows);
+            let is_last = self.number + 1 == tile.count;
+            self.logits::<E>().load_async(tile, self.rows, is_last);
             if MODE == mode::PROBABILITIES {
-                self.probabilities::<E>().load_async(tile, self.rows);
+                self.probabilities::<E>().load_async(tile, self.rows, is_last);
             } else {
                 let (from, bytes) = (self.class_address(), self.rows * self.args.class_bytes);
-                self.shared.copy_span_async(self.classes(from), from, bytes);
+                self.shared.copy_span_async(self.classes(from), from, bytes, false);
             }
             if COMPUTES == computes::GRADIENTS {
                 self.load_saved_async::<E::Real>();

@@ -131,12 +131,13 @@ impl<E: Element, L: Pairwise<E::Real>> Pass<'_, E, L, false> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_async(&self, base: u32, number: u32) {
         let rows = self.rows(base, number);
+        let is_last = number + 1 == self.args.packed.count;
         // A loop that is not unrolled, so that the code of a copy exists once.
         let mut from = rows.input;
         let mut is_target = false;
         loop {
             // SAFETY: the caller's conditions.
-            unsafe { from.load_async(&self.args.packed, rows.count) };
+            unsafe { from.load_async(&self.args.packed, rows.count, is_last) };
             if opaque(is_target.into()) != 0 {
                 return;
             }

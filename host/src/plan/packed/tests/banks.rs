@@ -38,7 +38,7 @@ fn lanes_have_each_word_once_and_few_bank_conflicts() {
     for (pass, rows) in passes() {
         let Some(Packed { args, .. }) = packed(pass, rows) else { continue };
         let (word, lanes) = (rows.element_bytes.max(4), 32 >> args.warp_rows_shift);
-        let (words, WordSteps { word: step, lane }) = (VECTOR / word, args.words);
+        let (words, WordSteps { word: step, lane, .. }) = (VECTOR / word, args.words);
         let whole = rows.row_bytes() / (VECTOR * lanes);
         let chunk = (VECTOR * lanes) as u32;
         let mut times = vec![0; whole * words * lanes];
@@ -59,6 +59,20 @@ fn lanes_have_each_word_once_and_few_bank_conflicts() {
     assert_eq!(bank_conflicts(132, 1, 0, 4), 1);
     assert_eq!(bank_conflicts(128, 1, 0, 4), 32);
     assert_eq!(bank_conflicts(136, 1, 0, 8), 1);
+}
+
+/// Rows of 16-bit elements that are a multiple of 16 bytes apart are read in two orders in turn, so
+/// that a warp's words are in two quarters of the banks instead of one. Others need no such order.
+#[test]
+fn rows_in_one_quarter_of_the_banks_are_shifted() {
+    let shifted = |cols, element_bytes, alignment| {
+        let rows = dense(cols, element_bytes);
+        let rows = Rows { alignment, store_alignment: alignment, ..rows };
+        packed(Pass::Forward, rows).expect("a short row").args.words.shifted
+    };
+    assert_eq!([504, 1000].map(|cols| shifted(cols, 2, 2)), [1; 2]);
+    assert_eq!([501, 997, 1004].map(|cols| shifted(cols, 2, 2)), [0; 3]);
+    assert_eq!([100, 504].map(|cols| shifted(cols, 4, 4)), [0; 2]);
 }
 
 /// Rows that begin in one bank are read with one lane per row up to 320 bytes, or are copied one by

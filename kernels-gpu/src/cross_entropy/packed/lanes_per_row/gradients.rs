@@ -11,12 +11,13 @@ use crate::row::Split;
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Writes the gradients of the logits and of the probabilities in the lane's part of a row.
     /// `is_any_far` is whether any row of the warp's turn is [far](Relative::is_far) from 0. With
-    /// `OF_EXPS`, the exponentials of the logits have replaced them.
+    /// `OF_EXPS`, the exponentials of the logits have replaced them. Each kernel has an instance of
+    /// its own, by `COMPUTES`: LLVM inlines a large closure only if one place calls it.
     ///
     /// # Safety
     /// As [`batch`](Self::batch); the warp has synchronised since the row was read.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn gradients<const OF_EXPS: bool>(
+    pub(super) unsafe fn gradients<const COMPUTES: u32, const OF_EXPS: bool>(
         &self,
         pass: &Pass<'_, E, MODE>,
         row: u32,
@@ -35,8 +36,9 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         // kernels have registers for the separate loops only if they compute no exponentials.
         let has_plain_loops =
             (!Self::DENSE || MODE == mode::SMOOTHED) && (OF_EXPS || size_of::<E>() < 8);
-        // f32 kernels have no registers for pairs of words, and f64 kernels gain nothing from them.
-        let pairs = if size_of::<E>() == 2 { Pairs::All } else { Pairs::Whole };
+        // Kernels of f32 and of smoothed classes have no registers for pairs of words, and f64
+        // kernels gain nothing from them.
+        let pairs = if size_of::<E>() == 2 && !Self::DENSE { Pairs::All } else { Pairs::Whole };
         if has_plain_loops && factors.counts && self.stage.in_place() && !is_any_far {
             // SAFETY: the caller's conditions.
             unsafe {
@@ -66,8 +68,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let far_center = if is_far { factors.center } else { E::Real::ZERO };
         // SAFETY: the caller's conditions.
         unsafe {
-            let pairs = if Self::DENSE || has_plain_loops { Pairs::None } else { Pairs::Vectors };
-            x.for_each(pairs, |chunk, vector| {
+            x.for_each_singly(|chunk, vector| {
                 let t = self.targets_of(&x, row, chunk);
                 let mut by_input = [E::Real::ZERO; MAX_LANES];
                 let mut by_target = [E::Real::ZERO; MAX_LANES];

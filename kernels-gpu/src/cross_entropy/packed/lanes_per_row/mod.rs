@@ -239,11 +239,17 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
                     && any(Relative::<_, MODE>::is_far(factors.center, pass.scale_of_logits()));
                 if first + lane >= rows {
                 } else if of_exps {
-                    self.gradients::<true>(pass, first + lane, split, &factors, false);
+                    self.gradients::<COMPUTES, true>(pass, first + lane, split, &factors, false);
                 } else if lags::<E::Real>(MODE) && MODE == mode::CLASS {
                     self.gradients_by_two(first + lane, split, &factors);
                 } else {
-                    self.gradients::<false>(pass, first + lane, split, &factors, is_any_far);
+                    self.gradients::<COMPUTES, false>(
+                        pass,
+                        first + lane,
+                        split,
+                        &factors,
+                        is_any_far,
+                    );
                 }
                 turn += 1 << split.rows_shift;
             }

@@ -4,7 +4,7 @@ use super::Tiles;
 use crate::cross_entropy::lagging::{CERTAIN, Lagging, lags};
 use crate::cross_entropy::packed::LIKELY;
 use crate::cross_entropy::packed::chunk::Chunk;
-use crate::cross_entropy::packed::part::{Pairs, Part};
+use crate::cross_entropy::packed::part::Part;
 use crate::cross_entropy::pass::{Pass, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::cross_entropy::{log_prob, mode};
@@ -273,7 +273,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let from = self.logits.address(row) as *const E;
         // SAFETY: the caller's conditions.
         unsafe {
-            x.for_each(Pairs::None, |chunk, _| {
+            x.for_each_singly(|chunk, _| {
                 let mut logits = [E::LOWEST; MAX_LANES];
                 unrolled!(for lane in 0..E::LANES as usize; {
                     if let Some(column) = chunk.column::<E>(lane as u32, x.cols) {

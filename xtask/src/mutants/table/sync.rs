@@ -260,7 +260,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         what: "the copied logit of the class is read before it has arrived",
         file: "cross_entropy/registers.rs",
         lines: "wait_for_copies::<0>();
-            let staged =",
+            let staged = || Lanes::<E, ALIGNMENT>::staged_class(class as u32);",
         from: "wait_for_copies::<0>();",
         to: "",
         test: "grids::rows_of_whole_vectors_in_the_registers_of_a_block",

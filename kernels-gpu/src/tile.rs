@@ -117,8 +117,8 @@ impl Shared {
     /// # Safety
     /// 1. The bytes are in global memory.
     /// 2. `at` and `start` are equal modulo 16. The copy may overwrite the other bytes of the
-    ///    vectors in which the copied bytes begin and end. With `has_more`, there are 16 bytes after
-    ///    them in global memory, too. They may be written meanwhile.
+    ///    vectors in which the copied bytes begin and end. With `has_more`, there are 16 bytes
+    ///    after them in global memory, too. They may be written meanwhile.
     /// 3. As [`Tile::load_async`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_async<const FLIGHT: usize>(
@@ -357,15 +357,17 @@ impl<E: Element> Tile<E> {
     ///    between them.
     /// 2. The block has shared memory for the tile, which no other warp accesses.
     /// 3. All lanes of the warp call it.
+    /// 4. Unless `is_last`, the tensor has at least `last_rows` more rows after these.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) unsafe fn load_async(&self, args: &TileArgs, rows: u32, is_last: bool) {
         // SAFETY: the caller's conditions.
         unsafe {
             if args.load_span != 0 {
-                // The rows of the next tile, of which the last one may have few. Without this, the
+                // The next tile may be the last one, which may have few rows. Without this, the
                 // bytes of a tail that is no whole word would be loaded one by one, and the warp
-                // would wait for them. H200, 2026-11-30, bf16, one element off: 504 columns forward
-                // 0.55 of the ceiling before and 0.66 with this, 216 columns backward 0.87 and 0.93.
+                // would wait for them. H200, 2026-11-30, bf16, one element off, ceiling ÷ ours
+                // before and with this: 504 columns forward 0.55 and 0.66, 216 columns backward
+                // 0.87 and 0.93.
                 let has_more = !is_last && args.last_rows.min(16) * self.row_bytes >= VECTOR;
                 let bytes = self.span_bytes(rows);
                 self.shared.copy_span_async(self.at, self.start, bytes, has_more);

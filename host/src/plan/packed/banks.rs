@@ -37,7 +37,7 @@ fn word_of(rows: &Rows) -> usize {
     rows.element_bytes.max(4)
 }
 
-/// Whether rows may have a head and a tail, which are in the last chunk; this is so for 16-bit
+/// Whether rows may have a head and a tail, elements that fill no word; this is so for 16-bit
 /// elements. Turns in words would cost these more instructions than there is time for: H200,
 /// 2026-11-27, bf16 forward-backward, 257 columns, 0.68 of the ceiling without them and 0.63 with
 /// them.

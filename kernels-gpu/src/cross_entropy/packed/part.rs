@@ -42,8 +42,6 @@ pub(super) enum Pairs {
     Vectors,
     /// Always.
     All,
-    /// If chunks are vectors; otherwise whole chunks have a loop of their own.
-    Whole,
 }
 
 impl<E: Element> Part<E> {

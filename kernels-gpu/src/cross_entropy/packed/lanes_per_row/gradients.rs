@@ -38,7 +38,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
             (!Self::DENSE || MODE == mode::SMOOTHED) && (OF_EXPS || size_of::<E>() < 8);
         // Kernels of f32 and of smoothed classes have no registers for pairs of words, and f64
         // kernels gain nothing from them.
-        let pairs = if size_of::<E>() == 2 && !Self::DENSE { Pairs::All } else { Pairs::Whole };
+        let pairs = if size_of::<E>() == 2 && !Self::DENSE { Pairs::All } else { Pairs::Vectors };
         if has_plain_loops && factors.counts && self.stage.in_place() && !is_any_far {
             // SAFETY: the caller's conditions.
             unsafe {

@@ -767,30 +767,99 @@ fn long_rows_of_f64_with_probabilities_that_share_a_block() {
     assert!(by_target.iter().all(|by| (by - of_row).abs() <= 1e-14));
 }
 
-/// The loss is right where Σ (x − m) over the classes overflows f32, and where one logit is far
-/// below all others.
+/// Checks the loss, with label smoothing, of rows whose first logit is far from all others, which
+/// are 0.
+fn check_logits_far_apart<T: Number>([rows, cols]: [usize; 2], first: f64, has_weights: bool)
+where
+    T::Loss: Number,
+{
+    let stream = gpu().stream().unwrap();
+    let mut x = vec![T::round(0.0); rows * cols];
+    x.chunks_mut(cols).for_each(|row| row[0] = T::round(first));
+    let first = x[0].wide();
+    let input = Tensor::from_slice(gpu(), [rows, cols], &x).unwrap();
+    let target = Tensor::from_slice(gpu(), [rows], &vec![0_i64; rows]).unwrap();
+    let weights = Tensor::from_slice(gpu(), [cols], &vec![T::round(1.0); cols]).unwrap();
+    let rows_alone = CrossEntropy::none().label_smoothing(0.1);
+    let rows_alone = if has_weights { rows_alone.weight(weights.view()) } else { rows_alone };
+    let share = 0.1 / cols as f64;
+    // The largest logit alone contributes, or all logits but the first.
+    let expected = if first > 0.0 {
+        first * share * (cols - 1) as f64
+    } else {
+        (cols as f64 - 1.0).ln() - first * (0.9 + share)
+    };
+    let check = |got: f64| {
+        assert!(
+            (got - expected).abs() <= 1e-5 * expected,
+            "{} {rows}×{cols}, the first logit {first}, {has_weights}: expected {expected}, got \
+             {got}",
+            T::NAME
+        );
+    };
+    let (both, gradient) = rows_alone.forward_backward(&input, &target, &stream).unwrap();
+    // The probability of the first class is 1, or that of all others is the same.
+    let of_others = if first > 0.0 { -share } else { 1.0 / (cols - 1) as f64 - share };
+    for (at, got) in gradient.to_vec().unwrap().into_iter().map(T::wide).enumerate() {
+        let of_first = if first > 0.0 { 0.1 - share } else { -0.9 - share };
+        let expected = if at % cols == 0 { of_first } else { of_others };
+        let is_near = (got - expected).abs() <= 0.01 * expected.abs() + 1e-8;
+        assert!(is_near, "{} {rows}×{cols}, {first}: expected {expected}, got {got}", T::NAME);
+    }
+    let forward = rows_alone.forward(&input, &target, &stream).unwrap();
+    for losses in [both, forward] {
+        losses.to_vec().unwrap().into_iter().for_each(|loss| check(loss.wide()));
+    }
+    // The sum of several such losses overflows f32.
+    if expected.abs() * rows as f64 >= f64::from(f32::MAX) {
+        return;
+    }
+    let mean = rows_alone.reduction(Mean);
+    let (both, _) = mean.forward_backward(&input, &target, &stream).unwrap();
+    let forward = mean.forward(&input, &target, &stream).unwrap();
+    [both, forward].into_iter().for_each(|loss| check(loss.item().unwrap().wide()));
+}
+
+/// The loss is right where Σ (x − m) over the classes overflows f32, where one logit is far below
+/// all others, and where a logit times log₂ e overflows.
 #[test]
 fn smoothing_of_logits_far_apart() {
-    let stream = gpu().stream().unwrap();
-    for (cols, targets) in [(100_000, 2), (1_500, 1), (100, 1)] {
-        for first in [1e34_f32, -1e34] {
-            let mut x = vec![0.0; targets * cols];
-            x.chunks_mut(cols).for_each(|row| row[0] = first);
-            let first = f64::from(first);
-            let input = Tensor::from_slice(gpu(), [targets, cols], &x).unwrap();
-            let target = Tensor::from_slice(gpu(), [targets], &vec![0_i64; targets]).unwrap();
-            let mean = CrossEntropy::mean().label_smoothing(0.1);
-            let share = 0.1 / cols as f64;
-            // The largest logit alone contributes, or all logits but the first.
-            let expected = if first > 0.0 {
-                first * share * (cols - 1) as f64
-            } else {
-                -first * (0.9 + share)
-            };
-            let (loss, _) = mean.forward_backward(&input, &target, &stream).unwrap();
-            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-5);
-            let loss = mean.forward(&input, &target, &stream).unwrap();
-            assert_relative_eq!(f64::from(loss.item().unwrap()), expected, max_relative = 1e-5);
+    for (cols, rows) in [(100_000, 2), (4_100, 3), (1_500, 1), (1_500, 1_200), (100, 1), (100, 40)]
+    {
+        for has_weights in [false, true] {
+            for first in [1e34, -1e34, -3e38] {
+                check_logits_far_apart::<f32>([rows, cols], first, has_weights);
+                check_logits_far_apart::<bf16>([rows, cols], first, has_weights);
+            }
+        }
+    }
+    // One lane per row, by accesses of each width.
+    for (cols, first) in [20, 30, 33, 40].into_iter().flat_map(|cols| [(cols, 1e34), (cols, -3e38)])
+    {
+        check_logits_far_apart::<f32>([40, cols], first, true);
+        check_logits_far_apart::<bf16>([40, cols], first, true);
+        check_logits_far_apart::<bf16>([40, cols], first, false);
+    }
+}
+
+/// A logit of −∞ makes the loss infinite if every class has a share of the target.
+#[test]
+fn smoothing_of_logits_that_are_infinite() {
+    for cols in [20, 33, 100, 1_500, 4_100, 40_000] {
+        let stream = gpu().stream().unwrap();
+        let mut x = vec![bf16::ZERO; 2 * cols];
+        x[cols - 1] = bf16::NEG_INFINITY;
+        let input = Tensor::from_slice(gpu(), [2, cols], &x).unwrap();
+        let target = Tensor::from_slice(gpu(), [2], &[0_i64; 2]).unwrap();
+        let weights = Tensor::from_slice(gpu(), [cols], &vec![bf16::ONE; cols]).unwrap();
+        let smoothed = CrossEntropy::none().label_smoothing(0.1);
+        for losses in [
+            smoothed.forward(&input, &target, &stream),
+            smoothed.weight(weights.view()).forward(&input, &target, &stream),
+        ] {
+            let losses = losses.unwrap().to_vec().unwrap();
+            assert_eq!(losses[0], f32::INFINITY, "{cols} classes");
+            assert_relative_eq!(losses[1], (cols as f32).ln(), max_relative = 1e-6);
         }
     }
 }

@@ -124,6 +124,29 @@ fn rows_with_gaps_and_off_boundaries() {
     }
 }
 
+/// Rows of 16-bit elements that begin or end within a word are read by words and an element at an
+/// end. The words of gradients that begin elsewhere within a word are other elements.
+#[test]
+fn rows_that_begin_or_end_within_words() {
+    let places = [[0, 0], [1, 1], [0, 1], [1, 0]].map(|offsets| Place { gaps: [0; 2], offsets });
+    for cols in [17, 18, 19, 21, 23, 25, 30, 45, 63, 65, 66, 97, 127] {
+        for place in places {
+            for options in [Options::None, Options::Smoothing, Options::SmoothedWeights(1)] {
+                Case::<bf16>::new([ROWS, cols], place, options).check();
+            }
+            Case::<f16>::new([ROWS, cols], place, Options::ZLoss).check();
+        }
+    }
+    // Rows that a multiple of 32 bytes lies between, whose vectors are rotated.
+    for (cols, gap) in [(32, 0), (48, 0), (64, 0), (80, 0), (96, 0), (112, 0), (160, 0), (47, 1)] {
+        let place = Place { gaps: [gap; 2], offsets: [1; 2] };
+        for options in [Options::None, Options::Weights, Options::SmoothedWeights(0)] {
+            Case::<bf16>::new([ROWS, cols], place, options).check();
+        }
+        Case::<f16>::new([ROWS, cols], place, Options::Smoothing).check();
+    }
+}
+
 /// Targets that are probabilities, in registers up to 16 columns: checks the loss and both
 /// gradients.
 fn check_probabilities<T: Number>(cols: usize, Place { gaps, offsets }: Place)

@@ -243,9 +243,11 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
     let alignment = rows.alignment.min(rows.store_alignment).min(VECTOR);
     let vectors = (VECTOR - alignment + row_bytes).div_ceil(VECTOR);
     let copy_lanes = vectors.next_power_of_two().min(32);
-    let [order_right, order_mask, order_left] = order(row_bytes, read.steps[0], warp_rows);
     let stores_span = stores_span && rows.has_steps_without_gaps(written.steps);
     let store_access = if rows.alike { access } else { rows.access(rows.store_alignment) };
+    let has_edges = rows.element_bytes == 2 && rows.access_of_lanes(pass) == 2;
+    let rotates = regime == Regime::WideRows && has_edges;
+    let [order_right, order_mask, order_left] = order(row_bytes, read.steps[0], warp_rows, rotates);
     let store_units = if stores_span { 0 } else { rows.store_units(store_access) };
     let numbers = |steps: [usize; 2]| steps.map(|step| step as u32);
     let args = TileArgs {

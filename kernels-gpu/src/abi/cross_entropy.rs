@@ -100,7 +100,9 @@ pub struct TileArgs {
     pub per_store_unit: u32,
     /// Swizzle against bank conflicts: lanes of different rows access the vectors of their rows in
     /// different orders. In row `r`, a lane takes vector `v` in place of
-    /// `v ^ ((r >> order_right & order_mask) << order_left)`.
+    /// `v ^ ((r >> order_right & order_mask) << order_left)`. Where a lane has a row of 16-bit
+    /// elements that begins or ends within a word, and that does not fit its registers, it adds
+    /// this number instead of the exclusive or, modulo the whole vectors of the row.
     pub order_right: u32,
     /// See `order_right`.
     pub order_mask: u32,

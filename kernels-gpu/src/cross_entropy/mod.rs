@@ -76,6 +76,11 @@ pub(crate) mod mode {
         is_smoothed(mode) || mode == PROBABILITIES
     }
 
+    /// Whether the sum of the shares is computed from the arguments of `ex2` instead of the
+    /// differences of logits from the center, which saves an instruction per element.
+    pub(crate) const fn has_shifted_shares<R>(mode: u32) -> bool {
+        is_smoothed(mode) && size_of::<R>() == 4
+    }
     /// See [`abi::has_late_shares`](crate::abi::has_late_shares).
     pub(crate) const fn has_late_shares(mode: u32, element_bytes: usize) -> bool {
         is_smoothed(mode) && crate::abi::has_late_shares(element_bytes, mode == WEIGHTED)

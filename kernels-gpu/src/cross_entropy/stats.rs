@@ -319,7 +319,9 @@ pub(crate) struct Relative<R, const MODE: u32> {
 }
 
 impl<R: Real, const MODE: u32> Relative<R, MODE> {
-    const SHIFTS: bool = !mode::is_dense(MODE);
+    /// Whether the center is a shift of the argument of `ex2`, which saves an instruction. With a
+    /// share for every class, that is so where [`apart`](Self::apart) is relative to the shift too.
+    const SHIFTS: bool = !mode::is_dense(MODE) || mode::has_shifted_shares::<R>(MODE);
 
     /// Whether `center` is so far from 0 that it has to be subtracted from the logits beforehand.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -356,6 +358,30 @@ impl<R: Real, const MODE: u32> Relative<R, MODE> {
             Base::Shift(self.shift, R::factor_of(self.scale))
         } else {
             Base::Center(self.center, self.scale)
+        }
+    }
+
+    /// The distance of a logit from the center or, with [shifted shares](mode::has_shifted_shares),
+    /// from the shift, and in its units: the argument of `ex2`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn apart(self, x: R) -> R {
+        if mode::has_shifted_shares::<R>(MODE) {
+            x.fma(R::factor_of(self.scale), self.shift)
+        } else {
+            x - self.center
+        }
+    }
+
+    /// Σ q (x − center) from Σ q · [`apart`](Self::apart)(x) and the `weight` Σ q.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(crate) fn dot(self, sum: R, weight: R) -> R {
+        if mode::has_shifted_shares::<R>(MODE) {
+            let factor = R::factor_of(self.scale);
+            // What the shift was rounded by.
+            let rounded = self.center.fma(factor, self.shift);
+            weight.fma(-rounded, sum) * (R::ONE / factor)
+        } else {
+            sum
         }
     }
 

@@ -9,6 +9,7 @@ use super::mode;
 use super::online_softmax::OnlineSoftmax;
 use super::pass::{Classes, Pass, ShareSums, weights, writes};
 use super::row_group::RowGroup;
+use super::stats::Relative;
 use crate::abi::{CrossEntropyArgs, Matrix, StreamArgs};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::Workspace;
@@ -51,7 +52,9 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
 ) -> (E::Real, E::Real) {
     let (zero, one) = (E::Real::ZERO, E::Real::ONE);
     let (mut sums, mut rests) = ([zero; 2], [zero; 2]);
-    let base = Base::Center(center, scale);
+    let relative = Relative::<_, MODE>::to(center, scale);
+    let is_shifted = mode::has_shifted_shares::<E::Real>(MODE) && !EXACT;
+    let base = if is_shifted { relative.base() } else { Base::Center(center, scale) };
     let add = |k, exps: [E::Real; MAX_LANES]| {
         add_exps::<E>(&mut sums, k, exps);
         if EXACT {
@@ -63,7 +66,8 @@ fn sum_of_exps<E: Element, const MODE: u32, const N: usize, const EXACT: bool>(
     } else {
         E::exps(x, base, add);
     }
-    (sums[0] + sums[1], rests[0] + rests[1])
+    let sum = sums[0] + sums[1];
+    (if is_shifted { sum * relative.unit() } else { sum }, rests[0] + rests[1])
 }
 
 impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
@@ -76,7 +80,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     unsafe fn add_shares_of<const N: usize, const WHOLE: bool>(
         &self,
         sums: &mut ShareSums<E::Real>,
-        center: E::Real,
+        relative: Relative<E::Real, MODE>,
         (x, t): ([Vec16; N], [Vec16; N]),
         columns: [u32; N],
         counts: [u32; N],
@@ -86,7 +90,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             return unsafe {
                 self.add_shares::<N, { weights::LOADED }>(
                     sums,
-                    center,
+                    relative,
                     (x, t),
                     columns.map(Classes::from),
                 )
@@ -96,7 +100,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
             let has = |lane: usize| (lane as u32) < counts[k];
             let class = |lane| has(lane).then(|| columns[k] + lane as u32);
             // SAFETY: the caller's conditions.
-            unsafe { self.add_shares_by_class(sums, center, (x[k], t[k]), class) };
+            unsafe { self.add_shares_by_class(sums, relative, (x[k], t[k]), class) };
         });
     }
 
@@ -113,10 +117,12 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         columns: [u32; N],
         counts: [u32; N],
     ) {
-        let mut sums = [stats.dot, stats.weight];
+        let relative = Relative::to(center, E::Real::ONE);
+        let mut sums = [E::Real::ZERO; 2];
         // SAFETY: the caller's conditions.
-        unsafe { self.add_shares_of::<N, WHOLE>(&mut sums, center, tensors, columns, counts) };
-        [stats.dot, stats.weight] = sums;
+        unsafe { self.add_shares_of::<N, WHOLE>(&mut sums, relative, tensors, columns, counts) };
+        let [dot, weight] = self.shares_of_sums(sums, relative);
+        [stats.dot, stats.weight] = [stats.dot + dot, stats.weight + weight];
     }
 
     /// [`RowLoss::accumulate`] without `EXACT`, for statistics that lag. The exponentials do not
@@ -245,7 +251,19 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
                 stats.dot = stats.dot + stats.weight * (before - center);
             }
             // SAFETY: the caller's conditions.
-            unsafe { self.add_shares_to::<N, WHOLE>(stats, center, (x, t), columns, counts) };
+            unsafe {
+                if EXACT && Self::HAS_SHIFTED_SHARES {
+                    let mut sums = [stats.dot, stats.weight];
+                    unrolled!(for k in 0..N; {
+                        let has = |lane: usize| (lane as u32) < counts[k];
+                        let class = |lane| has(lane).then(|| columns[k] + lane as u32);
+                        self.add_exact_shares(&mut sums, center, (x[k], t[k]), class);
+                    });
+                    [stats.dot, stats.weight] = sums;
+                } else {
+                    self.add_shares_to::<N, WHOLE>(stats, center, (x, t), columns, counts);
+                }
+            }
         }
         let mut dot = E::Real::ZERO;
         let (sum, rest) = sum_of_exps::<E, MODE, N, EXACT>(x, [center, scale], &mut dot);
@@ -273,7 +291,10 @@ impl<E: Element, const MODE: u32> RowLoss for Pass<'_, E, MODE> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_exact(stats: &Self::Stats) -> bool {
         // NaN is not exact: elements may have caused it that need the exact computation.
-        stats.others >= E::Real::from_f64(CERTAIN)
+        let is_certain = stats.others >= E::Real::from_f64(CERTAIN);
+        let is_far = Relative::<_, MODE>::is_far(stats.max, E::Real::ONE);
+        let has_shares = !is_far && Self::has_sums_of_shares(stats.dot);
+        is_certain && (has_shares || !Self::HAS_SHIFTED_SHARES)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

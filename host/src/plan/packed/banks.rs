@@ -101,13 +101,25 @@ pub(super) fn bank_conflicts(
 /// in narrower accesses: a bank then serves at most one of these for each word of a vector.
 ///
 /// The XOR keeps a lane within its row only if the length of a row, and not just the distance of
-/// rows, is a multiple of 2ᵃ vectors.
-pub(super) fn order(row_bytes: usize, row_step: usize, warp_rows: usize) -> [u32; 3] {
+/// rows, is a multiple of 2ᵃ vectors. If the order `rotates`, the bits are added to the vector's
+/// number instead, modulo the whole vectors of the row.
+pub(super) fn order(
+    row_bytes: usize,
+    row_step: usize,
+    warp_rows: usize,
+    rotates: bool,
+) -> [u32; 3] {
     let a = (row_step / VECTOR).trailing_zeros().min(3);
-    if !row_step.is_multiple_of(VECTOR) || !row_bytes.is_multiple_of(VECTOR << a) {
+    let stays_in_row = rotates || row_bytes.is_multiple_of(VECTOR << a);
+    if !row_step.is_multiple_of(VECTOR) || !stays_in_row {
         return [0; 3];
     }
     let row_bits = warp_rows.trailing_zeros().min(3);
-    let left = (row_bits + a).saturating_sub(3);
-    [3 - a, (1 << left) - 1, 3 - row_bits]
+    let mut bits = (row_bits + a).saturating_sub(3);
+    if rotates {
+        // The vectors between the elements at the ends, which a row has at least.
+        let vectors = (row_bytes - 2) / VECTOR;
+        bits = bits.min(vectors.max(1).ilog2());
+    }
+    [3 - a, (1 << bits) - 1, 3 - row_bits]
 }

@@ -63,6 +63,14 @@ impl Rows {
         alignment.min(1 << self.row_bytes().trailing_zeros().min(4))
     }
 
+    /// The bytes of an access that all rows allow which a pass reads and writes.
+    pub(super) fn access_of_lanes(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Forward => self.access(self.alignment),
+            _ => self.access(self.alignment.min(self.store_alignment)),
+        }
+    }
+
     /// Whether rows of 16-bit elements begin or end within words.
     pub(super) fn is_by_element(&self) -> bool {
         self.access(self.alignment.min(self.store_alignment)) == 2
@@ -85,11 +93,10 @@ impl Rows {
 
     /// The most bytes of a row of [`Regime::WideRows`]. A warp has two tiles of 32 such rows, and
     /// longer rows leave shared memory for too few warps. Two limits are how much a block may have
-    /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows of
-    /// 16-bit elements that are read one by one take more instructions, and the forward pass has
-    /// fewer bytes whose transfer could hide these, so it gains less. Rows that
+    /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows that
     /// [collide](Self::would_collide) gain most. In f64, whose exponentials take longest, several
-    /// lanes have more of them under way.
+    /// lanes have more of them under way. Gradients of rows [within words](Self::is_by_element) are
+    /// stored element by element where they are aligned differently.
     ///
     /// H200, 2026-11-26, ceiling ÷ ours with several lanes and with one:
     ///
@@ -114,9 +121,19 @@ impl Rows {
     /// - f32 backward: 34 columns 0.90 and 0.91, 0.96 and 0.96; 40 columns 0.93 and 0.91, 0.97 and
     ///   0.97
     ///
-    /// Rows that collide (2026-11-27), bf16, 128 columns, one element off:
+    /// Rows that begin or end within a word, 2026-11-30, 200 MiB:
     ///
-    /// - forward 0.11 and 0.38, forward-backward 0.19 and 0.41, backward 0.38 and 0.58
+    /// - bf16 forward: 89 columns 0.74 and 0.84, 127 columns 0.80 and 0.84
+    /// - bf16 forward-backward: 44 columns 0.60 and 0.77, 97 columns 0.78 and 0.83, 103 columns
+    ///   0.83 and 0.76
+    /// - bf16 backward: 40 columns 0.92 and 0.95, 72 columns 0.90 and 0.90
+    ///
+    /// Those that collide:
+    ///
+    /// - bf16 forward: 96 columns 0.29 and 0.50, 128 columns 0.22 and 0.39, 160 columns 0.25 and
+    ///   0.48
+    /// - bf16 forward-backward: 96 columns 0.34 and 0.47, 128 columns 0.30 and 0.37
+    /// - bf16 backward: 128 columns 0.53 and 0.65, 160 columns 0.89 and 0.77
     ///
     /// In f64 (2026-11-28, forward-backward 2026-11-29):
     ///
@@ -128,10 +145,12 @@ impl Rows {
     fn most_wide_bytes(&self, pass: Pass) -> usize {
         let is_by_element = self.is_by_element();
         let most = match (pass, self.element_bytes) {
-            (_, 2) if is_by_element && self.alike && self.would_collide() => 320,
-            (Pass::Forward, 2) if is_by_element => 96,
-            (Pass::ForwardBackward, 2) if is_by_element => 64,
-            (_, 2) if is_by_element => 96,
+            (Pass::ForwardBackward, 2) if is_by_element && !self.alike => 64,
+            (_, 2) if is_by_element && !self.alike => 96,
+            (Pass::Backward, 2) if is_by_element && self.would_collide() => 256,
+            (_, 2) if is_by_element && self.would_collide() => 320,
+            (Pass::ForwardBackward, 2) if is_by_element => 200,
+            (Pass::Backward, 2) if is_by_element => 120,
             (Pass::Forward, 8) => 0,
             (Pass::ForwardBackward, 8) => 176,
             // A warp has a third tile, of gradients that are not written in place.

@@ -13,9 +13,10 @@ use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Classes, Pass, ShareSums, weights};
 use crate::cross_entropy::row_group::RowGroup;
 use crate::cross_entropy::stats::{Relative, Stats};
+use crate::cut::Span;
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{group_max, warp_max, warp_sums};
-use cuda_std::hint::opaque_vec16;
+use cuda_std::hint::{opaque, opaque_vec16};
 use cuda_std::warp::{WARP_SIZE, any};
 
 /// The exponentials of the logits of a tile.
@@ -81,8 +82,15 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         let lanes = if Self::ROW_IN_WARP { group.threads } else { WARP_SIZE };
         stats.max =
             if Self::ROW_IN_WARP { group_max(stats.max, lanes) } else { warp_max(stats.max) };
+        // A row with shifted shares that is far from 0 is computed again.
+        let is_shifted = Pass::<E, MODE>::HAS_SHIFTED_SHARES;
+        let is_far = is_shifted && Relative::<_, MODE>::is_far(stats.center(), scale);
         let mut relative_tile = *tile;
-        let relative = relative_tile.relative_to::<E, MODE>(stats.center(), scale);
+        let relative = if is_shifted {
+            Relative::to(stats.center(), scale)
+        } else {
+            relative_tile.relative_to::<E, MODE>(stats.center(), scale)
+        };
         let mut total = zero;
         let mut shares = [zero; 2];
         let mut add = |k: usize, of_vector| {
@@ -99,11 +107,16 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 // differences from the center would stay in registers until the exponentials need
                 // them.
                 // SAFETY: the caller's conditions.
-                unsafe { self.add_shares(pass, &mut shares, stats.center(), tile, k) };
+                unsafe { self.add_shares(pass, &mut shares, relative, tile, k) };
             });
         }
         if Pass::<E, MODE>::DENSE {
-            [stats.dot, stats.weight] = shares;
+            [stats.dot, stats.weight] = pass.shares_of_sums(shares, relative);
+            if is_shifted && any(is_far || !Pass::<E, MODE>::has_sums_of_shares(stats.dot)) {
+                // SAFETY: the caller's conditions.
+                let exact = unsafe { self.exact_shares(pass, stats.center(), tile) };
+                [stats.dot, stats.weight] = exact;
+            }
         }
         let mut exp_of_peeled = zero;
         if Self::HAS_PEELED {
@@ -117,7 +130,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         // `ties` is 0 so far: the ties are in `rest`.
         let [rest] = warp_sums([stats.rest + stats.ties], lanes);
         stats = stats.dot_of_group::<MODE>(lanes);
-        if any(rest < one + one) {
+        if any(rest < one + one || is_far) {
             // One logit may exceed all others by so much that their exponentials would be lost in a
             // sum with its 1: add them up separately.
             let tie = relative.tie();
@@ -133,8 +146,8 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 stats.rest = total * relative.unit();
             } else {
                 let tile = relative_tile.rematerialize();
-                [stats.ties, stats.rest] =
-                    ties_and_rest::<E, MODE, N>(&tile, relative.center(), scale);
+                let center = if is_shifted { stats.center() } else { relative.center() };
+                [stats.ties, stats.rest] = ties_and_rest::<E, MODE, N>(&tile, center, scale);
             }
             if Self::HAS_PEELED {
                 if exp_of_peeled == tie {
@@ -262,7 +275,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             *stats = stats.relative_to::<MODE>(warp_max(stats.max.max(greatest)), scale);
         }
         let center = stats.center();
-        let mut shares = [stats.dot, stats.weight];
+        let mut shares = [E::Real::ZERO; 2];
         let mut dot = E::Real::ZERO;
         let (mut total, mut exact) = (E::Real::ZERO, Relative::<_, MODE>::is_far(center, scale));
         if !exact {
@@ -275,17 +288,24 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
                 E::exps(tile.x, base, |k, exps| {
                     total = total + sum::<E>(exps);
                     // SAFETY: the caller's condition.
-                    unsafe { self.add_shares(pass, &mut shares, center, tile, k) };
+                    unsafe { self.add_shares(pass, &mut shares, relative, tile, k) };
                 });
             }
             total = total * relative.unit();
-            if Pass::<E, MODE>::DENSE {
-                // A dense target is never far, so its shares are always added here.
-                [stats.dot, stats.weight] = shares;
-            }
+            shares = pass.shares_of_sums(shares, relative);
             // If every lane has at least 2/32, the warp's sum is at least 2, and the largest
             // exponential, 1, is at most half of that.
             exact = has_max && any(total < E::Real::from_f64(2.0 / WARP_SIZE as f64));
+        }
+        if Pass::<E, MODE>::DENSE {
+            let is_far = Relative::<_, MODE>::is_far(center, scale);
+            if Pass::<E, MODE>::HAS_SHIFTED_SHARES
+                && any(is_far || !Pass::<E, MODE>::has_sums_of_shares(shares[0]))
+            {
+                // SAFETY: the caller's condition.
+                shares = unsafe { self.exact_shares(pass, center, tile) };
+            }
+            [stats.dot, stats.weight] = [stats.dot + shares[0], stats.weight + shares[1]];
         }
         if exact {
             // One logit may exceed all others by so much that their exponentials would be lost in a
@@ -313,7 +333,7 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
         &self,
         pass: &Pass<'_, E, MODE>,
         sums: &mut ShareSums<E::Real>,
-        center: E::Real,
+        relative: Relative<E::Real, MODE>,
         tile: &Tile<N>,
         k: usize,
     ) {
@@ -327,7 +347,36 @@ impl<E: Element, const ALIGNMENT: u32> Lanes<E, ALIGNMENT> {
             }
             let (tensors, classes) = (([x], [tile.t[k]]), [Classes::from(span.first)]);
             // SAFETY: the caller's condition.
-            unsafe { pass.add_shares::<1, { weights::LOADED }>(sums, center, tensors, classes) };
+            unsafe { pass.add_shares::<1, { weights::LOADED }>(sums, relative, tensors, classes) };
         }
+    }
+
+    /// Σ q (x − center) and Σ q over a tile, as differences from the center.
+    ///
+    /// # Safety
+    /// The kernels' condition 1.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn exact_shares<const MODE: u32, const N: usize>(
+        &self,
+        pass: &Pass<'_, E, MODE>,
+        center: E::Real,
+        tile: &Tile<N>,
+    ) -> [E::Real; 2] {
+        let mut shares = [E::Real::ZERO; 2];
+        let mut vector = tile.first;
+        while vector < self.cut.end && vector < tile.first + N as u32 * tile.stride {
+            let Span { first, count } = self.cut.vector(vector);
+            let mut column = first;
+            while self.cut.has(vector) && column < first + count {
+                // SAFETY: the caller's condition.
+                unsafe {
+                    let x = self.input.load(column).widen();
+                    pass.add_share(&mut shares, center, (x, x), column);
+                }
+                column = opaque(u64::from(column + 1)) as u32;
+            }
+            vector = opaque(u64::from(vector + tile.stride)) as u32;
+        }
+        shares
     }
 }

@@ -234,7 +234,8 @@ impl<E: Element, const MODE: u32> Rows<'_, E, MODE> {
     fn row_of(&self, tile: Tile<E>, index: u32) -> SharedRow {
         let TileArgs { order_right, order_mask, order_left, .. } = self.stage.args.tile;
         let order = (index >> order_right & order_mask) << order_left;
-        SharedRow { shared: self.stage.shared, at: tile.row(index), order }
+        let has_orders = order_mask != 0;
+        SharedRow { shared: self.stage.shared, at: tile.row(index), order, has_orders }
     }
 
     /// Whether [`scalar`](Self::scalar) multiplies the sums of its rows: without options, the loss

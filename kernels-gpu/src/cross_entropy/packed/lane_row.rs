@@ -50,8 +50,11 @@ pub(super) struct SharedRow {
     /// The address of its first byte in shared memory.
     pub(super) at: u32,
     /// The lane accesses vector `v ^ order` in place of `v`, so that lanes of different rows access
-    /// different banks; see `TileArgs::order_right`.
+    /// different banks; see `TileArgs::order_right`. Wide rows that begin or end within a word are
+    /// rotated by it instead.
     pub(super) order: u32,
+    /// Whether rows of this launch have different orders.
+    pub(super) has_orders: bool,
 }
 
 /// Whether rows of `row_bytes` may have an [order](SharedRow::order): rows of several whole
@@ -110,7 +113,7 @@ impl SharedRow {
     /// The row has the byte.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn shared_at(self, within: usize, row_bytes: usize) -> Shared {
-        let SharedRow { shared, at, order } = self;
+        let SharedRow { shared, at, order, .. } = self;
         let within = within as u32;
         // SAFETY: the caller's condition.
         unsafe {

@@ -237,6 +237,12 @@ pub(super) trait Compute<R, const MODE: u32> {
     /// Whether a launch can be an [optimistic](attempt::OPTIMISTIC) one.
     const HAS_ATTEMPTS: bool;
 
+    /// Called once, when the copies of the first stage have been started.
+    ///
+    /// # Safety
+    /// As [`for_each_stage`].
+    unsafe fn begin(&mut self) {}
+
     /// Computes the rows of a stage, and adds their terms to `terms`; all that it has not added
     /// yet in the warp's last stage.
     ///
@@ -312,6 +318,7 @@ pub(super) unsafe fn for_each_stage<
                     wait_for_copies::<1>();
                 } else {
                     if next == share.first {
+                        compute.begin();
                         scale = scale_of_all();
                     }
                     wait_for_copies::<0>();
@@ -324,6 +331,7 @@ pub(super) unsafe fn for_each_stage<
                 // The stage is free for another tile.
                 sync_warp();
             } else {
+                compute.begin();
                 scale = scale_of_all();
             }
             is_ahead = is_double && next < tiles;

@@ -3,7 +3,7 @@
 
 use super::{Factors, Pass};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::stats::Stats;
+use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
 use cuda_std::memory::{Vec16, load, load_vector};
 
@@ -107,7 +107,7 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     pub(in crate::cross_entropy) unsafe fn add_shares<const N: usize, const WEIGHTS: u32>(
         &self,
         sums: &mut ShareSums<E::Real>,
-        center: E::Real,
+        relative: Relative<E::Real, MODE>,
         (x, t): ([Vec16; N], [Vec16; N]),
         classes: [Classes; N],
     ) {
@@ -117,22 +117,32 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
         let accumulators = if size_of::<E::Real>() == 8 { 1 } else { 2 };
         let (mut dots, mut sum) = ([sums[0], E::Real::ZERO], [sums[1], E::Real::ZERO]);
         if Self::HAS_EQUAL_SHARES {
-            // Multiply each difference by the share, and not their sum, which may overflow.
             unrolled!(for k in 0..N; {
                 unrolled!(for lane in 0..E::LANES as usize; {
-                    let at = lane % accumulators;
-                    dots[at] = self.unit().fma(of(x[k], lane) - center, dots[at]);
+                    let (at, apart) = (lane % accumulators, relative.apart(of(x[k], lane)));
+                    dots[at] = if Self::HAS_SHIFTED_SHARES {
+                        dots[at] + apart
+                    } else {
+                        // Multiply each difference by the share, and not their sum, which may
+                        // overflow.
+                        self.unit().fma(apart, dots[at])
+                    };
                 });
             });
             let elements = N as i32 * E::LANES as i32;
-            sum[0] = self.unit().fma(E::Real::from_i32(elements), sum[0]);
+            sum[0] = self.share_in_sums().fma(E::Real::from_i32(elements), sum[0]);
         } else {
             with_weights!(self, classes, N, weight_of; {
                 unrolled!(for k in 0..N; {
                     unrolled!(for lane in 0..E::LANES as usize; {
-                        let share = self.share_by_weight(weight_of(k, lane), of(t[k], lane));
+                        let weight = weight_of(k, lane);
+                        let share = if Self::HAS_SHIFTED_SHARES {
+                            weight
+                        } else {
+                            self.share_by_weight(weight, of(t[k], lane))
+                        };
                         let at = lane % accumulators;
-                        dots[at] = share.fma(of(x[k], lane) - center, dots[at]);
+                        dots[at] = share.fma(relative.apart(of(x[k], lane)), dots[at]);
                         sum[at] = sum[at] + share;
                     });
                 });
@@ -151,7 +161,72 @@ impl<E: Element, const MODE: u32> Pass<'_, E, MODE> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(in crate::cross_entropy) unsafe fn add_shares_by_class(
         &self,
-        sums: &mut ShareSums<E::Real>,
+        [dot, weight]: &mut ShareSums<E::Real>,
+        relative: Relative<E::Real, MODE>,
+        (x, t): (Vec16, Vec16),
+        class: impl Fn(usize) -> Option<u32>,
+    ) {
+        unrolled!(for lane in 0..E::LANES as usize; {
+            if let Some(class) = class(lane) {
+                let of = |vector| E::extract(vector, lane as u32).widen();
+                // SAFETY: the caller's conditions.
+                let share = unsafe {
+                    if Self::HAS_SHIFTED_SHARES {
+                        self.weight_of(class)
+                    } else {
+                        self.share_of(class, of(t))
+                    }
+                };
+                *dot = share.fma(relative.apart(of(x)), *dot);
+                *weight = *weight + share;
+            }
+        });
+    }
+
+    /// Whether the [sums](ShareSums) are in other units than shares and logits: of class weights,
+    /// or of one share each, and of the arguments of `ex2`.
+    pub(in crate::cross_entropy) const HAS_SHIFTED_SHARES: bool =
+        mode::has_shifted_shares::<E::Real>(MODE);
+
+    /// Whether the sums of shares are right, given Σ q (x − center). Sums of shifted shares
+    /// overflow where the differences times the shares would not, and are not finite if a logit is
+    /// not.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn has_sums_of_shares(dot: E::Real) -> bool {
+        !Self::HAS_SHIFTED_SHARES || dot.magnitude() < E::Real::INFINITY
+    }
+
+    /// One share of a call without class weights, in the unit of the sums.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn share_in_sums(&self) -> E::Real {
+        if Self::HAS_SHIFTED_SHARES { E::Real::ONE } else { self.unit() }
+    }
+
+    /// Σ q (x − center) and Σ q, from the sums that [`add_shares`](Self::add_shares) has added up
+    /// from zeros.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) fn shares_of_sums(
+        &self,
+        [dot, weight]: ShareSums<E::Real>,
+        relative: Relative<E::Real, MODE>,
+    ) -> [E::Real; 2] {
+        if Self::HAS_SHIFTED_SHARES {
+            let unit = self.unit();
+            [relative.dot(dot, weight) * unit, weight * unit]
+        } else {
+            [dot, weight]
+        }
+    }
+
+    /// Adds the shares of the vector's elements that have a `class`, as differences from `center`,
+    /// to Σ q (x − center) and Σ q.
+    ///
+    /// # Safety
+    /// As [`add_shares_by_class`](Self::add_shares_by_class).
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub(in crate::cross_entropy) unsafe fn add_exact_shares(
+        &self,
+        sums: &mut [E::Real; 2],
         center: E::Real,
         (x, t): (Vec16, Vec16),
         class: impl Fn(usize) -> Option<u32>,

@@ -39,7 +39,10 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         let to = Row::<E>::new(self.pass.args.grad_input, row, self.row.start());
         // SAFETY: the caller's conditions.
         unsafe {
-            if factors.counts && Relative::<_, MODE>::is_far(factors.center, E::Real::ONE) {
+            // Late shares are differences from the center, as are their exponentials.
+            let is_far =
+                !Self::HAS_LATE_SHARES && Relative::<_, MODE>::is_far(factors.center, E::Real::ONE);
+            if factors.counts && is_far {
                 each_batch!(self.subtract(factors.center));
             }
             if Self::HAS_LATE_SHARES {

@@ -3,7 +3,7 @@
 use super::{Peeled, StagedRow};
 use crate::cross_entropy::lagging::{CERTAIN, is_near_top};
 use crate::cross_entropy::mode;
-use crate::cross_entropy::pass::{Classes, weights};
+use crate::cross_entropy::pass::{Classes, Pass, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::element::{Base, Element, MAX_LANES, Real, unrolled};
 use crate::reduce::{block_sums, warp_max, warp_sums};
@@ -39,7 +39,10 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             } else {
                 self.statistics_by_maximum(peeled)
             };
-            if is_near_top(stats.max) && stats.others() >= E::Real::from_f64(CERTAIN) {
+            let has_shares =
+                !Self::HAS_SHARE_SUMS || Pass::<E, MODE>::has_sums_of_shares(stats.dot);
+            if is_near_top(stats.max) && stats.others() >= E::Real::from_f64(CERTAIN) && has_shares
+            {
                 return stats;
             }
             if Self::KEEPS_EXPS {
@@ -121,13 +124,21 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
             if !is_near_top(max) {
                 return stats;
             }
+            each_batch!(self.exponentiate(&mut stats));
+            if Self::HAS_SHARE_SUMS {
+                let relative = Relative::to(max, E::Real::ONE);
+                let sums = [stats.dot, stats.weight];
+                [stats.dot, stats.weight] = self.pass.shares_of_sums(sums, relative);
+                if Pass::<E, MODE>::HAS_SHIFTED_SHARES {
+                    stats.rest = stats.rest * relative.unit();
+                }
+            }
             if let Some(Peeled { index, x, t }) = peeled {
-                stats.rest = (x - max).exp_below();
+                stats.rest = stats.rest + (x - max).exp_below();
                 if Self::HAS_SHARE_SUMS {
                     self.pass.absorb_share(&mut stats, index, x, t);
                 }
             }
-            each_batch!(self.exponentiate(&mut stats));
             if Self::HAS_SHARE_SUMS {
                 let of_warp = stats.of_group::<MODE>(WARP_SIZE);
                 return of_warp.block_merge::<MODE, true>(E::Real::ONE);
@@ -204,11 +215,13 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn exponentiate<const N: usize>(&self, index: u32, stats: &mut Stats<E::Real>) {
         let mut sums = [E::Real::ZERO; 2];
+        let relative = Relative::<_, MODE>::to(stats.center(), E::Real::ONE);
+        let is_shifted = Pass::<E, MODE>::HAS_SHIFTED_SHARES;
         // SAFETY: the caller's conditions.
         unsafe {
             let x = self.get::<N>(index);
             if Self::HAS_SHARE_SUMS {
-                self.add_shares(index, x, stats);
+                self.add_shares(index, x, relative, stats);
             }
             let slots = self.vectors.from(index - self.base);
             let add = |k: usize, exps: [E::Real; MAX_LANES]| {
@@ -219,7 +232,11 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
                     slots.set(k as u32 * Self::stride(), E::narrow_all(exps));
                 }
             };
-            let base = Base::Center(stats.center(), E::Real::ONE);
+            let base = if is_shifted {
+                relative.base()
+            } else {
+                Base::Center(stats.center(), E::Real::ONE)
+            };
             // Masks would spill if all classes have shares.
             if Self::HAS_SHARE_SUMS { E::exps(x, base, add) } else { E::masked_exps(x, base, add) }
         }
@@ -235,9 +252,10 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         &self,
         index: u32,
         x: [Vec16; N],
+        relative: Relative<E::Real, MODE>,
         stats: &mut Stats<E::Real>,
     ) {
-        let (pass, center) = (self.pass, stats.center());
+        let pass = self.pass;
         let mut shares = [stats.dot, stats.weight];
         let mut classes = [Classes::from(0); N];
         unrolled!(for k in 0..N; {
@@ -246,7 +264,7 @@ impl<E: Element, const MODE: u32, const FLIGHT: usize> StagedRow<'_, E, MODE, FL
         // SAFETY: the caller's conditions; the row has the classes.
         unsafe {
             let tensors = (x, self.get_targets::<N>(index));
-            pass.add_shares::<N, { weights::LOADED }>(&mut shares, center, tensors, classes);
+            pass.add_shares::<N, { weights::LOADED }>(&mut shares, relative, tensors, classes);
         }
         [stats.dot, stats.weight] = shares;
     }

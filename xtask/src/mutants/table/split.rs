@@ -450,8 +450,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "staged_far_not_subtracted",
         what: "a center far from 0 is not subtracted from staged logits",
         file: "cross_entropy/staged_row/gradients.rs",
-        lines: "if factors.counts && Relative::<_, MODE>::is_far(factors.center, E::Real::ONE) {",
-        from: "factors.counts && Relative::<_, MODE>::is_far(factors.center, E::Real::ONE)",
+        lines: "if factors.counts && is_far {",
+        from: "factors.counts && is_far",
         to: "false",
         test: "cross_entropy::rows_around_any_number",
         seen: Seen::OnEmulator,
@@ -459,7 +459,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "wide_far_not_subtracted",
         what: "a center far from 0 is not subtracted from the logits of a wide row",
-        file: "cross_entropy/packed/wide_row.rs",
+        file: "cross_entropy/packed/wide_row/mod.rs",
         lines: "if !has_exps \
                 && Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE) {",
         from: "!has_exps && Relative::<_, { mode::CLASS }>::is_far(self.center, E::Real::ONE)",

@@ -75,8 +75,31 @@ fn rows_in_one_quarter_of_the_banks_are_shifted() {
     assert_eq!([100, 504].map(|cols| shifted(cols, 4, 4)), [0; 2]);
 }
 
-/// Rows that begin in one bank are read with one lane per row up to 320 bytes, or are copied one by
-/// one with a stride of an odd number of vectors.
+/// Rows of 16-bit elements that begin within a word and a multiple of 32 bytes apart, a lane each,
+/// are read from different vectors on, so that their first words are in four or eight eighths of
+/// the banks. Each begins at a vector that it has.
+#[test]
+fn rows_within_words_are_rotated() {
+    for (cols, eighths) in [(32, 4), (48, 8), (64, 4), (96, 8), (112, 8), (128, 8), (160, 8)] {
+        let rows = Rows { alignment: 2, store_alignment: 2, ..dense(cols, 2) };
+        let Packed { args, regime, .. } = packed(Pass::Forward, rows).expect("a short row");
+        assert_eq!(regime, Regime::WideRows);
+        let order = |row: u32| (row >> args.order_right & args.order_mask) << args.order_left;
+        // Without its first and last element.
+        let vectors = (cols as u32 - 2) / 8;
+        assert!((0..32).all(|row| order(row) < vectors), "{cols} columns");
+        let first = |row: u32| (row * args.step[0] / VECTOR_BYTES + order(row)) % 8;
+        let mut lanes = [0; 8];
+        (0..32).for_each(|row| lanes[first(row) as usize] += 1);
+        assert_eq!(lanes.into_iter().max(), Some(32 / eighths), "{cols} columns: {lanes:?}");
+    }
+    let args = packed(Pass::Forward, dense(101, 2)).expect("a short row").args;
+    assert_eq!(args.order_mask, 0);
+}
+
+/// Rows of 16-bit elements that begin or end within a word have one lane each up to 256 bytes
+/// without gradients and 200 with both, and up to 320 if they begin in one bank. Rows of f32 that
+/// begin in one bank are copied one by one with a stride of an odd number of vectors.
 #[test]
 fn rows_off_boundaries_do_not_collide() {
     let rows = |cols, element_bytes, alignment| {
@@ -84,13 +107,13 @@ fn rows_off_boundaries_do_not_collide() {
         Rows { alignment, store_alignment: alignment, ..rows }
     };
     let packed = |pass, rows| packed(pass, rows).expect("a short row");
-    for (cols, alignment, regime) in [
-        (64, 2, Regime::WideRows),
-        (128, 2, Regime::WideRows),
-        (127, 2, Regime::Packed),
-        (256, 2, Regime::Packed),
-    ] {
-        assert_eq!(packed(Pass::Forward, rows(cols, 2, alignment)).regime, regime, "{cols}");
+    for (pass, most, most_in_one_bank) in
+        [(Pass::Forward, 127, 160), (Pass::ForwardBackward, 99, 160), (Pass::Backward, 59, 128)]
+    {
+        let regime = |cols| packed(pass, rows(cols, 2, 2)).regime;
+        assert_eq!([most, most_in_one_bank].map(regime), [Regime::WideRows; 2], "{pass:?}");
+        let beyond = [most + 2, most_in_one_bank + 32];
+        assert_eq!(beyond.map(regime), [Regime::Packed; 2], "{pass:?}");
     }
     for (cols, pass, is_span) in [
         (128, Pass::Forward, false),

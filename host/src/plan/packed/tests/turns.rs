@@ -12,11 +12,9 @@ fn lanes_have_short_rows_to_themselves() {
         for cols in 1..=256 / element_bytes {
             let rows = dense(cols, element_bytes);
             let packed = packed(Pass::Forward, rows).expect("a short row");
-            let is_by_element = element_bytes == 2 && cols % 2 == 1;
             let expected = match element_bytes {
                 _ if cols <= most => Regime::LaneRows,
                 8 => Regime::Packed,
-                2 if is_by_element && cols > 48 => Regime::Packed,
                 _ => Regime::WideRows,
             };
             assert_eq!(packed.regime, expected, "{rows:?}");

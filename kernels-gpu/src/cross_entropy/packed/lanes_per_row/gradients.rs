@@ -10,9 +10,8 @@ use crate::row::Split;
 
 impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
     /// Writes the gradients of the logits and of the probabilities in the lane's part of a row.
-    /// `is_any_far` is whether any row of the warp's turn is [far](Relative::is_far) from 0. With
-    /// `OF_EXPS`, the exponentials of the logits have replaced them. Each kernel has an instance of
-    /// its own, by `COMPUTES`: LLVM inlines a large closure only if one place calls it.
+    /// With `OF_EXPS`, the exponentials of the logits have replaced them. Each kernel has an
+    /// instance of its own, by `COMPUTES`: LLVM inlines a large closure only if one place calls it.
     ///
     /// # Safety
     /// As [`batch`](Self::batch); the warp has synchronised since the row was read.
@@ -23,13 +22,14 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         row: u32,
         split: Split,
         factors: &Factors<E::Real>,
-        is_any_far: bool,
     ) {
         let args = self.stage.args;
         let x = self.logits_of(row, split);
         let of_target = MODE == mode::PROBABILITIES && args.grad_target.start != 0;
         let scale = pass.scale_of_logits();
-        let is_far = Relative::<_, MODE>::is_far(factors.center, scale);
+        // Of the lane's own row, and not a vote of the warp: ptxas 13.0 repeated a vote in the loop
+        // that used its result, where lanes without a row did not take part, so the warp hung.
+        let is_far = !OF_EXPS && Relative::<_, MODE>::is_far(factors.center, scale);
         let relative = Relative::<_, MODE>::to(factors.center, scale);
         let per_exp = pass.factors_of_exp(factors, relative.unit());
         // Most rows have separate loops: in the loop below, each chunk would cost its branches. f64
@@ -39,7 +39,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         // Kernels of f32 and of smoothed classes have no registers for pairs of words, and f64
         // kernels gain nothing from them.
         let pairs = if size_of::<E>() == 2 && !Self::DENSE { Pairs::All } else { Pairs::Vectors };
-        if has_plain_loops && factors.counts && self.stage.in_place() && !is_any_far {
+        if has_plain_loops && factors.counts && self.stage.in_place() && !is_far {
             // SAFETY: the caller's conditions.
             unsafe {
                 x.for_each(pairs, |chunk, vector| {
@@ -77,7 +77,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                     unrolled!(for lane in 0..E::LANES as usize; {
                         by_input[lane] = E::extract(vector, lane as u32).widen();
                     });
-                    if !OF_EXPS && is_any_far {
+                    if is_far {
                         unrolled!(for lane in 0..E::LANES as usize; {
                             by_input[lane] = by_input[lane] - far_center;
                         });

@@ -23,13 +23,13 @@ use super::{Share, add_loss, computes, factors_of_row, row_lanes, stages};
 use crate::cross_entropy::lagging::lags;
 use crate::cross_entropy::mode;
 use crate::cross_entropy::pass::{Classes, Factors, Pass, TERMS};
-use crate::cross_entropy::stats::{Relative, Stats};
+use crate::cross_entropy::stats::Stats;
 use crate::element::{Element, Real};
-use crate::reduce::Workspace;
+use crate::reduce::{Workspace, warp_sums};
 use crate::row::Split;
 use crate::tile::Tile;
 use cuda_std::memory::Vec16;
-use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, any, lane_id, sync_warp};
+use cuda_std::warp::{WARP_SIZE, WarpShuffleValue, lane_id, sync_warp};
 
 /// Computes a warp's share of the rows.
 ///
@@ -44,7 +44,14 @@ pub(super) unsafe fn rows<E: Element, const MODE: u32, const COMPUTES: u32>(
     // SAFETY: the caller's conditions.
     unsafe {
         let batch = Batch::NONE;
-        let compute = LanesPerRow::<'_, E, MODE, COMPUTES> { pass, near: 0, batch, workspace };
+        let sum_of_weights = E::Real::ZERO;
+        let compute = LanesPerRow::<'_, E, MODE, COMPUTES> {
+            pass,
+            near: 0,
+            sum_of_weights,
+            batch,
+            workspace,
+        };
         for_each_stage::<E, MODE, COMPUTES, _>(pass, share, workspace, compute)
     }
 }
@@ -53,6 +60,8 @@ struct LanesPerRow<'a, E: Element, const MODE: u32, const COMPUTES: u32> {
     pass: &'a Pass<'a, E, MODE>,
     /// The top of the largest logit of the last row that this lane computed a part of.
     near: u32,
+    /// The sum of all class weights, where [needed](Tiles::HAS_SUM_OF_WEIGHTS).
+    sum_of_weights: E::Real,
     /// The rows whose losses are still to be computed, if the kernel computes losses only.
     batch: Batch<E::Real>,
     workspace: Workspace,
@@ -65,6 +74,14 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
     const HAS_ATTEMPTS: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn begin(&mut self) {
+        if COMPUTES != computes::GRADIENTS && Tiles::<E, MODE>::HAS_SUM_OF_WEIGHTS {
+            // SAFETY: the caller's conditions.
+            self.sum_of_weights = unsafe { sum_of_weights(self.pass) };
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(
         &mut self,
         stage: Stage<'_, MODE>,
@@ -72,7 +89,7 @@ impl<E: Element, const MODE: u32, const COMPUTES: u32> Compute<E::Real, MODE>
         Common { scale, .. }: Common<E::Real>,
         terms: &mut [f64; TERMS],
     ) {
-        let tiles = Tiles::<E, MODE>::new(stage);
+        let tiles = Tiles::<E, MODE>::new(stage, self.sum_of_weights);
         // SAFETY: the caller's conditions.
         unsafe {
             if COMPUTES == computes::LOSS {
@@ -99,17 +116,36 @@ struct Tiles<'a, E: Element, const MODE: u32> {
     probabilities: Tile<E>,
     grad_logits: Tile<E>,
     grad_probabilities: Tile<E>,
+    /// See [`LanesPerRow::sum_of_weights`].
+    sum_of_weights: E::Real,
+}
+
+/// The sum of all class weights, in all lanes of the warp.
+///
+/// # Safety
+/// The kernels' condition 1; all lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn sum_of_weights<E: Element, const MODE: u32>(pass: &Pass<'_, E, MODE>) -> E::Real {
+    let (mut sum, mut class) = (E::Real::ZERO, lane_id());
+    while class < pass.args.cols {
+        // SAFETY: the caller's condition.
+        sum = sum + unsafe { pass.weight_of(class) };
+        class += WARP_SIZE;
+    }
+    warp_sums([sum], WARP_SIZE)[0]
 }
 
 impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
     const DENSE: bool = Pass::<E, MODE>::DENSE;
+    /// Whether a warp sums all class weights once. All rows have the same sum.
+    const HAS_SUM_OF_WEIGHTS: bool = MODE == mode::WEIGHTED && Pass::<E, MODE>::HAS_SHIFTED_SHARES;
     /// Whether exponentials replace their logits until the gradients are computed, if losses are
     /// computed too. Not for probabilities, whose gradients need the logits.
     const KEEPS_EXPS: bool = lags::<E::Real>(MODE) && MODE != mode::PROBABILITIES;
     const PAIRS: Pairs = if Self::DENSE { Pairs::Vectors } else { Pairs::All };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn new(stage: Stage<'a, MODE>) -> Self {
+    fn new(stage: Stage<'a, MODE>, sum_of_weights: E::Real) -> Self {
         let args = stage.args;
         let (logits, probabilities) = (stage.logits(), stage.probabilities());
         Tiles {
@@ -118,6 +154,7 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             probabilities,
             grad_logits: stage.gradients(logits, args.grad_input, 0),
             grad_probabilities: stage.gradients(probabilities, args.grad_target, 1),
+            sum_of_weights,
         }
     }
 
@@ -235,21 +272,13 @@ impl<'a, E: Element, const MODE: u32> Tiles<'a, E, MODE> {
             while turn < WARP_SIZE && first + turn < rows {
                 let lane = turn + split.slot;
                 let factors = factors_from_lane::<E::Real, MODE>(&factors, lane);
-                let is_any_far = !of_exps
-                    && any(Relative::<_, MODE>::is_far(factors.center, pass.scale_of_logits()));
                 if first + lane >= rows {
                 } else if of_exps {
-                    self.gradients::<COMPUTES, true>(pass, first + lane, split, &factors, false);
+                    self.gradients::<COMPUTES, true>(pass, first + lane, split, &factors);
                 } else if lags::<E::Real>(MODE) && MODE == mode::CLASS {
                     self.gradients_by_two(first + lane, split, &factors);
                 } else {
-                    self.gradients::<COMPUTES, false>(
-                        pass,
-                        first + lane,
-                        split,
-                        &factors,
-                        is_any_far,
-                    );
+                    self.gradients::<COMPUTES, false>(pass, first + lane, split, &factors);
                 }
                 turn += 1 << split.rows_shift;
             }

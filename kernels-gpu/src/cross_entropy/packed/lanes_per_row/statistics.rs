@@ -5,7 +5,7 @@ use crate::cross_entropy::lagging::{CERTAIN, Lagging, lags};
 use crate::cross_entropy::packed::LIKELY;
 use crate::cross_entropy::packed::chunk::Chunk;
 use crate::cross_entropy::packed::part::Part;
-use crate::cross_entropy::pass::{Pass, weights};
+use crate::cross_entropy::pass::{Pass, ShareSums, weights};
 use crate::cross_entropy::stats::{Relative, Stats};
 use crate::cross_entropy::{log_prob, mode};
 use crate::element::{Element, MAX_LANES, Real, unrolled};
@@ -101,7 +101,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let scale = pass.scale_of_logits();
         let is_far = Relative::<_, MODE>::is_far(center, scale);
         let relative = Relative::<_, MODE>::to(center, scale);
-        let (mut sum, mut dot) = (zero, zero);
+        let (mut sum, mut dot, mut shares) = (zero, zero, [zero; 2]);
         // SAFETY: as above.
         unsafe {
             x.for_each(Self::PAIRS, |chunk, vector| {
@@ -114,19 +114,25 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                     E::exps([vector], base, add);
                 }
                 if Self::DENSE {
-                    self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
+                    self.add_shares(pass, x, row, (chunk, vector), relative, &mut shares);
                 }
             });
         }
         sum = split.over_row(sum, add) * relative.unit();
         (stats.ties, stats.rest) = (one, sum - one);
-        if any(sum < E::Real::from_f64(LIKELY) || is_far) {
+        if Self::DENSE {
+            let weight = if Self::HAS_SUM_OF_WEIGHTS {
+                self.sum_of_weights
+            } else {
+                split.over_row(shares[1], add)
+            };
+            shares = [split.over_row(shares[0], add), weight];
+            [stats.dot, stats.weight] = pass.shares_of_sums(shares, relative);
+        }
+        let has_shares = Pass::<E, MODE>::has_sums_of_shares(stats.dot);
+        if any(sum < E::Real::from_f64(LIKELY) || is_far || !has_shares) {
             // SAFETY: as above.
             unsafe { self.sum_apart::<false>(pass, x, split, &mut stats, &mut dot) };
-        }
-        if Self::DENSE {
-            stats.dot = split.over_row(stats.dot, add);
-            stats.weight = split.over_row(stats.weight, add);
         }
         if MODE == mode::LOG_PROB {
             stats.dot = split.over_row(dot, add) * relative.unit();
@@ -169,6 +175,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let is_far = Relative::<_, MODE>::is_far(center, scale);
         let far_center = if is_far { center } else { zero };
         let (mut ties, mut rest) = (zero, zero);
+        let mut shares = [zero; 2];
         *dot = zero;
         // SAFETY: the caller's conditions.
         unsafe {
@@ -188,7 +195,15 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                 if KEEPS_EXPS {
                     x.store(chunk, E::narrow_all(exps));
                 }
+                if Pass::<E, MODE>::HAS_SHIFTED_SHARES {
+                    let class = |lane| chunk.column::<E>(lane as u32, x.cols);
+                    pass.add_exact_shares(&mut shares, center, (vector, vector), class);
+                }
             });
+        }
+        if Pass::<E, MODE>::HAS_SHIFTED_SHARES {
+            stats.dot = split.over_row(shares[0], add);
+            stats.weight = split.over_row(shares[1], add);
         }
         stats.ties = split.over_row(ties, add);
         stats.rest = split.over_row(rest, add) * relative.unit();
@@ -220,6 +235,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         let mut lagging = Lagging::new(near);
         let (mut sums, mut stats) = ([zero; 2], Stats::<E::Real>::NONE);
         let center = lagging.center();
+        let relative = Relative::to(center, one);
         // SAFETY: the caller's conditions.
         unsafe {
             padded.for_each(Self::PAIRS, |chunk, vector| {
@@ -234,7 +250,9 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
                 lagging.add::<E, 1>([vector]);
                 E::exps_near([vector], lagging.near(), add);
                 if Self::DENSE {
-                    self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
+                    let mut shares = [stats.dot, stats.weight];
+                    self.add_shares(pass, x, row, (chunk, vector), relative, &mut shares);
+                    [stats.dot, stats.weight] = shares;
                 }
             });
         }
@@ -303,12 +321,13 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         unsafe {
             let mut stats = Self::max_of(x, split);
             if Self::DENSE {
-                let center = stats.center();
+                let relative = Relative::to(stats.center(), E::Real::ONE);
+                let mut shares = [E::Real::ZERO; 2];
                 x.for_each(Self::PAIRS, |chunk, vector| {
-                    self.add_shares(pass, x, row, (chunk, vector), center, &mut stats);
+                    self.add_shares(pass, x, row, (chunk, vector), relative, &mut shares);
                 });
-                stats.dot = split.over_row(stats.dot, add);
-                stats.weight = split.over_row(stats.weight, add);
+                stats.dot = split.over_row(shares[0], add);
+                stats.weight = split.over_row(shares[1], add);
             }
             let mut dot = E::Real::ZERO;
             self.sum_apart::<KEEPS_EXPS>(pass, x, split, &mut stats, &mut dot);
@@ -316,7 +335,7 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         }
     }
 
-    /// Adds Σ q (x − center) and Σ q over a chunk of a row to the statistics.
+    /// Adds the shares of a chunk of a row to `sums`.
     ///
     /// # Safety
     /// As [`batch`](Self::batch); `x` is the lane's part of row `row`, and has the chunk.
@@ -327,30 +346,23 @@ impl<E: Element, const MODE: u32> Tiles<'_, E, MODE> {
         x: &Part<E>,
         row: u32,
         (chunk, vector): (Chunk, Vec16),
-        center: E::Real,
-        stats: &mut Stats<E::Real>,
+        relative: Relative<E::Real, MODE>,
+        sums: &mut ShareSums<E::Real>,
     ) {
         // SAFETY: the caller's conditions.
         unsafe {
             let t = self.targets_of(x, row, chunk);
-            let mut sums = [stats.dot, stats.weight];
             if let Some(classes) = Self::classes_of_vector(pass, chunk) {
                 let tensors = ([vector], [t]);
                 if Self::WEIGHTED_VECTORS {
-                    pass.add_shares::<1, { weights::LOADED }>(
-                        &mut sums,
-                        center,
-                        tensors,
-                        [classes],
-                    );
+                    pass.add_shares::<1, { weights::LOADED }>(sums, relative, tensors, [classes]);
                 } else {
-                    pass.add_shares::<1, { weights::NONE }>(&mut sums, center, tensors, [classes]);
+                    pass.add_shares::<1, { weights::NONE }>(sums, relative, tensors, [classes]);
                 }
             } else {
                 let class = |lane| chunk.column::<E>(lane as u32, x.cols);
-                pass.add_shares_by_class(&mut sums, center, (vector, t), class);
+                pass.add_shares_by_class(sums, relative, (vector, t), class);
             }
-            [stats.dot, stats.weight] = sums;
         }
     }
 }

@@ -223,15 +223,20 @@ impl<'a> OfRows<'a> {
         let all_q: f64 = (0..cols).map(q).sum();
         let parts = || (0..cols).filter(|&col| counts(col));
         let magnitude: f64 = parts().map(|col| q(col) * log_p(col) * small(log_p(col))).sum();
-        // In f32, a lane adds up to about 128 terms in sequence.
-        let has_sum = !is_bare && range == Range::F32;
-        let terms = if has_sum { (cols as f64 / 32.0).clamp(1.0, 4.0) } else { 1.0 };
         // A class of weight 0 counts here: its logit may be too far below for f32, and 0 · ∞ is
         // NaN.
         let reads = |col: &usize| !is_bare || target(*col) > 0.0;
         let finite_log_p = (0..cols).filter(reads).map(log_p).filter(|log_p| log_p.is_finite());
         let span = finite_log_p.fold(1.0, f64::max);
         let most = numbers_above_one(&self.weight, t) * span;
+        // In f32, a lane adds up to about 128 terms in sequence, in two sums. It has one sum, if
+        // the largest logit is far from 0 or the sum of all terms leaves the range.
+        let has_sum = !is_bare && range == Range::F32;
+        let is_far = max.abs() >= 16_777_216.0 || 2.0 * span * cols as f64 > range.max;
+        let sums = if is_far { 1.0 } else { 2.0 };
+        let most_terms = 8.0 / sums;
+        let in_sequence = (cols as f64 / 16.0 / sums).clamp(1.0, most_terms);
+        let terms = if has_sum { in_sequence } else { 1.0 };
         // Bounds products of the arguments in any order. The first subtraction decides which x − m
         // that leave the range are read as −∞.
         let leaves_range = |col: usize| x[col].is_finite() && (max - x[col]).is_infinite();

@@ -824,7 +824,7 @@ where
 /// all others, and where a logit times log₂ e overflows.
 #[test]
 fn smoothing_of_logits_far_apart() {
-    for (cols, rows) in [(100_000, 2), (4_100, 3), (1_500, 1), (1_500, 1_200), (100, 1), (100, 40)]
+    for (cols, rows) in [(100_001, 2), (4_100, 3), (1_500, 1), (1_500, 1_200), (100, 1), (100, 40)]
     {
         for has_weights in [false, true] {
             for first in [1e34, -1e34, -3e38] {

@@ -125,14 +125,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "stream_tail_filled",
-        what: "lanes behind the row's end have a share of the target",
+        what: "lanes behind the end of a row that is summed again have a share of the target",
         file: "cross_entropy/stream.rs",
         lines: "let has = |lane: usize| (lane as u32) < counts[k];
             let class = |lane| has(lane).then(|| columns[k] + lane as u32);
-            // SAFETY: the caller's conditions.",
+            self.add_exact_shares(&mut sums, center, (x[k], t[k]), class);",
         from: "(lane as u32) < counts[k]",
         to: "(lane as u32) <= counts[k]",
-        test: "grids::shares_of_two_rows",
+        test: "cross_entropy::smoothing_of_logits_far_apart",
         seen: Seen::OnEmulator,
     },
     Mutant {

@@ -792,8 +792,8 @@ where
     let check = |got: f64| {
         assert!(
             (got - expected).abs() <= 1e-5 * expected,
-            "{} {rows}×{cols}, the first logit {first}, {has_weights}: expected {expected}, got \
-             {got}",
+            "{} {rows}×{cols}, the first logit {first}, class weights {has_weights}: expected \
+             {expected}, got {got}",
             T::NAME
         );
     };

@@ -245,8 +245,7 @@ pub(crate) fn packed(pass: Pass, rows: Rows, rows_of_warp: usize) -> Option<Pack
     let copy_lanes = vectors.next_power_of_two().min(32);
     let stores_span = stores_span && rows.has_steps_without_gaps(written.steps);
     let store_access = if rows.alike { access } else { rows.access(rows.store_alignment) };
-    let has_edges = rows.element_bytes == 2 && rows.access_of_lanes(pass) == 2;
-    let rotates = regime == Regime::WideRows && has_edges;
+    let rotates = regime == Regime::WideRows && rows.is_by_element();
     let [order_right, order_mask, order_left] = order(row_bytes, read.steps[0], warp_rows, rotates);
     let store_units = if stores_span { 0 } else { rows.store_units(store_access) };
     let numbers = |steps: [usize; 2]| steps.map(|step| step as u32);

@@ -63,14 +63,6 @@ impl Rows {
         alignment.min(1 << self.row_bytes().trailing_zeros().min(4))
     }
 
-    /// The bytes of an access that all rows allow which a pass reads and writes.
-    pub(super) fn access_of_lanes(&self, pass: Pass) -> usize {
-        match pass {
-            Pass::Forward => self.access(self.alignment),
-            _ => self.access(self.alignment.min(self.store_alignment)),
-        }
-    }
-
     /// Whether rows of 16-bit elements begin or end within words.
     pub(super) fn is_by_element(&self) -> bool {
         self.access(self.alignment.min(self.store_alignment)) == 2
@@ -95,8 +87,10 @@ impl Rows {
     /// longer rows leave shared memory for too few warps. Two limits are how much a block may have
     /// ([`MAX_SHARED_BYTES`]), for rows with gaps: 320 bytes, and 176 with a third tile. Rows that
     /// [collide](Self::would_collide) gain most. In f64, whose exponentials take longest, several
-    /// lanes have more of them under way. Gradients of rows [within words](Self::is_by_element) are
-    /// stored element by element where they are aligned differently.
+    /// lanes have more of them under way. Gradients of rows that begin or end
+    /// [within words](Self::is_by_element) are stored element by element where they begin elsewhere
+    /// within a word than their logits; the limits for gradients aligned differently were chosen for
+    /// kernels that read such rows element by element too.
     ///
     /// H200, 2026-11-26, ceiling ÷ ours with several lanes and with one:
     ///
@@ -121,7 +115,8 @@ impl Rows {
     /// - f32 backward: 34 columns 0.90 and 0.91, 0.96 and 0.96; 40 columns 0.93 and 0.91, 0.97 and
     ///   0.97
     ///
-    /// Rows that begin or end within a word, 2026-11-30, 200 MiB:
+    /// Rows that begin or end within a word, and whose gradients are aligned as their logits are,
+    /// 2026-11-30, 200 MiB:
     ///
     /// - bf16 forward: 89 columns 0.74 and 0.84, 127 columns 0.80 and 0.84
     /// - bf16 forward-backward: 44 columns 0.60 and 0.77, 97 columns 0.78 and 0.83, 103 columns

@@ -233,10 +233,8 @@ impl<'a> OfRows<'a> {
         // the largest logit is far from 0 or the sum of all terms leaves the range.
         let has_sum = !is_bare && range == Range::F32;
         let is_far = max.abs() >= 16_777_216.0 || 2.0 * span * cols as f64 > range.max;
-        let sums = if is_far { 1.0 } else { 2.0 };
-        let most_terms = 8.0 / sums;
-        let in_sequence = (cols as f64 / 16.0 / sums).clamp(1.0, most_terms);
-        let terms = if has_sum { in_sequence } else { 1.0 };
+        let in_sequence = cols.min(128) as f64 / if is_far { 16.0 } else { 32.0 };
+        let terms = if has_sum { in_sequence.max(1.0) } else { 1.0 };
         // Bounds products of the arguments in any order. The first subtraction decides which x − m
         // that leave the range are read as −∞.
         let leaves_range = |col: usize| x[col].is_finite() && (max - x[col]).is_infinite();
